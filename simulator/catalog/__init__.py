@@ -58,7 +58,7 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     ----------
     scenario
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself. A `Loaded` is returned as it is,
-        without `changes`.
+        and has no `changes`.
     changes
         Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
         with ``workload.`` changes the workload, any other path the machine.
@@ -69,15 +69,15 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
         If a document, a change, a home or the budget is wrong.
     """
     if isinstance(scenario, Loaded):
+        insist(not changes, "set", "what is read already does not change", repr(changes), "set it when it is read")
         return scenario
     do = "write {'links.*.bandwidth': '50 GB/s'}"
     insist(isinstance(changes or {}, Mapping), "set", "changes are fields with their values", repr(changes), do)
     entries: dict[str, Entry] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
-    every = unsourced(changes or {})
+    every, read = unsourced(changes or {}), entries.get("scenario")
     asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
-    read = entries.get("scenario")
     for kind in ("hardware", "workload"):
         with errors_at(read.tree.place(kind) if read else f"scenario {story.name!r}, {kind}"):
             path = path_of(getattr(story, kind), kind, base)

@@ -294,7 +294,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
 
 
 def unfixed(loaded: Loaded, question: Question) -> Loaded:
-    """Return the documents without what would fix the field that is searched: what rows set of it, or a budget.
+    """Return the documents without what would fix the field that is searched: what rows set of it, and a budget.
 
     Parameters
     ----------

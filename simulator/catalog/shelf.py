@@ -251,14 +251,14 @@ def validated(model: type[Validated], data: Any, name: str, place: Callable[...,
         raise _to_error(faults(error, data), name, place) from None
 
 
-def _to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str]) -> ConfigError:
+def _to_error(faults: Iterable[FieldError], name: str, place: Callable[..., str]) -> ConfigError:
     """Combine faults into one error.
 
     Parameters
     ----------
     faults
         At least one fault.
-    file
+    name
         Name of the document.
     place
         Maps the keys that lead to a field to its place: file, line and path.
@@ -269,4 +269,4 @@ def _to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str]
         return every[0]
     more = f"\n  and {len(errors) - _MOST_FAULTS} more" if len(errors) > _MOST_FAULTS else ""
     do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_MOST_FAULTS]) + more
-    return ConfigError(file, "a document keeps its rules", f"{len(errors)} faults", do)
+    return ConfigError(name, "a document keeps its rules", f"{len(errors)} faults", do)

@@ -4,7 +4,8 @@ The result says for which values each figure holds, and how far it moves.
 
 *Screening.* At inference a peak is known before a run, so settings that cannot reproduce it are dropped. A plan that
 moves nothing holds exactly what is live at once. One that moves only some kinds of tensors (`static` with the option
-``move``) holds at least everything else of that, if all of it fits.
+``move``) holds at least that less all bytes of these
+kinds, where everything has room.
 """
 
 from __future__ import annotations

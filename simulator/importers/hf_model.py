@@ -38,7 +38,7 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
 _TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
 FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
-ALIASES: dict[str, str] = _TABLE["also"]
+ALIASES: dict[str, str] = _TABLE["aliases"]
 """Other names -> families: multimodal models with a decoder, and their ``text_config``."""
 IRRELEVANT = frozenset(_TABLE["irrelevant"].split())
 """Keys that change neither memory nor time, besides those of token ids."""

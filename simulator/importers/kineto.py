@@ -359,7 +359,7 @@ def read_memory_timeline(source: str | Path) -> Imported:
         elif action != _DESTROY and change > 0:
             lives.append(op if action == _CREATE else -1)
         elif not lives:
-            recording.dropped["frees of what was never allocated"] += 1
+            recording.dropped["frees or changes of what was never allocated"] += 1
         elif action == _CHANGE:
             changed.append(lives.pop())
         elif op <= max(0, made := lives.pop()):
@@ -370,6 +370,6 @@ def read_memory_timeline(source: str | Path) -> Imported:
         for made in lives:
             recording.add_lifetime(size, _CATEGORIES[category], makers[made], None)
     del times_ns, columns, instants_ns, allocates, begins_ns, live
-    recording.derived.append("The timeline has no ops: each op lasts from one allocation to the next, on the host.")
+    recording.derived.append("The timeline has no ops: a host op stands for the time from each allocation to the next.")
     recording.derived.append("It has no ids: a free ends the latest allocation of its size and category.")
     return recording.imported(path, "The memory timeline")

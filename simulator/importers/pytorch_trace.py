@@ -230,7 +230,7 @@ def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int
     pattern = "".join(letters[node.name] for node in ours)
     text = "".join(letters[operator.name] for _, operator in theirs)
     starts = [match.start() for match in re.finditer(re.escape(pattern), text)] if pattern else []
-    must = "Kineto's operators have the names of the execution trace somewhere, in the same order"
+    must = "some consecutive operators of Kineto's have the names of the execution trace, in the same order"
     do = "record both at once, by a PyTorch that writes ids of record functions"
     insist(starts, shown(timeline.path), must, f"none of {counted(len(theirs), 'operator')}", do)
     took_ns = {start: theirs[start + len(ours) - 1][1].end_ns - theirs[start][1].start_ns for start in starts}

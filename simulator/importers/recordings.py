@@ -91,7 +91,7 @@ def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
                 return msgspec.json.decode(text, type=shape)
         parsed = orjson.loads(text)
         if not shape:
-            with suppress(RecursionError):  # nested deeper than json reads, not orjson
+            with suppress(RecursionError):  # nested deeper than json can read, though orjson can
                 json.loads(text, object_pairs_hook=jsonl.distinct)
         return parsed
     except FieldError as error:

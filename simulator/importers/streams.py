@@ -37,7 +37,7 @@ class Activity:
     Attributes
     ----------
     op
-        The op that ran, or one of whose parts ran.
+        The op that ran, whole or in part.
     start_ns, end_ns, stream
         Start and end [ns], and stream.
     launched_ns

@@ -68,7 +68,8 @@ def capture(
         For a module: an optimizer over its parameters, or a function that makes one from them, such as
         ``torch.optim.AdamW``; default: none, the step ends with the gradients.
     loss
-        For a module: computes the loss from what the module returns; default: that itself, or its attribute ``loss``.
+        For a module: computes the loss from what the module returns; default: its attribute ``loss``, or else that
+        itself.
     name
         Name of the workload; default: that of the module's class, or of the function.
     free_early

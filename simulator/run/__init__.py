@@ -18,11 +18,10 @@ from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
 from simulator.run.sweep import Progress, silent
 from simulator.run.what_if import page_parts, what_would_free
-from simulator.scenario import Scenario
 
 
 def run(  # noqa: PLR0913 - what is run, and how
-    scenario: str | Path | Scenario | None = None,
+    scenario: catalog.Named | None = None,
     *,
     hardware: str | Path | None = None,
     workload: str | Path | None = None,
@@ -37,7 +36,7 @@ def run(  # noqa: PLR0913 - what is run, and how
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
     hardware, workload
         Instead of a scenario: a machine and what runs on it, each a name in the catalogue or a path that ends in
         ``.yaml``. The rows are those of `policies`, or ``resident``, ``reactive`` and ``static``.
@@ -73,11 +72,11 @@ def run(  # noqa: PLR0913 - what is run, and how
 
 
 def scenario_to_run(
-    scenario: str | Path | Scenario | None,
+    scenario: catalog.Named | None,
     hardware: str | Path | None,
     workload: str | Path | None,
     policies: Policies | None = None,
-) -> str | Path | Scenario:
+) -> catalog.Named:
     """Return the scenario to run: the given one, or one made of a workload on a machine.
 
     Parameters
@@ -103,7 +102,7 @@ def scenario_to_run(
 
 
 def read(
-    scenario: str | Path | Scenario,
+    scenario: catalog.Named,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002
     job: Job | None = None,

@@ -38,7 +38,7 @@ class PolicyChoice(Part):
     options
         Options of the policy.
     alone
-        Whether it plans as if no other rank used the links that ranks share; the row shows what that costs.
+        Whether it plans as if no other rank used the buses and tiers that ranks share; the row shows what that costs.
     staggered
         Whether ranks that share a link may get start offsets; they do if that makes the step shorter.
     allocator
@@ -183,7 +183,7 @@ class Scenario(Document):
         ``never``, or ``always``, which is an error if something does.
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; the n-th
-        values of all fields are one point. `hosim scaling` runs all points; other commands ignore this.
+        values of all fields are one point. `hosim scaling` runs all points, other commands the workload as it stands.
     largest
         Search the largest value of a workload field with which each row still fits: column ``largest_<field>``.
     least

@@ -13,7 +13,7 @@ from simulator.document import Count, Key, Line, Part, Reason, flaw
 from simulator.units import FieldError, in_field, in_yaml, parse, ratio, require, unit_of
 
 Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-"""A quantity, a bare number (of a column without a unit) or a text."""
+"""A quantity, a bare number (where there is no unit) or a text."""
 _FACTOR = re.compile(r"[0-9]+(\.[0-9]+)?x")
 WITHIN = 0.05
 """The default relative error that an expectation accepts: most papers print two digits."""

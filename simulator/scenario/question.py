@@ -14,7 +14,7 @@ from simulator.scenario.claim import WORKLOAD, Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
 COMPUTE, FASTEST = "compute", "fastest"
-"""Stand for a row: the time of all computes; the fastest row, with the documents as they are."""
+"""Names in place of a row's: the time of all computes; the fastest row, with the documents as they are."""
 Amount = Literal["at_least", "at_most", "multiple_of", "start"]
 """Fields of a question that hold values of the field that is searched."""
 _STEP = {"B": 10**8, "B/s": 10**8}

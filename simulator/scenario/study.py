@@ -110,7 +110,7 @@ class StudyDocument(Document):
     plans: Literal["anew", "once"] = "anew"
 
     def figures(self) -> Iterator[str]:
-        """Iterate over field paths of figures of the world: the distributions. All others are questions."""
+        """Iterate over the field paths that need an origin: distributions and jitter. The others are questions."""
         return (path for path in super().figures() if path.startswith(("sample.of.", "sample.jitter")))
 
     def _check(self) -> None:

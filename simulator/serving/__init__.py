@@ -91,17 +91,16 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     progress
         Called now and then, while a file is read and while requests are served.
     exact
-        Whether every iteration is replayed, rather than one of each class of similar ones; this takes longer by the
-        number of iterations in a class.
+        Whether every iteration is replayed, rather than one of each class of similar ones; this takes as many times
+        as long as a class has iterations.
 
     Raises
     ------
     ConfigError
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
-    if not isinstance(scenario, Loaded):
-        scenario = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), set)
-    loaded, asked, progress = scenario, requests_of(scenario), progress or silent
+    loaded = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), set)
+    asked, progress = requests_of(loaded), progress or silent
     names, arrivals, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))
     requests = arrivals.requests

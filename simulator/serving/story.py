@@ -20,7 +20,7 @@ from simulator.workload import Arriving, Request, Requests
 PERCENTS = (50, 90, 95, 99)
 """Percentiles of latencies in the summary."""
 _SHARES = 4
-"""The share of a prompt that was found is rounded to this fraction: quarters."""
+"""The share of a prompt that was found is rounded to a multiple of one in this many: quarters."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import pytest
 from serving_cases import DRAWN, write
 
 import simulator as hosim_api
+from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.formats import tables_csv
 from simulator.metrics.figures import SERVED, figure_of
@@ -152,6 +153,16 @@ def test_without_a_scenario_a_workload_is_served_on_a_machine_and_what_is_short_
     assert hosim_api.serve(**asked, set={"tiers.hbm.capacity": f"{enough} B"}).rows[0]["status"] == "ok"
     with pytest.raises(ConfigError, match="say either scenario, or hardware and workload"):
         hosim_api.serve(hardware=box)
+
+
+def test_what_is_read_already_is_served_as_it_is(tmp_path):
+    read = catalog.resolve(write(tmp_path))
+    served = hosim_api.serve(read, policies=["static"])
+    assert served.rows == hosim_api.serve(tmp_path / "story.yaml", policies=["static"]).rows
+    with pytest.raises(ConfigError, match="found scenario and hardware and workload"):
+        hosim_api.serve(read, hardware="box", workload="toy")
+    with pytest.raises(ConfigError, match="what is read already does not change"):
+        hosim_api.serve(read, set={"links.*.bandwidth": "1 GB/s"})
 
 
 def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):
