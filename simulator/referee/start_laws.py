@@ -322,9 +322,10 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
 
 
 def _first_unrun(facts: Facts) -> Ints:
-    """Return the first action of each stream and queue that never started, if it was certainly issued.
+    """Return the first action of each stream and queue that never started, if it certainly stands where rows say.
 
-    It was if there is no sync before it, and too few unstarted computes before it to make the host stop.
+    It was issued if there is no sync before it, and too few unstarted computes before it to make the host stop. A copy
+    into the compute tier is left out where a compute may have been issued that stands before it in line.
     """
     if facts.complete:
         return np.empty(0, np.int64)
@@ -335,4 +336,8 @@ def _first_unrun(facts: Facts) -> Ints:
     heads = computes[np.unique(facts.b[computes], return_index=True)[1]]
     heads = np.sort(np.concatenate((heads, copies[np.unique(queues, return_index=True)[1]])))
     is_certain = 2 * np.searchsorted(computes, heads) < max(program.hardware.host.queue_depth, 1)
-    return np.asarray(heads[is_certain & (np.searchsorted(facts.actions(SYNC), heads) == 0)])
+    is_certain &= np.searchsorted(facts.actions(SYNC), heads) == 0
+    is_compute = facts.kind[heads] == COMPUTE
+    if not is_certain[is_compute].all():
+        is_certain &= is_compute | (facts.c[heads] != program.compute_tier)
+    return np.asarray(heads[is_certain])

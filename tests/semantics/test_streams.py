@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from stories import graph, machine, peak_bytes, play, timeline, waits
+from stories import graph, machine, peak_bytes, play, steps, timeline, waits
+
+from simulator.plan import NOWHERE, Plan
+from simulator.referee import check_trace
 
 TENSORS = "v 10 persistent, w 40 persistent, a 50, b 60"
 OPS = ("A: -> a, 100 ns", "C: a v w ->, 100 ns", "B: -> b, 100 ns")
@@ -27,3 +30,16 @@ def test_the_line_behind_such_a_copy_is_a_wait_for_what_that_waits_for():
     g, h = graph(TENSORS, *OPS), machine("100 B")
     t = play(h, g, PLAN.format("", " 1"), "v ddr, w ddr")
     assert waits(t, g) == ["0-10 B transfer", "10-200 B capacity"]
+
+
+def test_a_copy_behind_a_compute_that_may_not_have_been_issued_is_not_judged():
+    """`Z` never fits, and stands before the copy of `x`, which would; after a sync no row says that `Z` was issued."""
+    g = graph("big 60 persistent, u 40 persistent, x 10 persistent, z 50", "Z: -> z, 1 ns", "R: u x ->, 1 ns")
+    h = machine("120 B")
+    plan = "copy u ddr hbm; copy x ddr hbm; sync big; compute Z; compute R; detach z hbm; detach u hbm; detach x hbm"
+    homes = {"big": "hbm", "u": "ddr", "x": "ddr"}
+    t = play(h, g, plan, ", ".join(f"{name} {tier}" for name, tier in homes.items()))
+    assert t.status == "blocked"
+    assert timeline(t, g, h) == ["0-40 h2d u"]
+    home = tuple(h.tier_names.index(homes[tensor.name]) if tensor.name in homes else NOWHERE for tensor in g.tensors)
+    check_trace(g, h, [Plan("story", h.tier_names, home, steps(g, h, plan))], t)
