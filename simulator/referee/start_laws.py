@@ -77,15 +77,16 @@ def check_tracks(facts: Facts) -> None:
     facts.check_actions(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
 
 
-def check_durations(facts: Facts, switches: Switches) -> None:
-    """Check that a compute takes its time alone (at least that, if contended), and a transfer at least its own."""
-    ran, contended = facts.ran(COMPUTE), switches.hbm_contention
-    is_alone = ~facts.program.meets[facts.a[ran]]
+def check_durations(facts: Facts) -> None:
+    """Check that a compute takes its time alone (at least that, if it shares), and a transfer at least its own."""
+    program, ran = facts.program, facts.ran(COMPUTE)
+    is_alone = ~program.meets[facts.a[ran]]
     computes = ran[is_alone]
-    alone = facts.program.alone_ns(facts.a[ran])[is_alone]
+    alone = program.alone_ns(facts.a[ran])[is_alone]
     took = facts.end_ns - facts.start_ns
-    right = took[computes] >= alone if contended else took[computes] == alone
-    law = f"a compute takes {'at least ' if contended else ''}its own time"
+    shares = program.is_modelled[facts.a[computes]] & program.is_contended
+    right = (took[computes] == alone) | (shares & (took[computes] > alone))
+    law = f"a compute takes its own time{', and no less beside others' if program.is_contended else ''}"
     facts.check_actions(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
     copies, links = facts.ran(COPY), [*facts.program.hardware.links.values()]
     keys = facts.program.sizes[facts.a[copies]] * len(links) + facts.track[copies]

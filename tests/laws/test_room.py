@@ -12,7 +12,7 @@ from strategies import Case, cases, leaves_unused
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE
 from simulator.scenario import Switches
 
-switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]), hbm_contention=st.booleans())
+switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]))
 any_cases = cases(streams=2)
 
 
