@@ -10,7 +10,7 @@ from stories import steps
 
 from simulator import engine
 from simulator.cost import durations_ns
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import COMPUTE, NOWHERE, Actions, Plan
 
 RANKS = 8
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -40,7 +40,7 @@ def partition(draw, ranks, least=1):
 
 @st.composite
 def contended(draw):
-    """A job, some of whose kernels take as long as their traffic, on a machine with little memory bandwidth."""
+    """A job on a machine with little memory bandwidth; some kernels take as long as their traffic, on two streams."""
     programs, hardware = draw(jobs())
     document = hardware.model_dump(by_alias=True)
     document["tiers"]["hbm"]["bandwidth"] = f"{draw(st.integers(1, 4))} GB/s"
@@ -49,13 +49,18 @@ def contended(draw):
     for program in programs:
         if id(program) not in known:
             ops = tuple(
-                replace(op, duration_ns=None, read_bytes=draw(st.integers(0, 50)))
+                replace(op, duration_ns=None, read_bytes=draw(st.integers(0, 50)), flops=draw(st.integers(0, 20_000)))
                 if op.collective is None and draw(st.booleans())
                 else op
                 for op in program.graph.ops
             )
             g = replace(program.graph, ops=ops)
-            known[id(program)] = engine.Program(g, program.plan, durations_ns(g, hardware))
+            codes = [*program.plan.fixed.codes()]
+            modelled = [i for i, op in enumerate(ops) if op.collective is None and op.duration_ns is None]
+            aside = draw(st.sampled_from(modelled)) if modelled else -1
+            columns = zip(*((k, a, 7 if (k, a) == (COMPUTE, aside) else b, c) for k, a, b, c in codes), strict=True)
+            plan = replace(program.plan, actions=Actions.from_columns(*map(list, columns)))
+            known[id(program)] = engine.Program(g, plan, durations_ns(g, hardware))
     return [known[id(program)] for program in programs], hardware
 
 

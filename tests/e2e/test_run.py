@@ -72,8 +72,7 @@ def test_provenance_names_every_input_and_every_assumption(folder):
     assert {entry["kind"] for entry in provenance["inputs"]} == {"scenario", "hardware", "workload", "graph"}
     assert all(re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in provenance["inputs"])
     assert {entry["field"] for entry in provenance["assumed"]} == {"compute", "tiers", "links", "steps", "budget"}
-    switches = {"copies_wait_for": "start", "hbm_contention": False, "collectives": "own_stream"}
-    assert provenance["switches"] == switches
+    assert provenance["switches"] == {"copies_wait_for": "start", "collectives": "own_stream"}
 
 
 def test_what_a_scenario_sets_is_listed_once(tmp_path):

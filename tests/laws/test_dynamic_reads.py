@@ -20,7 +20,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.plan import COMPUTE, Actions, Plan
 from simulator.referee import RankPlan, check_plan, check_trace
-from simulator.scenario import DrawsOrigin, Switches
+from simulator.scenario import DrawsOrigin
 
 
 def recorded(plan: Plan, trace) -> Plan:  # type: ignore[no-untyped-def]
@@ -33,16 +33,18 @@ def recorded(plan: Plan, trace) -> Plan:  # type: ignore[no-untyped-def]
 def test_the_referee_agrees_with_the_engine(
     graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware, keep: int, looks: bool, contended: bool
 ) -> None:
-    """A runtime that brings what is chosen, and its record as a fixed plan; copies may slow kernels down."""
-    draws, switches = drawn(graph, hardware, origin, seed), Switches(hbm_contention=contended)
+    """A runtime that brings what is chosen, and its record as a fixed plan; streams may share the device."""
+    if contended:
+        graph = replace(graph, ops=tuple(replace(op, stream=i % 2) for i, op in enumerate(graph.ops)))
+    draws = drawn(graph, hardware, origin, seed)
     plan = plan_of(graph, on_demand(graph, keep), hardware, looks=looks)
-    trace = play(graph, plan, hardware, draws, switches=switches)
+    trace = play(graph, plan, hardware, draws)
     assert trace.status == "ok"
-    check_trace(graph, hardware, [RankPlan(plan, draws)], trace, None, switches)
+    check_trace(graph, hardware, [RankPlan(plan, draws)], trace)
     record = recorded(plan, trace)
     check_plan(graph, hardware, record, draws=draws)
-    again = play(graph, record, hardware, draws, switches=switches)
-    check_trace(graph, hardware, [RankPlan(record, draws)], again, None, switches)
+    again = play(graph, record, hardware, draws)
+    check_trace(graph, hardware, [RankPlan(record, draws)], again)
 
 
 @given(graphs, origins, seeds, machines(), st.integers(0, 4))

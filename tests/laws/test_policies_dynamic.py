@@ -97,22 +97,21 @@ def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
 
 
 @pytest.mark.parametrize(("name", "options"), DYNAMIC)
-@given(graph=graphs, origin=origins, hardware=machines(), data=st.data(), contended=st.booleans())
+@given(graph=graphs, origin=origins, hardware=machines(), data=st.data())
 def test_what_stays_in_hbm_is_read_late_all_the_same(
-    name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, hardware: Hardware,
-    data: st.DataObject, contended: bool,
-) -> None:  # fmt: skip
+    name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, hardware: Hardware, data: st.DataObject
+) -> None:
     """All experts of some layers are at home there; their ops take the time, and the host's, of what is drawn."""
     layers = data.draw(st.sets(st.sampled_from([op.dynamic.candidates for op in graph.ops if op.dynamic])))
     here = frozenset().union(*layers)
     budget = 2 * least(graph) + sum(t.size_bytes for t in graph.tensors)
     p = problem(graph, hardware, origin, budget, here)
     draws = drawn(graph, hardware, origin, 3)
-    trace = run(p, POLICIES[name].plan(p, options), draws, Switches(hbm_contention=contended))
+    trace = run(p, POLICIES[name].plan(p, options), draws)
     assert trace.status == "ok"
     spans = trace.spans.whole()
     took = spans["end_ns"] - spans["start_ns"]
-    for op in () if contended else draws.chosen_flags:
+    for op in draws.chosen_flags:
         assert took[(spans["kind"] == COMPUTE) & (spans["item"] == op)].tolist() == draws.durations_ns(op)
 
 

@@ -8,7 +8,6 @@ from rank_stories import job_of
 from rank_strategies import contended, jobs
 
 from simulator import engine, referee
-from simulator.scenario import Switches
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -28,10 +27,10 @@ def test_ranks_that_meet_obey_all_laws(case):
 def test_ranks_whose_kernels_copies_and_collectives_share_the_memory_obey_all_laws(case):
     programs, hardware = case
     job, plans = job_of([program.graph for program in programs]), [program.plan for program in programs]
-    port, ends = Switches(hbm_contention=True), {}
+    ends = {}
     for fold in ("never", "auto"):
-        trace = engine.run(programs, hardware, fold=fold, switches=port)
-        referee.check_trace(job, hardware, plans, trace, switches=port)
+        trace = engine.run(programs, hardware, fold=fold)
+        referee.check_trace(job, hardware, plans, trace)
         spans = trace.spans.whole()
         ends[fold] = int(spans["end_ns"].max()) if len(spans["end_ns"]) else 0
     assert ends["never"] == ends["auto"]
