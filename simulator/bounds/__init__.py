@@ -99,7 +99,7 @@ from simulator.bounds.precedence import Precedence as Precedence
 from simulator.bounds.precedence import streams_of as streams_of
 from simulator.bounds.traffic import Traffic
 from simulator.bounds.windows import Rematerialisation, Windows
-from simulator.cost import is_contended, roofline, unit_work
+from simulator.cost import roofline, unit_work
 from simulator.cost.service import FULL_RATE, ceil_div
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -212,7 +212,7 @@ def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:
     ranks are on the paths that heads and tails come from, so that this holds for runs of one step only.
     """
     graph = timing.precedence.graph
-    if not is_contended(graph, enumerate(timing.precedence.streams)) or (graph.meets and graph.steps > 1):
+    if not timing.precedence.is_contended or (graph.meets and graph.steps > 1):
         return {}
     ends = zip(graph.ops, timing.heads_ns, timing.tails_ns, strict=True)
     inside = [

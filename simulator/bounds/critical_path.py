@@ -20,6 +20,10 @@ less ``E_(n-1)`` of the other is at least the path. In their sum over all ranks 
 once: its mean, and so its largest, is at least the path. The same holds for a path through an op and for what else that
 op's rank adds before or after it.
 
+Where streams share a device, the last op of the line may be stretched in the step before, by any time. So what starts
+no sooner than it, and not after its end, may have started early; and a bound on the distance of its starts is none on
+that of its ends (`Timing.shorter_ns`).
+
 If ops run again, the last to end in the line may be one that runs again. Then what is left of the step before leads to
 nothing: only later ops of the line surely come after ``E_(n-1)``. Everything else stands for the first runs.
 
@@ -50,6 +54,9 @@ from simulator.trace import instances
 UNKNOWN = -(1 << 60)
 """Stands for an unknown time [ns], as does any number that is not much larger."""
 
+_STRETCHED = 1 << 50
+"""More than any op is stretched by what runs beside it [ns]."""
+
 Part = tuple[int, int]
 """A kind of rank, and one of its ops."""
 
@@ -74,7 +81,8 @@ class Timing:
     path_ns
         Longest path of a step [ns].
     shorter_ns
-        How much shorter the last op of the line may be than in the step before [ns], see dynamic reads in the package.
+        How much shorter the last op of the line may be than in the step before [ns]: by dynamic reads, see the package,
+        or because it shared the device there.
     outlasting
         Tensors whose copies may outlast a step because dynamic reads may choose them, where the graph does not say so.
     """
@@ -152,8 +160,9 @@ class RankNetwork:
             for op in range(count):
                 for earlier in precedence.after[op]:
                     self._add(node[base + earlier], node[base + op], self._took_ns[node[base + earlier]])
-                if op in precedence.no_earlier:
-                    self._add(node[base + precedence.no_earlier[op]], node[base + op], 0)
+                first = precedence.no_earlier.get(op, -1)
+                if first >= 0 and not (precedence.is_contended and first == precedence.last):
+                    self._add(node[base + first], node[base + op], 0)
         self._sorted: Sequence[int] = range(len(node)) if node == [*range(len(node))] else self._topological_order()
 
     def _add(self, earlier: int, later: int, lag_ns: int) -> None:
@@ -185,7 +194,8 @@ class RankNetwork:
         if precedence.graph.steps > 1 and precedence.last >= 0:
             last = nodes[precedence.last]
             path = max(0, starts[last] + self._took_ns[last])
-        return Timing(precedence, durations_ns, [starts[node] for node in nodes], tails, path)
+        shorter_ns = _STRETCHED if precedence.is_contended else 0
+        return Timing(precedence, durations_ns, [starts[node] for node in nodes], tails, path, shorter_ns)
 
     @cached_property
     def _whole(self) -> tuple[list[int], list[int]]:

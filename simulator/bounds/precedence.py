@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from simulator.cost import is_contended
 from simulator.graph import Graph
 from simulator.lifetime import Lifetimes
 
@@ -50,6 +51,11 @@ class Precedence:
     def in_line(self) -> bool:
         """Whether all ops run on stream 0, so that program order is the order of time."""
         return not any(self.streams)
+
+    @cached_property
+    def is_contended(self) -> bool:
+        """Whether several streams share the device."""
+        return is_contended(self.graph, enumerate(self.streams))
 
     @cached_property
     def last(self) -> int:

@@ -248,7 +248,7 @@ class Task:
                 timing = bounds.Timing.alone(precedence, self.times_ns, may_repeat=may_repeat)
             else:
                 timing = self.team.timings(may_repeat=may_repeat)[self.number]
-            shorter_ns = self.drawn.shorter_ns(self.graph, precedence.last)
+            shorter_ns = max(timing.shorter_ns, self.drawn.shorter_ns(self.graph, precedence.last))
             self._limits[may_repeat, in_turn] = bounds.Limits(
                 replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
                 self.problem.hardware,

@@ -6,13 +6,16 @@ import math
 from random import Random
 
 import pytest
-from replays import run
+from bounding import bound
+from replays import computes, run
 from strategies import Case, least_budget, leaves_unused
 from walks import DDR, HBM, Walk
 
+from simulator.cost import durations_ns
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Plan
+from simulator.metrics import summarise
+from simulator.plan import NOWHERE, Actions, Plan
 from simulator.referee import check_trace
 
 SEEDS = [1, 6, *(pytest.param(block, marks=pytest.mark.slow) for block in range(24) if block not in {1, 6})]
@@ -82,3 +85,48 @@ def test_the_referee_judges_plans_that_block(block):
         blocked += trace.status == "blocked"
         check_trace(case.graph, case.hardware, [case.plan], trace, budget)
     assert blocked > 200
+
+
+def shared(seed: int) -> Case:
+    """Kernels whose times are modelled, on one to three streams of a small device; everything is resident."""
+    draw = Random(seed)
+    builder, known, streams = GraphBuilder("shared"), ["w"], draw.randint(1, 3)
+    builder.tensor("w", 8, "weight", persistent=True)
+    for i in range(draw.randint(2, 7)):
+        builder.tensor(f"a{i}", 4)
+        fields = {"flops": draw.choice([0, 7, 40, 90]), "read_bytes": draw.choice([0, 9, 50])}
+        op_class = draw.choice(["matmul", "attention", "vector"])
+        measured = draw.choice([None, None, None, 20])
+        builder.op(f"op{i}", draw.sample(known, min(len(known), 2)), [f"a{i}"], stream=draw.randrange(streams),
+                   op_class=op_class, duration_ns=measured, **fields)  # fmt: skip
+        known.append(f"a{i}")
+    graph, steps = builder.build(steps=draw.choice([1, 1, 2])), Actions()
+    for op, kernel in enumerate(graph.ops):
+        steps.compute(op, kernel.stream)
+    for t, tensor in enumerate(graph.tensors):
+        if not tensor.persistent:
+            steps.detach(t, HBM)
+    hardware = machine(draw).model_dump(by_alias=True)
+    hardware["tiers"]["hbm"]["bandwidth"] = "1 GB/s"
+    hardware["compute"] = {"peak": {"bf16": "1 GFLOP/s"}, "launch": draw.choice(["0 ns", "3 ns"]),
+                           "achieved_fraction": {"matmul": 0.7, "attention": 0.5, "vector": 0.3},
+                           "achieved_bandwidth": draw.choice([1.0, 0.6])}  # fmt: skip
+    home = tuple(HBM if tensor.persistent else NOWHERE for tensor in graph.tensors)
+    plan = Plan("shared", ("hbm", "ddr"), home, steps, graph.steps)
+    return Case(graph, Hardware.model_validate(hardware), plan, 10**6, ())
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 12))])
+def test_no_device_is_faster_than_itself_and_no_step_than_its_bound(block):
+    """The referee counts what units and memory do; kernels of one stream take their times alone."""
+    beside = 0
+    for case in map(shared, range(250 * block, 250 * block + 250)):
+        trace = run(case)
+        check_trace(case.graph, case.hardware, [case.plan], trace, case.budget_bytes)
+        alone_ns = durations_ns(case.graph, case.hardware)
+        took_ns = [span["end_ns"] - span["start_ns"] - alone_ns[span["item"]] for span in computes(trace)]
+        beside += any(took_ns)
+        assert not any(took_ns) or len({op.stream for op in case.graph.ops if op.duration_ns is None}) > 1
+        step_ns = summarise(case.graph, case.hardware, trace)["step_ns"]
+        assert step_ns >= bound(case.graph, case.hardware, alone_ns, case.plan.home, case.budget_bytes).ns
+    assert beside > 25

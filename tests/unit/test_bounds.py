@@ -10,7 +10,7 @@ from stories import graph, machine
 
 from simulator.bounds import Bound, infeasible, raise_advice
 from simulator.cost import durations_ns
-from simulator.graph import Graph
+from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
 
@@ -340,3 +340,18 @@ def test_what_can_be_made_again_needs_no_room_in_any_tier():
     assert infeasible(g, h, ids(g, {}), 80, may_repeat=True) is None
     kept = replace(g, ops=tuple(replace(op, repeatable=False) for op in g.ops))
     assert infeasible(kept, h, ids(g, {}), 80, may_repeat=True) == infeasible(g, h, ids(g, {}), 80)
+
+
+def test_streams_that_share_a_device_are_bounded_by_what_it_does():
+    """Two matmuls of 40 FLOP at 1 FLOP a ns, reading 10 and 90 bytes at 1 byte a ns; measured ones do not count."""
+    hardware = machine("1 kB", compute={"peak": {"bf16": "1 GFLOP/s"}})
+    ops = tuple(Op(f"f{i}", flops=40, read_bytes=10 + 80 * i, op_class="matmul", stream=i) for i in range(2))
+    terms = limit(Graph("two", (), ops), {}, hardware=hardware).terms
+    assert {k: ns for k, ns in terms.items() if ns} == {
+        "compute": 40,
+        "critical path": 90,
+        "matrix unit": 80,
+        "memory hbm": 100,
+    }
+    measured = tuple(replace(op, duration_ns=7) for op in ops)
+    assert limit(Graph("two", (), measured), {}, hardware=hardware).ns == 7
