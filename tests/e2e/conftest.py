@@ -10,7 +10,7 @@ import chain
 import pytest
 
 from simulator.cli import main
-from simulator.run import what_if
+from simulator.run import run, what_if
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a script; processes that the tests start and interrupt would ignore it as well.
@@ -31,6 +31,18 @@ def one_core():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 1)
         yield
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """The folder of one run of the chain, for all that only read it; as quick as other runs of tests."""
+    inputs = tmp_path_factory.mktemp("inputs")
+    out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+        patch.setattr(what_if, "_QUICK", 0)
+        run(chain.write(inputs)).write(out)
+    return out
 
 
 @pytest.fixture(scope="module", autouse=True)
