@@ -121,9 +121,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     TOOK.update((report.nodeid, seconds) for name, seconds in report.user_properties if name == "processor_s")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was measured; a file that has an entry keeps one."""
-    if not session.config.getoption("renew_shards") or hasattr(session.config, "workerinput"):
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write what was measured, unless that was stopped; a file that has an entry keeps one."""
+    is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if not is_whole or not session.config.getoption("renew_shards") or hasattr(session.config, "workerinput"):
         return
     known, sums = pieces(), defaultdict[str, float](float)
     for nodeid, seconds in TOOK.items():

@@ -10,6 +10,7 @@ import chain
 import pytest
 
 from simulator.cli import main
+from simulator.report import tables
 from simulator.run import run, what_if
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,6 +59,14 @@ def runs_end_with_their_rows():
     """A run searches what would make it free only if it is asked to. Modules that are about that override this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(what_if, "_QUICK", 0)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_machines_say_no_more():
+    """No line of progress, which a run of half a minute prints; tests that are about that set it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "SELDOM_S", float("inf"))
         yield
 
 

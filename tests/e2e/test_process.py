@@ -13,6 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from apart import without_progress
 from serving_cases import BOX, DRAWN, write
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,9 @@ HOSIM = [sys.executable, "-m", "simulator"]
 
 def _run(*arguments, **more):
     command = [*HOSIM, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
+    done.stderr = without_progress(done.stderr)
+    return done
 
 
 def _tree(folder):
