@@ -1,7 +1,7 @@
 # The same for people and for CI, in an activated virtual environment.
 PYTHON ?= python
 
-.PHONY: help check test slow bench format golden digests pages docs
+.PHONY: help check test slow shards bench format golden digests pages docs
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,11 +16,14 @@ check:  ## formatting, lint, types, architecture, size of the house
 test:  ## the tests, in less than three minutes on two cores
 	$(PYTHON) -m pytest
 
-slow:  ## the other tests: large scenarios and large families of problems
-	$(PYTHON) -m pytest -m slow
+slow:  ## the other tests, in all four shards (SHARD=2/4: of one; SHARD=commit: of the one that is the commit's)
+	$(PYTHON) -m pytest -m slow $(if $(SHARD),--shard $(SHARD))
 
-bench:  ## the engine benchmark (minutes; prints ratios)
-	$(PYTHON) tests/bench/engine.py
+shards:  ## run all slow tests and store how long each takes, so that shards are of like length
+	$(PYTHON) -m pytest -m slow --renew-shards
+
+bench:  ## what must hold of speed, before a release (a quarter of an hour; fails where a bar is missed)
+	$(PYTHON) tests/bench/bars.py
 
 golden:  ## renew the exact texts that the tests compare with
 	$(PYTHON) -m pytest tests/golden/test_text.py --snapshot-update

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ HOSIM = [sys.executable, "-c", f"{BEGIN}; from simulator.__main__ import main; m
 def outcome(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, str]:
     """The exit code of a leader of a session, and what was printed, once nobody holds its output any more.
 
+    How far it is, which it tells where it takes long, is left out.
+
     What it started is stopped if that takes too long; then this fails.
     """
     try:
@@ -24,7 +27,12 @@ def outcome(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, 
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    return process.returncode, stdout, stderr
+    return process.returncode, stdout, stderr and without_progress(stderr)
+
+
+def without_progress(stderr: str) -> str:
+    """What a command says on any machine: the slower ones also hear every half a minute how far it is."""
+    return re.sub(r"^hosim: after [\d,]+ s: .*\n", "", stderr, flags=re.MULTILINE)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -1,10 +1,19 @@
-"""What all tests share: how often Python looks for garbage, compiled files, and threads."""
+"""What all tests share: shards, how often Python looks for garbage, compiled files, and threads."""
 
 import gc
 import os
 import sys
 
 import pytest
+from shards import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_report_header,
+    pytest_runtest_logreport,
+    pytest_runtest_protocol,
+    pytest_runtest_teardown,
+    pytest_sessionfinish,
+)
 
 # One process compiles a file, and the others read that: workers, and the commands that tests start.
 sys.dont_write_bytecode = False

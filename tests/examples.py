@@ -6,5 +6,5 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
 
 
 def examples(most: int) -> int:
-    """So many in CI and where one looks further, a quarter of them by default."""
+    """So many where one looks further, a quarter of them by default."""
     return most // 4 if PROFILE == "laws" else most

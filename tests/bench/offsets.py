@@ -5,22 +5,29 @@
 Places are made up: `nested`, as of a training step in which what forward makes is used in backward, and `drawn`, with
 sizes and lengths at random. Times are processor seconds of this process; the exponent is the slope of log time over log
 places between the smallest and the largest number. `spread` is given 1.3 times what is live at once.
+It ends with 1 if an exponent is above its bar.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bars
 import numpy as np
 
 from simulator.offsets import Tenancies, spread, tight
 from simulator.trace import Ints
 
 PLACES = (1_000, 4_000, 16_000)
-MUST = {"spread": 1.15}
+MOST = {"spread nested": 1.15, "spread drawn": 1.15}
+"""The exponent of each."""
 
 
 def nested(count: int) -> Tenancies:
@@ -60,16 +67,20 @@ def seconds(search: Callable[[Tenancies, int], Ints], places: Tenancies) -> tupl
     return min(took), places.span_bytes(chosen) / live
 
 
-def main() -> None:
-    """Print a line for each."""
-    for name, search, kinds in (("spread", spread_out, (nested, drawn)), ("tight", tight, (drawn,))):
-        for kind in kinds:
-            found = [seconds(search, kind(count)) for count in PLACES]
-            slope = math.log(found[-1][0] / found[0][0]) / math.log(PLACES[-1] / PLACES[0])
-            told = ", ".join(f"{n}: {s:.3f} s, span {over:.3f}" for n, (s, over) in zip(PLACES, found, strict=True))
-            must = f" (must: {MUST[name]})" if name in MUST else ""
-            print(f"{name} {kind.__name__}: {told}; exponent {slope:.2f}{must}")
+def main() -> int:
+    """Print a line for each; 1 if an exponent is above its bar."""
+    slopes = {}
+    tried = {"spread nested": (spread_out, nested), "spread drawn": (spread_out, drawn), "tight drawn": (tight, drawn)}
+    for label, (search, kind) in tried.items():
+        found = [seconds(search, kind(count)) for count in PLACES]
+        slopes[label] = math.log(found[-1][0] / found[0][0]) / math.log(PLACES[-1] / PLACES[0])
+        told = ", ".join(f"{n}: {s:.3f} s, span {over:.3f}" for n, (s, over) in zip(PLACES, found, strict=True))
+        must = f" (must: {MOST[label]})" if label in MOST else ""
+        print(f"{label}: {told}; exponent {slopes[label]:.2f}{must}")
+    misses = bars.missed(slopes, most=MOST)
+    print(bars.told(misses))
+    return bool(misses)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

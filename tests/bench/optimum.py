@@ -5,7 +5,8 @@
 
 The optima are stored beside this file because they take long, and because they are facts: the step of the best plan
 that `optimal` found [ns], and what no plan of its space beats [ns]. Where the two differ the member is not proved, and
-the true gap lies between the gap to the one and to the other; the distribution is given for both.
+the true gap lies between the gap to the one and to the other; the distribution is given for both. It ends with 1 if the
+median or the 95th percentile of the gap to the best known plans misses its bar.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import bars
 from families import MEMBERS, member
 
 from simulator.errors import CapacityError
@@ -27,7 +30,7 @@ from simulator.policies import POLICIES
 from simulator.policies.optimal import optimum
 
 STORE = Path(__file__).with_name("optima.json")
-AIM = {"median": 0.0, "p95": 0.03}
+MOST = {"median": 0.0, "p95": 0.03}
 
 
 def solve(number: int, time_limit_s: float) -> dict[str, int | None]:
@@ -40,15 +43,15 @@ def solve(number: int, time_limit_s: float) -> dict[str, int | None]:
 
 
 def measure(number: int, policy: str) -> dict[str, float | int | str | None]:
-    """The step of the policy's plan for one member, and the time that planning took."""
+    """The step of the policy's plan for one member, and the processor time that planning took."""
     shape, problem = member(number)
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         found = problem.replay(POLICIES[policy].plan(problem))
         step_ns = found.step_ns if found.status == "ok" else None
     except CapacityError:
         step_ns = None
-    plan_s = time.perf_counter() - start
+    plan_s = time.process_time() - start
     return {"member": number, "shape": shape, "step_ns": step_ns, "plan_s": plan_s, "bound_ns": problem.bound_ns}
 
 
@@ -93,11 +96,10 @@ def compare(optima: list[dict], rows: list[dict]) -> dict:
         "by_shape": {s: distribution([g for g, _, shape in best if shape == s]) for s in sorted({b[2] for b in best})},
         "worst": [{"member": m, "shape": s, "gap": g} for g, m, s in sorted(best, reverse=True)[:8]],
         "plan_s": sum(r["plan_s"] for r in rows),
-        "aim": AIM,
     }
 
 
-def tell(policy: str, found: dict) -> None:
+def tell(policy: str, found: dict, misses: list[str]) -> None:
     """Print the result for people."""
     print(f"{policy} on {found['members']} members, {found['infeasible']} of them infeasible, ", end="")
     print(f"{found['proved']:.1%} of the optima proved; without a plan: {found['no_plan'] or 'none'}")
@@ -105,7 +107,7 @@ def tell(policy: str, found: dict) -> None:
     rows = {"to the best known plan": found["to_best_known"], "to what none beats": found["to_least"]}
     for name, row in {**rows, **{f"  {s}": row for s, row in found["by_shape"].items()}}.items():
         print(f"{name:<24} {row['median']:>8.2%} {row['p95']:>8.2%} {row['worst']:>8.2%} {row['optimal']:>8.0%}")
-    print(f"aim: median at most {AIM['median']:.0%}, 95th percentile at most {AIM['p95']:.0%}")
+    print(f"must: median at most {MOST['median']:.0%}, 95th percentile at most {MOST['p95']:.0%}; {bars.told(misses)}")
     print("largest gaps: " + ", ".join(f"{w['member']} ({w['shape']}) {w['gap']:.1%}" for w in found["worst"]))
     shares = found["bound_share"]
     print(f"the bound is {sum(shares) / len(shares):.1%} of the best step on average, ", end="")
@@ -113,8 +115,8 @@ def tell(policy: str, found: dict) -> None:
     print(f"planning took {found['plan_s']:.1f} s in all")
 
 
-def main() -> None:
-    """Compare, after solving again if asked."""
+def main() -> int:
+    """Compare, after solving again if asked; 1 if the gap to the best known plans misses its bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="static", help="whose gap (default: static)")
     parser.add_argument("--solve", type=float, help="solve again, so many seconds for a member at most, and store")
@@ -133,11 +135,13 @@ def main() -> None:
                 STORE.write_text(f"[\n{lines}\n]\n")
         rows = list(pool.map(partial(measure, policy=options.policy), numbers, chunksize=4))
     found = compare([stored[n] for n in numbers], rows)
+    misses = bars.missed(found["to_best_known"], most=MOST)
     if options.json:
-        print(json.dumps({"policy": options.policy, **found}, indent=1))
+        print(json.dumps({"policy": options.policy, **found, "must": MOST, "missed": misses}, indent=1))
     else:
-        tell(options.policy, found)
+        tell(options.policy, found, misses)
+    return bool(misses)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

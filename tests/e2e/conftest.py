@@ -10,7 +10,8 @@ import chain
 import pytest
 
 from simulator.cli import main
-from simulator.run import what_if
+from simulator.report import tables
+from simulator.run import run, what_if
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a script; processes that the tests start and interrupt would ignore it as well.
@@ -33,6 +34,18 @@ def one_core():
         yield
 
 
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """The folder of one run of the chain, for all that only read it; as quick as other runs of tests."""
+    inputs = tmp_path_factory.mktemp("inputs")
+    out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+        patch.setattr(what_if, "_QUICK", 0)
+        run(chain.write(inputs)).write(out)
+    return out
+
+
 @pytest.fixture(scope="module", autouse=True)
 def commands_plan_quickly():
     """Commands do the same with any plan. Modules that compare with pages override this, for the whole search."""
@@ -46,6 +59,14 @@ def runs_end_with_their_rows():
     """A run searches what would make it free only if it is asked to. Modules that are about that override this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(what_if, "_QUICK", 0)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_machines_say_no_more():
+    """No line of progress, which a run of half a minute prints; tests that are about that set it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "SELDOM_S", float("inf"))
         yield
 
 

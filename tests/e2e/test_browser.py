@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import browser
@@ -42,11 +43,11 @@ class Parsed(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def pages(ran, tmp_path_factory):
     """A page of each kind."""
     folder = tmp_path_factory.mktemp("pages")
     scenario = chain.write(folder)
-    hosim.run(scenario).write(folder / "run")
+    shutil.copytree(ran, folder / "run")
     asked = ["run", str(scenario), "--policy", "static", "--set", "links.*.bandwidth=20 GB/s"]
     with pytest.raises(SystemExit, match="0"):
         main([*asked, "--out", str(folder / "faster")])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import chain
 import junit_grammar
@@ -32,11 +33,11 @@ def keep(results, path):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(ran, tmp_path_factory):
     """Results of the chain: as it is and over faster links; as files, of fewer rows and with a budget for less."""
     out = tmp_path_factory.mktemp("results")
     inputs = tmp_path_factory.mktemp("inputs")
-    hosim_api.run(chain.write(inputs)).write(out / "old")
+    shutil.copytree(ran, out / "old")
     hosim_api.run(chain.write(inputs), set={"links.*.bandwidth": "8 GB/s"}).write(out / "fast")
     keep(hosim_api.run(chain.write(inputs), policies=["static"]), out / "fewer.json")
     small = chain.SCENARIO.replace("4.3 MB", "1 MB")

@@ -211,7 +211,8 @@ def test_what_is_narrower_than_all_that_was_tried_is_told(hosim, tmp_path):
     bus = "set: {buses: {wire: {links: [d2h, h2d], bandwidth: 1 GB/s}}, "
     path = lay(tmp_path, STORY.replace("set: {", bus).replace("assumed: {", "assumed: {buses: a toy, "))
     for of in (WIRE, "links.d2h.bandwidth + links.h2d.bandwidth"):
-        done = hosim("frontier", path, "--of", of, "--such-that", STALL, "--policy", "static")
+        asked = ("--of", of, "--such-that", STALL, "--policy", "static", "--at-most", "4 GB/s")
+        done = hosim("frontier", path, *asked)
         assert done.code == 1, done.err
         assert "but buses.wire.bandwidth is 1.00 GB/s: more changes nothing" in done.out
 

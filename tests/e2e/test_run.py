@@ -32,13 +32,9 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The output folder of one run of the chain."""
-    inputs = tmp_path_factory.mktemp("inputs")
-    out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
-    hosim_api.run(chain.write(inputs)).write(out)
-    return out
+@pytest.fixture
+def folder(ran):
+    return ran
 
 
 def _events(folder):
@@ -177,10 +173,10 @@ def test_the_optimum_refuses_what_it_does_not_describe(hosim, scenario):
     assert "that nothing slows down, found 2 channels from hbm to ddr" in done.err
 
 
-def test_the_optimum_of_several_steps_is_that_of_each(hosim, scenario, tmp_path):
-    done = hosim("run", scenario, "--policy", "static", "--policy", "optimal", "--out", tmp_path / "out")
+def test_the_optimum_of_several_steps_is_that_of_each(hosim, scenario):
+    done = hosim("run", scenario, "--policy", "static", "--policy", "optimal", "--json")
     assert done.code == 0, done.err
-    static, optimal = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    static, optimal = json.loads(done.out)["rows"]
     assert optimal["notes"].startswith("proved optimal")
     assert optimal["bound_ns"] <= optimal["step_ns"] <= static["step_ns"]
 
@@ -190,9 +186,9 @@ def test_the_optimum_of_one_step_is_a_row_like_any_other(hosim, tmp_path):
         "  steps: the first warms up", "  steps: one is enough"
     )
     path = chain.write(tmp_path, workload=one_step, scenario=chain.SCENARIO)
-    done = hosim("run", path, "--policy", "static", "--policy", "optimal", "--out", tmp_path / "out")
+    done = hosim("run", path, "--policy", "static", "--policy", "optimal", "--json")
     assert done.code == 0, done.err
-    static, optimal = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    static, optimal = json.loads(done.out)["rows"]
     assert optimal["notes"].startswith("proved optimal")
     assert optimal["bound_ns"] <= optimal["step_ns"] <= static["step_ns"]
     assert optimal["least_peak_bytes"] <= optimal["peak_hbm_bytes"]
@@ -215,7 +211,7 @@ def test_an_expectation_that_fails_is_exit_code_1(hosim, tmp_path):
     assert "was not checked" in changed.out
 
 
-def test_the_report_shows_a_claim_and_its_printed_figures_beside_ours(hosim, tmp_path):
+def test_the_report_shows_a_claim_and_its_printed_figures_beside_ours(hosim, folder, tmp_path):
     about = "expect:\n  - {row: static, about: 1.5 ms, printed: 1.2 ms, source: table 2, figure: a}\n  - "
     about += "{row: reactive, at_least: 1 ms, printed: 2 ms, figure: b, kind: shown}\n"
     about += "  - {row: static, faster_than: reactive}\n"
@@ -230,12 +226,7 @@ def test_the_report_shows_a_claim_and_its_printed_figures_beside_ours(hosim, tmp
         ["reactive", "step_ns", "2 ms", "1.90 ms", "-5.0 %", "shown", "a paper"],
     ]
     assert "<p>a step takes long</p>" in section
-    assert "<h2>Claim</h2>" not in _report(hosim, chain.write(tmp_path), tmp_path / "other")
-
-
-def _report(hosim, scenario, out):
-    hosim("run", scenario, "--out", out)
-    return (out / "report.html").read_text()
+    assert "<h2>Claim</h2>" not in (folder / "report.html").read_text()
 
 
 def test_expectations_that_hold_are_counted(hosim, tmp_path):

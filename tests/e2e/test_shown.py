@@ -167,7 +167,7 @@ def test_a_comparison_is_what_hosim_diff_prints(tmp_path):
         r"<!-- output of: hosim diff at_33 at_50, row static -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     for name, change in (("at_33", None), ("at_50", {"links.*.bandwidth": "50 GB/s"})):
-        hosim.run("llama3_8b_train_910c", policies=["static"], set=change).write(tmp_path / name)
+        (tmp_path / name).write_bytes(hosim.run("llama3_8b_train_910c", policies=["static"], set=change).json())
     assert f"{hosim.diff(tmp_path / 'at_33', tmp_path / 'at_50')}\n" == shown
 
 
