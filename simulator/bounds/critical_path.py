@@ -342,4 +342,5 @@ def _merged(first: Timing, second: Timing) -> Timing:
     """Return the timing that holds for the ranks of both; the path is the longer one."""
     times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (first, second))
     durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
-    return Timing(first.precedence, durations, heads, tails, max(first.path_ns, second.path_ns))
+    path_ns = max(first.path_ns, second.path_ns)
+    return Timing(first.precedence, durations, heads, tails, path_ns, first.shorter_ns)

@@ -282,9 +282,9 @@ def _line_allows(facts: Facts, taken: Ints) -> Ints:
     latest = facts.latest(np.where(is_compute & (taken > 0), facts.arrived, NONE))
     last = np.maximum.accumulate(np.where(is_compute, np.arange(len(facts.kind)), NONE))
     stream, needed = np.where(last == NONE, 0, facts.b[last]), _needed_copies(facts)
-    for own in np.unique(stream):
-        others = facts.latest(np.where(is_compute & (facts.b != own), needed, NONE))
-        latest = np.where(stream == own, np.maximum(latest, others), latest)
+    for track in np.unique(stream):
+        others = facts.latest(np.where(is_compute & (facts.b != track), needed, NONE))
+        latest = np.where(stream == track, np.maximum(latest, others), latest)
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
     return np.where(np.where(is_compute, taken > 0, is_copy_in), latest, NONE)
 
