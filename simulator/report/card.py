@@ -197,7 +197,7 @@ def layout_data(job: Job, weights: Mapping[str, Weight]) -> dict[str, Any]:
     cuts = []
     for weight in weights.values():
         mesh = weight.layout.mesh
-        cut = {"weight": weight.name, "shape": weight.shape, "device_matrix": mesh.device_matrix}
+        cut = {"weight": weight.name, "shape": weight.whole_shape, "device_matrix": mesh.device_matrix}
         cut |= {"axis_names": mesh.axis_names, "tensor_map": weight.layout.tensor_map}
         cuts.append(cut | {"rank_bytes": weight.size_bytes, "held_by_ranks": _holders(weight)})
     return {
@@ -253,7 +253,7 @@ def _cuts(weights: Mapping[str, Weight]) -> list[dict[str, Any]]:
 
     def alike(weight: Weight) -> tuple[str, str, str, int]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
-        return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]", weight.size_bytes
+        return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.whole_shape)), f"[{cut}]", weight.size_bytes
 
     rows = []
     for (name, shape, cut, size_bytes), group in grouped(weights.values(), alike).items():
@@ -265,7 +265,7 @@ def _cuts(weights: Mapping[str, Weight]) -> list[dict[str, Any]]:
 def _holders(weight: Weight) -> int:
     """Count the ranks that hold the same shard; each layer is in a single pipeline stage."""
     mesh, cut = weight.layout.mesh, (*weight.layout.cut, "pipeline")
-    return mesh.size([axis for axis in mesh.axis_names if axis not in cut])
+    return mesh.size([axis for axis in mesh.axis_names if axis not in cut]) * weight.copies
 
 
 def _exchanged(exchange: Exchange) -> dict[str, Any]:
