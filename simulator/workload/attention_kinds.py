@@ -144,7 +144,7 @@ class _Attention(Part):
         return size, size
 
     def of_one(self, ranks: int) -> Self:
-        """Return the attention of one of `ranks` ranks, which share the heads; of fewer KV heads each has a whole one."""
+        """Return the attention of one of `ranks` ranks, which share the heads; each has one KV head at least."""
         heads = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
         return self.model_copy(update={key: max(1, count // ranks) for key, count in heads.items() if count})
 
