@@ -107,7 +107,7 @@ def _reached(row: Row, question: Question) -> str:
     if "tried" not in row:
         return f"{who} was not searched: {row['notes']}."
     does = question.does(row["within"])
-    if is_bound(row):
+    if is_bound(row) and row.get("limit") != "failed":
         none = "no plan" if who == BOUNDS[1] else "no plan that runs each op once"
         if not value:
             return f"{who}: {none} {does} with any {question.field} that was tried."
@@ -131,7 +131,7 @@ def _obstacle(row: Row, question: Question) -> str:
     if "limit_at" not in row:
         return f"its plan is {row['limit']}"
     if "limit_demand_bytes" not in row:
-        return str(row["limit_at"]) if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
+        return f"it fails: {row['limit_at']}" if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
     short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
     return f"{row['limit']} is short by {short} at {row['limit_at']}"
 

@@ -145,8 +145,7 @@ class Search:
 
     def study(self, who: str, points: Sequence[Point], **between: Any) -> Study:
         """Make a study of a row at these points, and perhaps `between` them (fields of `Study`)."""
-        about, is_strict = {"policy": who}, not self.grows
-        return Study(self.base, self.rows[who], (self.axis,), points, about=about, is_strict=is_strict, **between)
+        return Study(self.base, self.rows[who], (self.axis,), points, about={"policy": who}, **between)
 
     def edge(self, who: str) -> Study:
         """Make the study that finds a row's edge: outwards from the documents' value, or inwards from both ends."""
