@@ -72,7 +72,7 @@ def _steps_over(tried: Rows, question: Question) -> Panel:
 
 
 def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool = False) -> str:
-    """Say with how much bandwidth, or capacity, a row is free: it neither stalls nor recomputes.
+    """Say with how much bandwidth, or capacity, a row is free: its step is no longer than if nothing moved.
 
     Parameters
     ----------
@@ -85,13 +85,26 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
     """
     who, value, start = row["policy"], row[question.column], question.read("start")
     if value is None:
-        why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
+        why = (
+            f": with {question.written(row['next'])} {_longer(row, question, ' as if nothing moved')}"
+            if "next" in row
+            else ""
+        )
         return f"No {amount} that was tried makes {who} free{why}."
     now, alone = ("its budget leaves", " and no budget") if has_budget else ("it has", "")
     has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
-    verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
-    beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
+    verb = (
+        "would be free (as fast as if nothing moved)"
+        if value > start
+        else "is free (as fast as if nothing moved), even"
+    )
+    beyond = f" (with {question.written(row['next'])} {_longer(row, question)})" if "next" in row else " or less"
     return f"{who} {verb} with {' + '.join(question.paths)} {question.written(value)}{alone}{beyond}{has}."
+
+
+def _longer(row: Row, question: Question, than: str = "") -> str:
+    """Say how much longer a step takes with the next value, or why there is none."""
+    return f"a step takes {row['limit_at']} as long{than}" if row["limit"] == "step" else _obstacle(row, question)
 
 
 def _slowdown(slowdown: float | None, question: Question) -> str:
@@ -131,7 +144,9 @@ def _obstacle(row: Row, question: Question) -> str:
     if "limit_at" not in row:
         return f"its plan is {row['limit']}"
     if "limit_demand_bytes" not in row:
-        return f"it fails: {row['limit_at']}" if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
+        why = f"it fails: {row['limit_at']}" if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
+        unmoved = "that are there if nothing moves, too; ask for step <= 1.001x --over unmoved"
+        return f"{why}, but only for waits for {row['limit_only']} {unmoved}" if "limit_only" in row else why
     short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
     return f"{row['limit']} is short by {short} at {row['limit_at']}"
 

@@ -89,7 +89,7 @@ class Row:
     @property
     def is_free(self) -> bool:
         """Whether it runs no op again, and waits neither for a copy nor for room."""
-        return not self.recompute_ns and not {"capacity", "transfer"} & self.causes.keys()
+        return not self.recompute_ns and not {"capacity", "transfer", "compaction"} & self.causes.keys()
 
     @property
     def causes(self) -> dict[str, int]:

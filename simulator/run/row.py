@@ -20,7 +20,7 @@ from simulator.processes import forked
 from simulator.report.readings import by_place
 from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
-from simulator.run.case import Case, Policies, execute
+from simulator.run.case import Case, Policies, execute, unmoved
 from simulator.run.results import Result
 from simulator.run.sweep import Progress, silent
 from simulator.run.task import Task
@@ -57,6 +57,11 @@ def rows_of(
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
     return results
+
+
+def unmoved_row(case: Case) -> dict[str, Any]:
+    """Return the figures of a case if nothing moved: see `simulator.run.case.unmoved`."""
+    return rows_of(unmoved(case), ["resident"], advice=False)[0].summary
 
 
 def _rows_in_forks(

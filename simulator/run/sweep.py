@@ -98,24 +98,20 @@ class Study:
 
     def check(self) -> None:
         """Refuse points at which a document, or what it builds, is wrong: any of a strict study, else all of them."""
-        last, wrong, probes = None, None, self.points if self.probes is None else self.probes
+        last, first, error, probes = None, None, None, self.points if self.probes is None else self.probes
         for point in dict.fromkeys((*probes, *self.points)) if probes else ():
             try:
-                workload = self.at(point).workload
+                workload, error = self.at(point).workload, None
                 if workload is not last:
                     builders.check(workload)
                 last = workload
-            except ConfigError as error:
-                if self.is_strict:
-                    raise
-                if isinstance(error, BudgetError):  # a row that does not fit
-                    return
-                wrong = wrong or error
-            else:
-                if not self.is_strict:
-                    return
-        if wrong is not None:
-            raise wrong
+            except ConfigError as wrong:
+                error = wrong if self.is_strict or not isinstance(wrong, BudgetError) else None  # that is a row
+            first = first or error
+            if (error is None) != self.is_strict:
+                break
+        if error is not None and first is not None:
+            raise first
 
     def rows(self, point: Point) -> Rows:
         """Measure a point."""
