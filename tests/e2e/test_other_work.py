@@ -1,6 +1,7 @@
 """Rows that do other work are compared by tokens/s, or not at all; a cell that cannot be is a row with its reason."""
 
 import pytest
+import some_ranks
 
 import simulator as hosim_api
 from simulator.report import grids
@@ -9,24 +10,6 @@ from simulator.report.rows import pace
 from simulator.report.views import Varied
 from simulator.run import grid
 
-MACHINE = """
-schema: hosim/hardware/1
-name: two
-title: some cards
-compute_tier: hbm
-compute:
-  peak: {bf16: 100 TFLOP/s}
-  achieved_fraction: {matmul: 0.6}
-tiers:
-  hbm: {capacity: 24 GB, bandwidth: 1 TB/s}
-  ddr: {scope: node, capacity: 256 GB}
-links:
-  d2h: {source: hbm, target: ddr, bandwidth: 20 GB/s}
-  h2d: {source: ddr, target: hbm, bandwidth: 20 GB/s}
-topology: {devices_per_node: 16, nodes: 1}
-fabrics:
-  nvlink: {scope: node, bandwidth: 50 GB/s, latency: 5 us}
-"""
 WORKLOAD = """
 schema: hosim/workload/1
 name: w
@@ -36,20 +19,11 @@ sequence: 512
 model: {family: llama, layers: 2, hidden: 256, heads: 8, kv_heads: 4, ffn: 512, vocabulary: 320}
 parallel: {ranks: all, data: 2}
 """
-SCENARIO = """
-schema: hosim/scenario/1
-name: some_ranks
-hardware: machine.yaml
-workload: workload.yaml
-policies: [resident]
-"""
 
 
 @pytest.fixture
 def scenario(tmp_path):
-    for name, text in {"machine": MACHINE, "workload": WORKLOAD, "scenario": SCENARIO}.items():
-        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-    return tmp_path / "scenario.yaml"
+    return some_ranks.lay(tmp_path, WORKLOAD)
 
 
 def test_cells_of_other_work_are_compared_by_tokens(hosim, scenario, tmp_path):
