@@ -84,27 +84,15 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
         Whether the scenario has a budget; the search ignores it.
     """
     who, value, start = row["policy"], row[question.column], question.read("start")
+    is_longer = "next" in row and row["limit"] == "step"
+    obstacle = f"a step takes {row['limit_at']} as long as if nothing moved" if is_longer else ""
+    fails = f"with {question.written(row['next'])} {obstacle or _obstacle(row, question)}" if "next" in row else ""
     if value is None:
-        why = (
-            f": with {question.written(row['next'])} {_longer(row, question, ' as if nothing moved')}"
-            if "next" in row
-            else ""
-        )
-        return f"No {amount} that was tried makes {who} free{why}."
+        return f"No {amount} that was tried makes {who} free{fails and f': {fails}'}."
     now, alone = ("its budget leaves", " and no budget") if has_budget else ("it has", "")
     has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
-    verb = (
-        "would be free (as fast as if nothing moved)"
-        if value > start
-        else "is free (as fast as if nothing moved), even"
-    )
-    beyond = f" (with {question.written(row['next'])} {_longer(row, question)})" if "next" in row else " or less"
+    verb, beyond = "would be free" if value > start else "is free, even", f" ({fails})" if fails else " or less"
     return f"{who} {verb} with {' + '.join(question.paths)} {question.written(value)}{alone}{beyond}{has}."
-
-
-def _longer(row: Row, question: Question, than: str = "") -> str:
-    """Say how much longer a step takes with the next value, or why there is none."""
-    return f"a step takes {row['limit_at']} as long{than}" if row["limit"] == "step" else _obstacle(row, question)
 
 
 def _slowdown(slowdown: float | None, question: Question) -> str:

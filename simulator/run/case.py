@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from simulator import bounds, catalog, engine, formats, metrics, referee
+from simulator import bounds, engine, formats, metrics, referee
 from simulator.builders import build_job
-from simulator.catalog import Axis, Loaded
+from simulator.catalog import Loaded
 from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
 from simulator.draws import popularity
@@ -286,17 +285,6 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         )
         tasks.append(Task(problem, i, team, draws))
     return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds)
-
-
-def unmoved(case: Case) -> Case:
-    """Return the case with all data in the compute tier, whatever room that takes: there `resident` moves nothing.
-
-    Its step has the stalls that a job has without offloading: of collectives, peers, other streams, and a host.
-    """
-    capacity = f"tiers.{case.hardware.compute_tier}.capacity"
-    changes: dict[str, Any] = {"homes": {}, "budget_bytes": None, "policies": (), "expect": ()}
-    loaded = replace(case.loaded, scenario=case.loaded.scenario.model_copy(update=changes))
-    return prepare(catalog.at(loaded, {Axis(capacity, (capacity,), "unmoved"): "inf"}), case.job, with_bounds=False)
 
 
 def execute(

@@ -29,7 +29,7 @@ from typing import Any
 from simulator import catalog
 from simulator.catalog import Axis, Loaded, Named
 from simulator.catalog.settings import amounts
-from simulator.errors import CapacityError, HosimError, insist
+from simulator.errors import CapacityError, insist
 from simulator.hardware import without_effect
 from simulator.report.answers import limits_view
 from simulator.report.grids import scaling_view
@@ -37,7 +37,7 @@ from simulator.report.uncertain import INSPECTION, NOMINAL, SEQUENCE, quantiles,
 from simulator.run.case import Policies, prepare, rows_named
 from simulator.run.conditions import Once
 from simulator.run.grid import Cells
-from simulator.run.sweep import Point, Progress, Study, Sweep, sweep
+from simulator.run.sweep import Progress, Study, Sweep, sweep
 
 MORE = 1.1
 """Each figure is tried with 10 % more: enough for a policy's decisions to change, as they would on such a machine."""
@@ -105,8 +105,7 @@ def scaling(
     """
     loaded = catalog.resolve(scenario, set)
     study = points_of(loaded)
-    study.check()
-    labels = next(filter(None, (_labels(study, point, policies) for point in study.points)))
+    labels = list(prepare(study.loaded, with_bounds=False).rows(policies))
     study = replace(study, measure=Cells(policies))
     measured = sweep([study], workers, progress)  # a point that fails does so for all rows
     rows = [{**row, "policy": label} for label in labels for row in measured if row.get("policy", label) == label]
@@ -118,16 +117,6 @@ def scaling(
     budget = machine.tiers[machine.compute_tier].usable_bytes if asked.budget_bytes is None else asked.budget_bytes
     view = scaling_view(rows, [axis.name for axis in study.axes], machine, budget, asked.heading)
     return Sweep("scaling", [loaded], rows, view)
-
-
-def _labels(study: Study, point: Point, policies: Policies | None) -> list[str]:
-    """Return the names of the rows at a point; none if the point cannot be and is not the last one."""
-    try:
-        return list(prepare(study.at(point), with_bounds=False).rows(policies))
-    except HosimError:
-        if point == study.points[-1]:
-            raise
-        return []
 
 
 def limits(

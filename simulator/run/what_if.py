@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -92,27 +91,20 @@ def _is_free(row: Result) -> bool:
     return row.is_free and ("peer" not in row.causes or row.summary["step_ns"] <= _FREE * _unmoved_ns(row.case))
 
 
-def _unmoved_ns(case: Case) -> int:
-    return int(unmoved_row(case)["step_ns"])
+def _unmoved_ns(case: Case) -> float:
+    return unmoved_row(case)["step_ns"] or math.inf
 
 
 def _homes_below(case: Case) -> str:
     """Say which tensors that ops use have given homes below the compute tier; empty if none has."""
-    named, sizes = dict[str, dict[str, None]](), Counter[str]()
+    named = dict[str, dict[str, None]]()
     for problem in (task.problem for task in case.tasks):
         below = {t: problem.tiers[problem.homes[t]] for t in problem.visitors}
         for pattern, tier in case.loaded.scenario.homes.items():
-            if tier in {below.get(t) for t in problem.graph.matching(pattern)}:
+            if tier in map(below.get, problem.graph.matching(pattern)):
                 named.setdefault(tier, {})[pattern] = None
-        held = Counter[str]()
-        for t, tier in below.items():
-            held[tier] += problem.sizes[t]
-        sizes |= held  # the most of any graph
-    texts = list[str]()
-    for tier, patterns in named.items():
-        have = "have their homes" if len(patterns) > 1 else "has its home"
-        texts.append(f"{listed([*patterns])} ({quantity(sizes[tier], 'B')}) {have} in {tier}")
-    return listed(texts)
+    have = {tier: "have their homes" if len(patterns) > 1 else "has its home" for tier, patterns in named.items()}
+    return listed([f"{listed([*patterns])} {have[tier]} in {tier}" for tier, patterns in named.items()])
 
 
 def _needless(row: Result, policies: Policies | None, tell: Progress) -> str:
@@ -134,16 +126,14 @@ def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: 
     asked = {"field": field, "such_that": (f"step <= {_FREE}x",), "over": UNMOVED, "resolution": 2}
     search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
-    is_of_room = kind == "capacity"
-    if is_of_room and (homes := _homes_below(case)):
+    if kind == "capacity" and (homes := _homes_below(case)):
         largest = search.built(search.question.values[-1])
         bound = largest.bound(may_repeat=largest.may_repeat(row), in_turn=largest.choice(row).staggered)
-        times = bound.ns / _unmoved_ns(largest)
-        if times > _FREE:  # no room is enough
+        if (times := bound.ns / _unmoved_ns(largest)) > _FREE:  # no room is enough
             least = f"a step takes at least {ratio(times)} as long as if nothing moved"
             return f"No {kind} makes {row} free while {homes}: {least}."
     answer = search.answer(search.search_from_bound(row), math.inf)
-    has_budget = is_of_room and case.loaded.scenario.budget_bytes is not None
+    has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
     return free_sentence(answer, search.question, kind, has_budget=has_budget)
 
 

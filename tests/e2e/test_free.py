@@ -61,14 +61,14 @@ def test_unmoved_is_the_step_with_everything_in_hbm_whatever_it_has(scenario):
 
 def test_where_only_collectives_are_left_a_row_is_free(hosim, scenario):
     said = hosim("run", scenario).out
-    amount = re.search(
-        r"static would be free \(as fast as if nothing moved\) with links.\*.bandwidth ([\d.]+ \w+/s)", said
-    )
+    amount = re.search(r"static would be free with links.\*.bandwidth ([\d.]+ \w+/s)", said)
     assert amount, said
     fast, same = {"links.*.bandwidth": amount[1]}, unmoved(scenario)
     assert step(scenario, **fast) <= 1.001 * same["step_ns"]
     assert same["stall_ns"] > 0.001 * same["step_ns"], "of collectives, so that the row stalls and is free"
-    less, longer = re.search(r"\(with ([\d.]+ \w+/s) a step takes ([\d.]+)x as long\)", said).groups()
+    less, longer = re.search(
+        r"\(with ([\d.]+ \w+/s) a step takes ([\d.]+)x as long as if nothing moved\)", said
+    ).groups()
     assert step(scenario, **{"links.*.bandwidth": less}) == pytest.approx(float(longer) * same["step_ns"], rel=1e-4)
     assert float(longer) > 1.001
 
@@ -88,12 +88,7 @@ def test_a_condition_on_stall_that_fails_for_collectives_alone_says_so(hosim, sc
 def test_a_home_that_forces_traffic_though_all_would_fit_is_named(hosim, scenario):
     said = hosim("run", scenario).out
     free = step(in_hbm(scenario))
-    size = sum(
-        t.size_bytes for t in prepare(catalog.resolve(scenario)).graph.tensors if re.match("L0[23].*weight", t.name)
-    )
-    told = (
-        f"L0[23]/*.weight ({size / 1e6:.1f} MB) has its home in ddr, and would have room in hbm: with homes left free "
-    )
+    told = "L0[23]/*.weight has its home in ddr, and would have room in hbm: with homes left free "
     assert f"{told}a step of static takes {free / 1e3:.0f} us.\n" in said
     assert "capacity" not in said.partition("Without a source")[2], "no capacity is searched that cannot help"
 
@@ -111,7 +106,7 @@ def test_homes_that_have_no_room_are_left_in_peace(hosim, scenario):
 def test_a_home_that_costs_nothing_is_not_named(hosim, scenario):
     said = hosim("run", scenario, "--set", "links.*.bandwidth=10 TB/s").out
     assert "would have room" not in said
-    assert "free (as" not in said
+    assert "free" not in said.partition("Without a source")[2]
 
 
 UPDATE = "of state over h2d and runs on the device; where it runs on the host, hosim says nothing about its time."
