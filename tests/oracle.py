@@ -33,7 +33,7 @@ class Step:
     c: int
     named: dict[int, bool] = field(default_factory=dict)
     after: list[Step] = field(default_factory=list)
-    line: Step | None = None
+    line: list[Step] = field(default_factory=list)
     gate: Step | None = None
     issued_ns: int | None = None
     start_ns: int | None = None
@@ -105,7 +105,9 @@ class Oracle:
         places = [{tier} - {NOWHERE} for tier in plan.home]
         valid, lasting = [set(place) for place in places], {t.name for t in self.graph.tensors if t.persistent}
         last: Step | None = None
-        taker: Step | None = None
+        taker: list[Step] = []
+        brought: dict[int, Step] = {}
+        needed: list[tuple[int, Step]] = []
         for at, step in enumerate(steps):
             before = steps[:at]
             step.gate = last
@@ -113,9 +115,10 @@ class Oracle:
                 op = self.graph.ops[step.a]
                 step.named = {t: t in op.writes for t in (*op.reads, *op.writes)}
                 new = [t for t in op.writes if self.here not in places[t]]
-                step.line, last = taker, step
+                step.line, last = self._line(taker, needed, step.b), step
                 if op.workspace_bytes or any(self.size[t] for t in new):
-                    taker = step
+                    taker = [step]
+                needed += [(step.b, brought[t]) for t in step.named if t in brought]
                 for t in op.writes:
                     places[t].add(self.here)
                     valid[t] = {self.here}
@@ -124,7 +127,9 @@ class Oracle:
             if step.kind == COPY:
                 places[step.a].add(step.c)
                 valid[step.a].add(step.c)
-                step.line = taker if step.c == self.here else None
+                if step.c == self.here:
+                    step.line = self._line(taker, needed, last.b if last else 0)
+                    brought[step.a] = step
             step.after = [o for o in before if self._waits(step, o)]
             if step.kind == DETACH:
                 places[step.a].discard(step.b)
@@ -134,6 +139,11 @@ class Oracle:
                 if is_output and was_only:
                     step.after += [o for o in before if o.kind == COMPUTE]
         return steps
+
+    @staticmethod
+    def _line(taker: list[Step], needed: list[tuple[int, Step]], stream: int) -> list[Step]:
+        """Rule 8: the last compute that takes room, and the copies that computes of other streams need."""
+        return taker + [copy for other, copy in needed if other != stream]
 
     @staticmethod
     def _waits(step: Step, other: Step) -> bool:
@@ -288,7 +298,7 @@ class Oracle:
         is_gated = gate is not None and not (gate.has_ended if self.wait_for_end else gate.has_started)
         if is_gated or len(busy) == self.hardware.links[names[0]].channels or not self.valid[step.b][step.a]:
             return False
-        if step.line is not None and not step.line.has_started:
+        if not all(before.has_started for before in step.line):
             return False
         if not self._takes(step, step.c, 0 if self.held[step.c][step.a] else self.size[step.a]):
             return False
@@ -304,7 +314,7 @@ class Oracle:
         """Rule 8: take room if it is there and nobody is before it in line; else stand in line."""
         line, is_copy = self.in_line[tier], step.kind == COPY
         if size:
-            if not is_copy and step.line is not None and not step.line.has_started:
+            if not is_copy and not all(before.has_started for before in step.line):
                 return False
             is_behind = any((s.kind == COPY, s.number) < (is_copy, step.number) for s in line)
             if is_behind or self.used[tier] + size > self.capacity[tier]:

@@ -77,15 +77,16 @@ def check_tracks(facts: Facts) -> None:
     facts.check_actions(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
 
 
-def check_durations(facts: Facts, switches: Switches) -> None:
-    """Check that a compute takes its time alone (at least that, if contended), and a transfer at least its own."""
-    ran, contended = facts.ran(COMPUTE), switches.hbm_contention
-    is_alone = ~facts.program.meets[facts.a[ran]]
+def check_durations(facts: Facts) -> None:
+    """Check that a compute takes its time alone (at least that, if it shares), and a transfer at least its own."""
+    program, ran = facts.program, facts.ran(COMPUTE)
+    is_alone = ~program.meets[facts.a[ran]]
     computes = ran[is_alone]
-    alone = facts.program.alone_ns(facts.a[ran])[is_alone]
+    alone = program.alone_ns(facts.a[ran])[is_alone]
     took = facts.end_ns - facts.start_ns
-    right = took[computes] >= alone if contended else took[computes] == alone
-    law = f"a compute takes {'at least ' if contended else ''}its own time"
+    shares = program.is_modelled[facts.a[computes]] & program.is_contended
+    right = (took[computes] == alone) | (shares & (took[computes] > alone))
+    law = f"a compute takes its own time{', and no less beside others' if program.is_contended else ''}"
     facts.check_actions(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
     copies, links = facts.ran(COPY), [*facts.program.hardware.links.values()]
     keys = facts.program.sizes[facts.a[copies]] * len(links) + facts.track[copies]
@@ -271,14 +272,29 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
 
 
 def _line_allows(facts: Facts, taken: Ints) -> Ints:
-    """Return, by issue, when the last compute before that takes room had started, or arrived at its meeting.
+    """Return, by issue, when what comes before an action in line for room of the compute tier had started.
 
-    A compute that takes room, and a copy into the compute tier, wait for that. It is a position of the clock; `NONE`
-    for other actions, and where there is no such compute.
+    A compute that takes room, and a copy into the compute tier, wait for the last compute before that takes some (until
+    it arrived, if it meets others), and for the copies into that tier that computes of other streams before need. It is
+    a position of the clock; `NONE` for other actions, and where there is nothing to wait for.
     """
-    latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
+    is_compute = facts.kind == COMPUTE
+    latest = facts.latest(np.where(is_compute & (taken > 0), facts.arrived, NONE))
+    last = np.maximum.accumulate(np.where(is_compute, np.arange(len(facts.kind)), NONE))
+    stream, needed = np.where(last == NONE, 0, facts.b[last]), _needed_copies(facts)
+    for own in np.unique(stream):
+        others = facts.latest(np.where(is_compute & (facts.b != own), needed, NONE))
+        latest = np.where(stream == own, np.maximum(latest, others), latest)
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
-    return np.where(np.where(facts.kind == COMPUTE, taken > 0, is_copy_in), latest, NONE)
+    return np.where(np.where(is_compute, taken > 0, is_copy_in), latest, NONE)
+
+
+def _needed_copies(facts: Facts) -> Ints:
+    """Return, by issue, when the last copies into the compute tier of what a compute names had started."""
+    issue, kind, place, _reads, makes = facts.accesses
+    brought = facts.latest(np.where(makes & (kind == COPY), facts.start[issue], NONE), place)
+    named = kind == COMPUTE
+    return facts.by_issue(issue[named], brought[named])
 
 
 def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:
@@ -307,9 +323,10 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
 
 
 def _first_unrun(facts: Facts) -> Ints:
-    """Return the first action of each stream and queue that never started, if it was certainly issued.
+    """Return the first action of each stream and queue that never started, if it certainly stands where rows say.
 
-    It was if there is no sync before it, and too few unstarted computes before it to make the host stop.
+    It was issued if there is no sync before it, and too few unstarted computes before it to make the host stop. A copy
+    into the compute tier is left out where a compute may have been issued that stands before it in line.
     """
     if facts.complete:
         return np.empty(0, np.int64)
@@ -320,4 +337,8 @@ def _first_unrun(facts: Facts) -> Ints:
     heads = computes[np.unique(facts.b[computes], return_index=True)[1]]
     heads = np.sort(np.concatenate((heads, copies[np.unique(queues, return_index=True)[1]])))
     is_certain = 2 * np.searchsorted(computes, heads) < max(program.hardware.host.queue_depth, 1)
-    return np.asarray(heads[is_certain & (np.searchsorted(facts.actions(SYNC), heads) == 0)])
+    is_certain &= np.searchsorted(facts.actions(SYNC), heads) == 0
+    is_compute = facts.kind[heads] == COMPUTE
+    if not is_certain[is_compute].all():
+        is_certain &= is_compute | (facts.c[heads] != program.compute_tier)
+    return np.asarray(heads[is_certain])
