@@ -228,6 +228,9 @@ class Weight(NamedTuple):
         Axes along which ranks hold the same slice of it, and add up its gradient.
     is_trained
         Whether it has a gradient in training.
+    copies
+        How many neighbouring tensor ranks hold the same slice, as there are fewer KV heads than ranks; `shape` has all
+        copies.
     """
 
     name: str
@@ -238,6 +241,12 @@ class Weight(NamedTuple):
     size_bytes: int
     replicas: Axes
     is_trained: bool = True
+    copies: int = 1
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape without copies."""
+        return *self.shape[:-1], self.shape[-1] // self.copies
 
 
 def _next_change(layout: Layout, target: Layout) -> tuple[CollectiveKind | None, Axes, dict[int, Axes], Axes]:

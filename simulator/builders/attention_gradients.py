@@ -258,7 +258,8 @@ def _select_blocks(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tu
     if sequence <= sparse.select.top * sparse.select.block:
         return ()
     layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
-    blocks = t.tensor("attn.select.out", attention.groups * sparse.select.top, layout, ID_BYTES)
+    groups = attention.groups * (1 if heads.shared else t.weights[t.block]["attn.k"].copies)
+    blocks = t.tensor("attn.select.out", groups * sparse.select.top, layout, ID_BYTES)
     flops = 2 * t.spread[q].elements * sparse.compress.seen(sequence) // sequence
     t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)
     return (t.alias(blocks, "detached"),)

@@ -199,7 +199,8 @@ def _add_up(t: Tape) -> None:
     others = {w.name: tuple(a for a in t.partial_sums[w.name] if a not in BATCH) for w in trained if w.name in t.graded}
     summed = _by_axes((weight, others.get(weight.name, ())) for weight in trained)
     shared = _by_axes((weight, weight.replicas) for weight in trained)
-    sums = [(CollectiveKind.ALL_REDUCE, part) for part in summed]
+    copied = _by_axes((w, (t.copies_group(w.copies),) if w.copies > 1 else ()) for w in trained)
+    sums = [(CollectiveKind.ALL_REDUCE, part) for part in (*summed, *copied)]
     if t.zero_stage < 2:
         sums += [
             (CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, part) for part in shared

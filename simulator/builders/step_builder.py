@@ -247,6 +247,14 @@ class StepBuilder:
             self.graph.group(group, self.mesh.members(along))
         self.op(name, reads, writes, collective=Collective(kind, group, size_bytes))
 
+    def copies_group(self, copies: int) -> str:
+        """Return the group of neighbouring tensor ranks that hold the same KV heads, so many at a time."""
+        name = f"tensor.copies{copies}"
+        if name not in self.graph.groups:
+            lines = self.mesh.members(TENSOR)
+            self.graph.group(name, [line[i : i + copies] for line in lines for i in range(0, len(line), copies)])
+        return name
+
     def to(self, x: str, layout: Layout) -> str:
         """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
         spread, key = self.spread[x], (x, layout, self.phase)

@@ -41,11 +41,19 @@ class Spec(NamedTuple):
         For each dimension, the axes that cut it.
     kind
         Its kind of tensor.
+    kv_heads
+        How many KV heads its outputs are of, if they are: each is whole on some rank, or on several.
     """
 
     shape: tuple[int, ...]
     tensor_map: tuple[Axes, ...]
     kind: str = "weight"
+    kv_heads: int = 0
+
+    def copied(self, ranks: int) -> tuple[Spec, int]:
+        """Return the weight with a KV head for each of so many ranks that cut it, and how many ranks have the same."""
+        copies = max(1, ranks // (self.kv_heads or ranks))
+        return self._replace(shape=(*self.shape[:-1], self.shape[-1] * copies)), copies
 
 
 Specs = dict[str, Spec]
@@ -96,7 +104,7 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
         both[name] = spec
         if name in biased:
             (*many, _, outputs), (*cut_many, _, cut) = spec.shape, spec.tensor_map
-            both[f"{name}.bias"] = Spec((*many, outputs), (*cut_many, cut), spec.kind)
+            both[f"{name}.bias"] = spec._replace(shape=(*many, outputs), tensor_map=(*cut_many, cut))
     return both
 
 
@@ -104,10 +112,10 @@ def _gqa(h: int, gqa: Gqa) -> Specs:
     q, kv, size = gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size, gqa.head_size
     norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if gqa.qk_norms else {}
     if gqa.qk_norms == "all":
-        norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)}
+        norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
-    widths = {"q": q, "k": kv * gqa.views, "v": kv * gqa.views}
-    columns = {name: Spec((h, width), _COLUMN) for name, width in widths.items()}
+    of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
+    columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
     return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, gqa.biases)
 
 
@@ -160,10 +168,11 @@ def _gated(name: str, h: int, f: int, experts: int = 0, *, biases: bool = False)
 def _adapted(part: Specs, lora: Lora) -> Specs:
     """Add the adapters beside some weights of a layer; rows go through the narrow width uncut."""
     specs = dict(part)
-    for name, (shape, cut, kind) in part.items():
+    for name, spec in part.items():
+        shape, cut = spec.shape, spec.tensor_map
         if is_matrix(name, shape) and _fits(name, lora.targets):
-            down = Spec((*shape[:-1], lora.rank), (*cut[:-1], ()), kind)
-            up = Spec((*shape[:-2], lora.rank, shape[-1]), (*cut[:-2], (), cut[-1]), kind)
+            down = Spec((*shape[:-1], lora.rank), (*cut[:-1], ()), spec.kind)
+            up = spec._replace(shape=(*shape[:-2], lora.rank, shape[-1]), tensor_map=(*cut[:-2], (), cut[-1]))
             specs |= {f"{name}.{half}": spec for half, spec in zip(ADAPTER, (down, up), strict=True)}
     return specs
 
@@ -254,17 +263,18 @@ def lay(workload: Workload, model: Model) -> Laid:
     frozen, dtypes = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen, workload.dtypes
     for block, part in specs(laid.model):
         adapted = _adapted(part, workload.lora) if workload.lora and block in parts else part
-        for module, spec in adapted.items():
+        for module, whole in adapted.items():
             name = f"{block}/{module}.weight"
-            layout = laid_out(mesh, _tensor_map(workload, name, spec))
+            layout = laid_out(mesh, _tensor_map(workload, name, whole))
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
+            spec, copies = whole.copied(layout.divisors[-1])
             shape = layout.local_shape(spec.shape, f"{where}, {name}")
             is_frozen = module == "ffn.router_bias" or _fits(name, frozen) or workload.phase != "train"
             is_trained, size_bytes = module.endswith(ADAPTER) or not is_frozen, prod(shape) * dtypes.element_bytes
             if block in parts and len(shape) > 1 and not is_trained and not module.endswith(("ffn.router", ".bias")):
                 size_bytes = dtypes.matrix_bytes(shape, is_expert=spec.kind == "expert")
-            weight = Weight(name, spec.shape, layout, spec.kind, prod(shape), size_bytes, replicas, is_trained)
-            laid.weights.setdefault(block, {})[module] = weight
+            about = (layout, spec.kind, prod(shape), size_bytes, replicas, is_trained, copies)
+            laid.weights.setdefault(block, {})[module] = Weight(name, spec.shape, *about)
     _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
     if workload.phase == "train" and model == workload.model:  # and not the same with fewer layers
         _check_trained(laid, frozen)
@@ -276,22 +286,27 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     parallel, tokens = workload.parallel, workload.batch * workload.sequence
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     for attention, part in model.kinds:
-        whole = {"heads": attention.heads} | ({"kv_heads": attention.kv_heads} if isinstance(attention, Gqa) else {})
+        whole, kv_heads = {"heads": attention.heads}, attention.kv_heads if isinstance(attention, Gqa) else 0
         if not parallel.layouts:
             whole |= {"ffn": part.width, "vocabulary": model.vocabulary}
         elif workload.phase == "train":  # layouts say what is cut; but at inference heads always are
-            whole = {}
+            whole, kv_heads = {}, 0
         whole |= {"tokens of a micro-batch": tokens} if parallel.sequence else {}
         experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
         if isinstance(part, Experts) and workload.phase == "train":
             senders = parallel.tensor if parallel.expert > parallel.data else 1
             experts["choices of a rank's tokens"] = tokens * part.top_k // senders
         for axis, lengths in (("tensor", whole), ("expert", experts)):
-            parts, most = getattr(parallel, axis), gcd(*lengths.values())
+            parts, most = getattr(parallel, axis), gcd(*lengths.values(), kv_heads * (axis == "tensor"))
             for name, length in lengths.items():
                 must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"
                 do = would_divide(f"parallel.{axis}", most, parts)
                 insist(length % parts == 0, f"{where}, parallel.{axis}", must, found, do)
+        tensor, found = parallel.tensor, f"{parallel.tensor}, and {kv_heads} kv_heads"
+        must = "tensor divides kv_heads, or is a multiple of them, so that several ranks hold the same one"
+        do = would_divide("parallel.tensor", gcd(*whole.values(), kv_heads), tensor)
+        fits = kv_heads % tensor == 0 or tensor % kv_heads == 0
+        insist(fits, f"{where}, parallel.tensor", must, found, do)
     must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
     do = "set pipeline to 1, or tied_embeddings to false"
     insist(not model.tied_embeddings or parallel.pipeline == 1, f"{where}, parallel.pipeline", must, found, do)
@@ -357,7 +372,7 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
     laid, every, active = lay(workload, workload.model), 0, 0
     for block, weights in laid.weights.items():
         for weight in weights.values():
-            count = chosen = prod(weight.shape)
+            count = chosen = prod(weight.whole_shape)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
                 count, chosen = count // part.held * part.routed, count // part.held * part.top_k
             every, active = every + count, active + chosen

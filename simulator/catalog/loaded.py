@@ -240,6 +240,11 @@ class Axis:
         """Whether figures are multiplied rather than replaced."""
         return self.unit == "x"
 
+    @property
+    def is_of_work(self) -> bool:
+        """Whether it changes the workload."""
+        return any(document == "workload" for document, _ in map(split, self.fields))
+
     def written(self, value: Any) -> Any:
         """Write a value as a document states it."""
         if self.values:

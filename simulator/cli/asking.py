@@ -23,7 +23,7 @@ _ASKED_BACK = (
 _ASKED = (
     click.option("--field", metavar="NAME", help="What is searched: sequence, batch; least: tiers.hbm.capacity."),
     *_SEARCHED,
-    click.option("--over", metavar="ROW", help="Compare steps with those of this row."),
+    click.option("--over", metavar="ROW", help="Compare steps with those of this row, compute or unmoved."),
     click.option("--slowdown", multiple=True, metavar="RATIO", help="Limit on the step, relative to --over: 1.01x."),
 )
 
@@ -40,7 +40,7 @@ def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
     *("scenario", "policy", "set", *_ASKED_BACK, "workers", "json", "out"),
 )
 @click.option("--such-that", multiple=True, metavar="CONDITION", help="A condition on a row: 'stall <= 0.1 %'.")
-@click.option("--over", metavar="ROW", help="Base of ratios: a row, or compute. [default: the fastest row]")
+@click.option("--over", metavar="ROW", help="Base of ratios: a row, compute, unmoved. [default: the fastest row]")
 @click.option("--pareto", is_flag=True, help="Instead, trade off peaks, or with --of a cost, against steps.")
 def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for what no plan beats.

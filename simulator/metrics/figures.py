@@ -74,8 +74,10 @@ class Figure:
 FIGURES = (
     Figure("status", "text", "status", "`ok`, or why the row did not run to its end.", of="run"),
     Figure("step_ns", "ns", "step", "`E_n - E_(n-1)`, or `M` of a run of one step.", of="run", worse="more"),
-    Figure("tokens_per_s", "per s", "tokens/s", "Tokens that all ranks train on, read or add in a step, by `step_ns`."),
-    Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`."),
+    Figure("tokens_per_s", "per s", "tokens/s", "Tokens that all ranks train on, read or add in a step, by `step_ns`.",
+           worse="less"),
+    Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`.",
+           worse="less"),
     Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
            "each op once, but elementwise ones and what runs again; of attention what its kernels compute. Of `hosim "
            "serve`: in all iterations by the time in which some sequence runs."),

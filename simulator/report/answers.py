@@ -72,7 +72,7 @@ def _steps_over(tried: Rows, question: Question) -> Panel:
 
 
 def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool = False) -> str:
-    """Say with how much bandwidth, or capacity, a row is free: it neither stalls nor recomputes.
+    """Say with how much bandwidth, or capacity, a row is free: its step is no longer than if nothing moved.
 
     Parameters
     ----------
@@ -84,13 +84,14 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
         Whether the scenario has a budget; the search ignores it.
     """
     who, value, start = row["policy"], row[question.column], question.read("start")
+    is_longer = "next" in row and row["limit"] == "step"
+    obstacle = f"a step takes {row['limit_at']} as long as if nothing moved" if is_longer else ""
+    fails = f"with {question.written(row['next'])} {obstacle or _obstacle(row, question)}" if "next" in row else ""
     if value is None:
-        why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
-        return f"No {amount} that was tried makes {who} free{why}."
+        return f"No {amount} that was tried makes {who} free{fails and f': {fails}'}."
     now, alone = ("its budget leaves", " and no budget") if has_budget else ("it has", "")
     has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
-    verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
-    beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
+    verb, beyond = "would be free" if value > start else "is free, even", f" ({fails})" if fails else " or less"
     return f"{who} {verb} with {' + '.join(question.paths)} {question.written(value)}{alone}{beyond}{has}."
 
 
@@ -107,7 +108,7 @@ def _reached(row: Row, question: Question) -> str:
     if "tried" not in row:
         return f"{who} was not searched: {row['notes']}."
     does = question.does(row["within"])
-    if is_bound(row):
+    if is_bound(row) and row.get("limit") != "failed":
         none = "no plan" if who == BOUNDS[1] else "no plan that runs each op once"
         if not value:
             return f"{who}: {none} {does} with any {question.field} that was tried."
@@ -131,7 +132,9 @@ def _obstacle(row: Row, question: Question) -> str:
     if "limit_at" not in row:
         return f"its plan is {row['limit']}"
     if "limit_demand_bytes" not in row:
-        return str(row["limit_at"]) if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
+        why = f"it fails: {row['limit_at']}" if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
+        unmoved = "that are there if nothing moves, too; ask for step <= 1.001x --over unmoved"
+        return f"{why}, but only for waits for {row['limit_only']} {unmoved}" if "limit_only" in row else why
     short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
     return f"{row['limit']} is short by {short} at {row['limit_at']}"
 

@@ -168,7 +168,7 @@ def layout_text(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> 
     parts = {
         "held all step, by each rank": kept,
         "live at most, if nothing moves": peaks,
-        "how weights are cut, before ZeRO": _cuts(weights, workload),
+        "how weights are cut, before ZeRO": _cuts(weights),
         "communicated in a step, by each rank": exchanged,
     }
     tables = [f"{head}\n{aligned(figures(rows, _used(rows)), 2)}" for head, rows in parts.items() if rows]
@@ -186,22 +186,20 @@ def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [column for column in rows[0] if not column.endswith("_bytes") or any(row[column] for row in rows)]
 
 
-def layout_data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[str, Any]:
+def layout_data(job: Job, weights: Mapping[str, Weight]) -> dict[str, Any]:
     """Return the layout of a job as plain data: sizes in bytes, all ranks by number, all members of groups.
 
     Parameters
     ----------
     job, weights
         See `layout_text`.
-    element_bytes
-        Size of an element of a weight [B].
     """
     cuts = []
     for weight in weights.values():
         mesh = weight.layout.mesh
-        cut = {"weight": weight.name, "shape": weight.shape, "device_matrix": mesh.device_matrix}
+        cut = {"weight": weight.name, "shape": weight.whole_shape, "device_matrix": mesh.device_matrix}
         cut |= {"axis_names": mesh.axis_names, "tensor_map": weight.layout.tensor_map}
-        cuts.append(cut | {"rank_bytes": weight.parameters * element_bytes, "held_by_ranks": _holders(weight)})
+        cuts.append(cut | {"rank_bytes": weight.size_bytes, "held_by_ranks": _holders(weight)})
     return {
         "schema": "hosim-layout/1",
         "name": job.name,
@@ -250,25 +248,24 @@ def _parts(workload: Workload) -> str:
     return text + (f"; ZeRO {parallel.zero_stage}" if parallel.zero_stage else "")
 
 
-def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, Any]]:
-    """Return a row for each pattern of weights (names that differ only in numbers), its shape and its cut."""
+def _cuts(weights: Mapping[str, Weight]) -> list[dict[str, Any]]:
+    """Return a row for each pattern of weights (names that differ only in numbers), its shape, cut and stored size."""
 
-    def alike(weight: Weight) -> tuple[str, str, str]:
+    def alike(weight: Weight) -> tuple[str, str, str, int]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
-        return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
+        return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.whole_shape)), f"[{cut}]", weight.size_bytes
 
     rows = []
-    for (name, shape, cut), group in grouped(weights.values(), alike).items():
+    for (name, shape, cut, size_bytes), group in grouped(weights.values(), alike).items():
         row: dict[str, Any] = {"weights": name, "how_many": len(group), "shape": shape, "cut_along": cut}
-        row["each_rank_bytes"] = group[0].parameters * workload.dtypes.element_bytes
-        rows.append(row | {"ranks_that_hold_it": _holders(group[0])})
+        rows.append(row | {"each_rank_bytes": size_bytes, "ranks_that_hold_it": _holders(group[0])})
     return rows
 
 
 def _holders(weight: Weight) -> int:
     """Count the ranks that hold the same shard; each layer is in a single pipeline stage."""
     mesh, cut = weight.layout.mesh, (*weight.layout.cut, "pipeline")
-    return mesh.size([axis for axis in mesh.axis_names if axis not in cut])
+    return mesh.size([axis for axis in mesh.axis_names if axis not in cut]) * weight.copies
 
 
 def _exchanged(exchange: Exchange) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from simulator.errors import insist
 from simulator.metrics import figure_of
 from simulator.report.files import Summary, dumped, read_summary, spent
-from simulator.report.rows import ABSENT, percent, shown, signed
+from simulator.report.rows import ABSENT, pace, percent, shown, signed
 from simulator.report.tables import Column, in_markdown, markdown
 from simulator.report.views import Section, SweepView
 from simulator.units import counted, in_yaml
@@ -31,22 +31,22 @@ class FigureChange(NamedTuple):
     old, new
         The two values; None where there is none.
     of
-        The base of the share: the old value; for a part of a step, the old step.
+        The base of the share: the old value; for a part of a step, the old step; None: the two are not compared.
     tolerance
         Share up to which a change is accepted.
     """
 
     column: str
     on: str
-    old: int | None
-    new: int | None
-    of: int | None
+    old: float | None
+    new: float | None
+    of: float | None
     tolerance: float
 
     @property
-    def difference(self) -> int | None:
-        """The new value less the old one; None if either is missing."""
-        return None if self.old is None or self.new is None else self.new - self.old
+    def difference(self) -> float | None:
+        """The new value less the old one; None if either is missing, or they are not compared."""
+        return None if self.old is None or self.new is None or self.of is None else self.new - self.old
 
     @property
     def share(self) -> float | None:
@@ -59,6 +59,12 @@ class FigureChange(NamedTuple):
         if self.difference is None or self.share is None:
             return self.old != self.new
         return abs(self.difference) > self.tolerance * abs(self.of or 0)
+
+    @property
+    def worse(self) -> bool:
+        """Whether it moved the way that is worse."""
+        way = {"more": 1, "less": -1}.get(figure_of(self.column).worse, 0)
+        return way * (self.difference or 0) > 0 and self.moved
 
     @property
     def name(self) -> str:
@@ -92,12 +98,14 @@ class RowChange(NamedTuple):
     why
         If its status changed and it does not run: the place where room is short, or the obstacle.
     step
-        The step.
+        The step; of other work the tokens, or the samples, of a second, or else the step, which is then not compared.
     figures
         Peaks, bytes moved, and other compared figures, in the order of the summary.
     terms
         The parts of the step, the largest change first: their differences sum to that of the step. Empty unless the row
-        ran to its end in both results.
+        ran to its end in both results, and did the same work.
+    is_same_work
+        Whether both do the same work in a step.
     """
 
     label: str
@@ -106,6 +114,7 @@ class RowChange(NamedTuple):
     step: FigureChange
     figures: tuple[FigureChange, ...]
     terms: tuple[FigureChange, ...]
+    is_same_work: bool = True
 
     @property
     def moved(self) -> bool:
@@ -115,11 +124,13 @@ class RowChange(NamedTuple):
 
     @property
     def worse(self) -> bool:
-        """Whether it no longer runs or is gone, or takes longer or peaks higher by more than the tolerance."""
+        """Whether it no longer runs or is gone, or takes longer or peaks higher by more than the tolerance.
+
+        Of other work only the rate counts.
+        """
         if self.status[0] == "ok" != self.status[1] or self.status[1] is None:
             return True
-        grown = (change for change in (self.step, *self.figures) if figure_of(change.column).worse == "more")
-        return any((change.difference or 0) > 0 and change.moved for change in grown)
+        return any(change.worse for change in (self.step, *(self.figures if self.is_same_work else ())))
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -188,7 +199,7 @@ class Diff:
         """The table of all rows, a table of each row that changed, and the differences of inputs and verdicts."""
         moved = [row for row in self.rows if row.moved]
         sections = [Section(columns=_table(self.rows))] if moved else []
-        sections += [Section(row.label, _details(row)) for row in moved if row.terms]
+        sections += [Section(row.label, _details(row)) for row in moved if row.terms or not row.is_same_work]
         inputs = [f"{name}: {old} -> {new}" for name, old, new in self.inputs]
         turned = [f"expectation {'holds again' if turn.holds else 'fails now'}: {turn.asks}" for turn in self.verdicts]
         return SweepView(f"{self.old} and {self.new}", sections, [self.conclusion, *inputs, *turned])
@@ -252,7 +263,15 @@ def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ..
     before, after = ({row["policy"]: row for row in summary["rows"]} for summary in (old, new))
     labels = dict.fromkeys((*after, *before))
     pairs = ((label, (before.get(label, {}), old), (after.get(label, {}), new)) for label in labels)
-    return tuple(_row(*pair, tolerance) for pair in pairs)
+    return tuple(_row(*pair, tolerance, is_same_work=_work(old) == _work(new)) for pair in pairs)
+
+
+def _work(summary: Summary) -> dict[str, str]:
+    """Return the digests of the workload as it was run, and of the graph, if a result says them."""
+    inputs = {entry["kind"]: entry for entry in summary.get("provenance", {}).get("inputs", ())}
+    return {
+        kind: inputs[kind].get("content") or inputs[kind]["sha256"] for kind in ("workload", "graph") if kind in inputs
+    }
 
 
 def _turned(old: Summary, new: Summary) -> Iterator[Turned]:
@@ -265,22 +284,26 @@ def _holding(summary: Summary) -> dict[str, bool]:
     return {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
 
 
-def _row(label: str, before: tuple[Summary, Summary], after: tuple[Summary, Summary], tolerance: float) -> RowChange:
+def _row(
+    label: str, before: tuple[Summary, Summary], after: tuple[Summary, Summary], tolerance: float, *, is_same_work: bool
+) -> RowChange:
     """Compare a row of two results, each given with its summary; a missing row is empty."""
     (old, _), (new, _) = before, after
 
     def change(column: str) -> FigureChange:
         return FigureChange(column, "", old.get(column), new.get(column), old.get(column), tolerance)
 
-    status, step = (old.get("status"), new.get("status")), change("step_ns")
+    status = old.get("status"), new.get("status")
+    by = pace([old, new], is_same_work=is_same_work) if status == ("ok", "ok") else "step_ns"
+    step, is_same = change(by) if by else change("step_ns")._replace(of=None), by == "step_ns"
     is_gone = status[1] not in (status[0], "ok")
     was, now = dict(spent(*before)), dict(spent(*after))
-    places = dict.fromkeys((*was, *now)) if status == ("ok", "ok") else ()
+    places = dict.fromkeys((*was, *now)) if status == ("ok", "ok") and is_same else ()
     terms = [FigureChange(*place, was.get(place, 0), now.get(place, 0), step.old, tolerance) for place in places]
     terms.sort(key=lambda term: -abs(term.difference or 0))
     figures = tuple(change(column) for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared)
     why = (new.get("short_at") or new.get("notes") or "") if is_gone else ""
-    return RowChange(label, status, why, step, figures, tuple(terms))
+    return RowChange(label, status, why, step, figures, tuple(terms), is_same)
 
 
 def _inputs(old: Summary, new: Summary) -> Iterator[tuple[str, str, str]]:
@@ -317,7 +340,9 @@ def _sides(changed: Sequence[FigureChange], name: str = "") -> list[Column]:
     """Make columns of old and new values and their differences."""
     heads = (f"old {name}".rstrip(), f"new {name}".rstrip(), "change", "share")
     shares = [signed(change.share) if change.difference else "" for change in changed]
-    sides = ([shown(change.column, getattr(change, side)) for change in changed] for side in ("old", "new"))
+    heads_of = [f" {figure_of(change.column).head}" * (figure_of(change.column).unit == "per s") for change in changed]
+    both = list(zip(changed, heads_of, strict=True))
+    sides = ([shown(each.column, getattr(each, side)) + head for each, head in both] for side in ("old", "new"))
     cells = (*sides, [change.written for change in changed], shares)
     return [Column(head, texts, left=False) for head, texts in zip(heads, cells, strict=True)]
 
@@ -334,6 +359,8 @@ def _cause(row: RowChange) -> str:
     if row.status[0] != row.status[1]:
         short = next((change.new for change in row.figures if change.column == "short_bytes" and change.new), None)
         return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
+    if not row.is_same_work:
+        return "other work" + ("" if row.step.of is None else f", by {figure_of(row.step.column).head}")
     moved = next((change for change in chain(row.terms, row.figures) if change.moved), None)
     return f"{moved.name} {moved.written}" if moved else "same"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise, product
+from operator import itemgetter
 from textwrap import fill
 from typing import Any
 
@@ -13,7 +14,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
 from simulator.report import views
-from simulator.report.rows import listed, percent, present, quantity, ratio, shown
+from simulator.report.rows import listed, pace, percent, present, quantity, ratio, shown
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
 from simulator.report.uncertain import Summed, comparisons, distributions, quantile_tables
@@ -26,7 +27,8 @@ LINES = 64
 
 def needs(axes: Sequence[Varied], hardware: Hardware) -> list[str]:
     """Name the columns of rows that `grid_view` needs."""
-    always = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
+    always = ["policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes"]
+    always += ["tokens_per_s", "samples_per_s"]
     return [*(axis.name for axis in axes), *always, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
 
 
@@ -63,7 +65,8 @@ def grid_view(
     else:
         lines = [{"policy": ALL, **row} for row in rows]
         ran = [row for row in rows if row["status"] == "ok"]
-        steps = ("status", "step_ns", "slowdown_vs_fastest", "stall_ns")
+        by_rate = (each for each in (_pace(ran, axes),) if each not in ("", "step_ns"))
+        steps = ("status", "step_ns", *by_rate, "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
         tables = [Section(columns=[*views.point_columns(lines, axes), *figures(lines, (*steps, *held))])]
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
@@ -138,16 +141,27 @@ def _waits_most(rows: Rows) -> str:
     return WAITED_FOR[cause] if most_ns else ""
 
 
+def _pace(ran: Rows, axes: Sequence[Varied]) -> str:
+    """Name the figure by which cells are compared: see `simulator.report.rows.pace`."""
+    return pace(ran, is_same_work=not any(axis.is_of_work for axis in axes))
+
+
 def _extremes(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
-    """Say for each policy where its step is shortest and longest, and in how many cells it never stalls."""
+    """Say for each policy where it is fastest and slowest, by step or rate, and in how many cells it never stalls."""
     for (policy,), group in by(ran, "policy").items():
-        first, last = (pick(group, key=lambda row: row["step_ns"]) for pick in (min, max))
-        if first["step_ns"] == last["step_ns"]:
-            yield f"{policy} takes {quantity(first['step_ns'], 'ns')} in each cell in which it runs."
-            continue
-        times, longest = ratio(last["step_ns"] / first["step_ns"]), quantity(last["step_ns"], "ns")
-        shortest = f"{quantity(first['step_ns'], 'ns')} at {point(first, axes)}"
-        yield f"{policy} takes {shortest}, and {times} as long, {longest}, at {point(last, axes)}."
+        if figure := _pace(group, axes):
+            does, much, of = (
+                ("takes", "long", "") if figure == "step_ns" else ("makes", "many", f" {figure_of(figure).head}")
+            )
+            first, last = (
+                pick(group, key=itemgetter(figure)) for pick in (min, max)[:: 1 if figure == "step_ns" else -1]
+            )
+            most, least = (f"{shown(figure, row[figure])}{of}" for row in (first, last))
+            if first[figure] == last[figure]:
+                yield f"{policy} {does} {most} in each cell in which it runs."
+                continue
+            times = f"{ratio(last[figure] / first[figure])} as {much}"
+            yield f"{policy} {does} {most} at {point(first, axes)}, and {times}, {least}, at {point(last, axes)}."
         free = [row for row in group if row["stall_ns"] == 0]
         if 0 < len(free) < len(group):
             count = f"{len(free):,} of {len(group):,} cells"
@@ -209,7 +223,10 @@ def _what_limits(caps: Sequence[str], inside: Rows) -> str:
 def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:
     """Make a map over the two longest axes for each policy and each cell of the other axes."""
     ran = [line for line in lines if present(line.get(height))]
-    best = min((line[height] for line in ran), default=1)
+    figure = _pace(ran, axes)
+    per = {"tokens_per_s": "time of a token", "samples_per_s": "time of a sample"}.get(figure, "step")
+    ran = [line if per == "step" else {**line, height: 1e9 / line[figure]} for line in ran]
+    best = min((line[height] for line in ran), default=1) if figure else 0
     left, up = sorted(sorted(axes, key=lambda axis: -len(axis.values))[:2], key=axes.index)
     outer = [axis for axis in axes if axis not in (left, up)]
     by_cell = {(line["policy"], *(line[axis.name] for axis in (*outer, left, up))): line[height] for line in ran}
@@ -218,4 +235,4 @@ def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:
         where = point(dict(zip((axis.name for axis in outer), fixed, strict=True)), outer)
         heights = [[by_cell.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]
         title = fill(": ".join(filter(None, (policy, where))), 50)
-        yield Map(title, (left.name, up.name), (ticks[0], ticks[1]), heights, best)
+        yield Map(title, (left.name, up.name), (ticks[0], ticks[1]), heights, best, per)

@@ -280,13 +280,13 @@ def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
     unit, size = units(max(every, default=1), "ns")
     norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
     images = [_draw_map(ax, each, size, norm) for ax, each in zip(places, drawn, strict=False)]
-    bar = places[0].figure.colorbar(images[0], ax=places, label=f"step [{unit}]")
+    bar = places[0].figure.colorbar(images[0], ax=places, label=f"{drawn[0].per} [{unit}]")
     if norm is not None:
         ticks = np.geomspace(min(every) / size, max(every) / size, _TICKS)
         bar.minorticks_off()
         bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks.tolist()])
     lines = {"color": drawing.INK, "linewidth": 0.8}
-    head(places[0], title, {"does not run": _EMPTY, "so many times as long as the shortest step": lines})
+    head(places[0], title, {"does not run": _EMPTY, f"so many times as long as the shortest {drawn[0].per}": lines})
     return places[0]
 
 

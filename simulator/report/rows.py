@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -89,7 +89,7 @@ class Row:
     @property
     def is_free(self) -> bool:
         """Whether it runs no op again, and waits neither for a copy nor for room."""
-        return not self.recompute_ns and not {"capacity", "transfer"} & self.causes.keys()
+        return not self.recompute_ns and not {"capacity", "transfer", "compaction"} & self.causes.keys()
 
     @property
     def causes(self) -> dict[str, int]:
@@ -215,6 +215,25 @@ def bound_name(row: Row) -> str:
 def by_step(rows: Iterable[R]) -> list[R]:
     """Sort the rows that ran to their end, the fastest first."""
     return sorted((row for row in rows if row.is_ok), key=lambda row: int(row.summary["step_ns"]))
+
+
+def pace(rows: Sequence[Mapping[str, Any]], *, is_same_work: bool) -> str:
+    """Name the figure by which rows are compared, or return an empty text if none compares them.
+
+    Rows that do the same work are compared by their step; else by the tokens, or the samples, of a second.
+
+    Parameters
+    ----------
+    rows
+        Figures of rows that ran.
+    is_same_work
+        Whether they do the same work as far as their documents tell; it counts where tokens and samples are unknown.
+    """
+    for column in ("tokens_per_s", "samples_per_s"):
+        if rows and all(present(row.get(column)) and row.get("step_ns") for row in rows):
+            handled = {round(row[column] * row["step_ns"] / 10**9) for row in rows}
+            return column if len(handled) > 1 else "step_ns"
+    return "step_ns" if is_same_work else ""
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

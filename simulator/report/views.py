@@ -74,7 +74,9 @@ class Map(NamedTuple):
     heights
         Lines from bottom to top, each with heights from left to right; None where nothing ran.
     best
-        The least height: contours show its multiples.
+        The least height: contours show its multiples; 0: heights are not compared.
+    per
+        What a height is the time of: ``step``, or what is handled in it.
     """
 
     title: str
@@ -82,6 +84,7 @@ class Map(NamedTuple):
     ticks: tuple[Sequence[str], Sequence[str]]
     heights: Sequence[Sequence[float | None]]
     best: float
+    per: str = "step"
 
 
 class Section(NamedTuple):
@@ -177,12 +180,15 @@ class Varied(NamedTuple):
         Its values, in order.
     is_drawn
         Whether the values are drawn, or number the draws.
+    is_of_work
+        Whether they change the workload.
     """
 
     name: str
     unit: str | None = None
     values: Sequence[Any] = ()
     is_drawn: bool = False
+    is_of_work: bool = False
 
     def written(self, row: Row) -> str:
         """Write the value of a row for people."""

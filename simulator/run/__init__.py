@@ -51,8 +51,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     progress
         Called now and then.
     what_if
-        Whether to search for the bandwidth, and the capacity, with which the fastest row is free: no stall, and no
-        recompute. None, as in `hosim run`: only if it is not free already, and the search is quick.
+        Whether to search for the bandwidth, and the capacity, with which the fastest row is free: its step is as long
+        as if nothing moved. None, as in `hosim run`: only if it is not free already, and the search is quick.
 
     Returns
     -------

@@ -17,12 +17,14 @@ from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
 from simulator.report.answers import BOUNDS
 from simulator.report.expectations import OTHER, condition, unmet
+from simulator.report.rows import listed
+from simulator.report.sentences import WAITED_FOR
 from simulator.run.case import Case, Policies
 from simulator.run.grid import Cells
-from simulator.run.row import row_of
+from simulator.run.row import row_of, unmoved_row
 from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Frontier, Question
-from simulator.scenario.question import COMPUTE, FASTEST
+from simulator.scenario.question import COMPUTE, FASTEST, UNMOVED
 from simulator.units import nearest
 
 Asked = Mapping[str, Any]
@@ -36,6 +38,8 @@ _FINE = 1.5
 """Where no value meets the conditions, a middle is tried between neighbours with a larger ratio: once per doubling."""
 _ONCE = {"may_repeat": False, "in_turn": False}
 """Arguments for the bound on plans that run each op once per step."""
+_MEETING = "collective", "peer", "order"
+"""Causes of waits that a job has without offloading, too."""
 _OF_BOUND = {"step_ns", "stall_ns", "recompute_ns", "tokens_per_s"}
 """Columns that a bound may have."""
 
@@ -76,8 +80,8 @@ class Search:
         self._policies, self.grows = policies, isinstance(question, Frontier)
         self._where = partial(catalog.place_asking, loaded, question.key, asked)
         rows = [row.row for row in loaded.scenario.policies]
-        names = tuple(dict.fromkeys([*rows, COMPUTE, *POLICIES, *[FASTEST] * self.grows]))
-        rule, do = "steps are compared with those of a row, or with compute", nearest(question.over, names)
+        names = tuple(dict.fromkeys([*rows, COMPUTE, UNMOVED, *POLICIES, *[FASTEST] * self.grows]))
+        rule, do = "steps are compared with those of a row, compute or unmoved", nearest(question.over, names)
         insist(question.over in names, self._where("over"), rule, repr(question.over), do)
         self._documents = loaded.without_questions()
         self.base = catalog.unfixed(self._documents, question)
@@ -91,7 +95,7 @@ class Search:
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._run_compared)
         case = self.built(self.first)
         self._has_ratio = question.over != FASTEST or any(clause.over == OTHER for clause in self._conditions)
-        if self.grows and self._has_ratio:
+        if self.grows and self._has_ratio and question.over != UNMOVED:
             self._other(None)  # refuse before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
             label: partial(self.try_row, label, decide) for label, decide in case.rows(policies).items()
@@ -145,8 +149,7 @@ class Search:
 
     def study(self, who: str, points: Sequence[Point], **between: Any) -> Study:
         """Make a study of a row at these points, and perhaps `between` them (fields of `Study`)."""
-        about, is_strict = {"policy": who}, not self.grows
-        return Study(self.base, self.rows[who], (self.axis,), points, about=about, is_strict=is_strict, **between)
+        return Study(self.base, self.rows[who], (self.axis,), points, about={"policy": who}, **between)
 
     def edge(self, who: str) -> Study:
         """Make the study that finds a row's edge: outwards from the documents' value, or inwards from both ends."""
@@ -163,6 +166,8 @@ class Search:
         case, over = self.built(value), self.question.over
         if over == COMPUTE:
             return {"step_ns": case.compute_ns}
+        if over == UNMOVED:
+            return unmoved_row(case)
         names = self._policies if over == FASTEST else [over]
         ran = [self._run(label, decide, value) for label, decide in case.rows(names).items()]
         if over != FASTEST:
@@ -219,11 +224,17 @@ class Search:
 
     def _compare(self, row: Row, value: int | float) -> Row:
         """Add a row's slowdown against the row ``over``, and the condition that it violates, if any."""
-        other = self._other(self.question.value_for_over(value)) if self._has_ratio and row["status"] == "ok" else {}
+        where = value if self.question.over == UNMOVED else self.question.value_for_over(value)
+        other = self._other(where) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
         lack = unmet(self._conditions, row, other) if row["status"] == "ok" else None
-        return row if lack is None else row | {"is_unmet": True, "limit": lack[0], "limit_at": lack[1]}
+        if lack is None:
+            return row
+        met = {WAITED_FOR[cause]: ns for cause in _MEETING if (ns := row.get(f"wait_{cause}_ns"))}
+        spared = row | {"stall_ns": row["stall_ns"] - sum(met.values())} if met else row
+        only = {} if unmet(self._conditions, spared, other) else {"limit_only": listed([*met])}
+        return row | {"is_unmet": True, "limit": lack[0], "limit_at": lack[1], **only}
 
     def _run(self, label: str, decide: Policy, value: int | float | None) -> Row:
         case = self.built(value)

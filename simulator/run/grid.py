@@ -322,7 +322,10 @@ def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
     points = list(dict.fromkeys((*cell, *entry, *draw) for cell, entry, draw in cross))
     axes = (*(fixed for fixed, _ in (*crossed, *listed)), *of_draws)
     columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
-    shown = [Varied(each.name, each.unit, column, each in of_draws) for each, column in zip(axes, columns, strict=True)]
+    shown = [
+        Varied(each.name, each.unit, column, each in of_draws, each.is_of_work)
+        for each, column in zip(axes, columns, strict=True)
+    ]
     return axes, shown, points
 
 

@@ -94,6 +94,8 @@ def frontier(
         ``limit``, ``limit_at``, ``limit_demand_bytes``, ``limit_capacity_bytes``
             Why the next value fails: the tier and the moment, the demand at that moment, and the capacity; or the
             figure that violates a condition, and its value. If the plan blocks itself, only ``limit`` is given.
+        ``limit_only``
+            What the row waits for, if a condition on its stall fails only for waits that it has if nothing moves, too.
 
     Raises
     ------

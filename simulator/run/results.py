@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepVie
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Return hints about a run: figures without effect, costs and homes that are missing, rates that are unknown.
+    """Return hints about a run: figures without effect, what is missing or unknown, an update that runs on the device.
 
     Parameters
     ----------
@@ -73,10 +74,25 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
             forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}: give expert a home as well"
             sentences.append(f"homes names weight and not expert, so that {forgotten}.")
     ran = any(row.is_ok for row in rows)
+    sentences += [_update(case)] if ran else []
     if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
         more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
         sentences.append(f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}.")
-    return sentences
+    return [*filter(None, sentences)]
+
+
+def _update(case: Case) -> str:
+    """Say that an update whose states are at home elsewhere runs on the device; empty if there is none."""
+    ways = dict[str, int]()
+    for problem in (task.problem for task in case.tasks):
+        states = [t for t in problem.visitors if problem.graph.tensors[t].kind is TensorKind.OPTIMIZER_STATE]
+        for home in {problem.homes[t] for t in states}:
+            way = listed([problem.link_names[hop] for hop in pairwise(problem.path(home, problem.compute_tier))])
+            size = sum(problem.sizes[t] for t in states if problem.homes[t] == home)
+            ways[way] = max(size, ways.get(way, 0))  # graphs of other ranks have theirs
+    read = listed([f"{human(size, 'B')} of state over {way}" for way, size in ways.items()])
+    tells = "where it runs on the host, hosim says nothing about its time"
+    return f"The update reads {read} and runs on the device; {tells}." if read else ""
 
 
 @dataclass(frozen=True, eq=False)

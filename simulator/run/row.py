@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simulator import metrics, referee
+from simulator import catalog, metrics, referee
+from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError, ScopeError
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
@@ -20,7 +21,7 @@ from simulator.processes import forked
 from simulator.report.readings import by_place
 from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
-from simulator.run.case import Case, Policies, execute
+from simulator.run.case import Case, Policies, execute, prepare
 from simulator.run.results import Result
 from simulator.run.sweep import Progress, silent
 from simulator.run.task import Task
@@ -57,6 +58,18 @@ def rows_of(
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
     return results
+
+
+def unmoved_row(case: Case) -> dict[str, Any]:
+    """Return the figures of a case with all data in the compute tier, whatever room that takes, so that nothing moves.
+
+    It has the stalls that a job has without offloading: for collectives, peers, other streams, and a host.
+    """
+    capacity = f"tiers.{case.hardware.compute_tier}.capacity"
+    changes: dict[str, Any] = {"homes": {}, "budget_bytes": None, "policies": (), "expect": ()}
+    loaded = replace(case.loaded, scenario=case.loaded.scenario.model_copy(update=changes))
+    roomy = prepare(catalog.at(loaded, {Axis(capacity, (capacity,), "unmoved"): "inf"}), case.job, with_bounds=False)
+    return rows_of(roomy, ["resident"], advice=False)[0].summary
 
 
 def _rows_in_forks(

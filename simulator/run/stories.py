@@ -214,7 +214,7 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     """
     document, job = _document_and_job(workload)
     if as_json:
-        return dumps(card.layout_data(job, layouts(document), document.dtypes.element_bytes), indent=2)
+        return dumps(card.layout_data(job, layouts(document)), indent=2)
     return card.layout_text(job, document, layouts(document))
 
 

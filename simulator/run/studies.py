@@ -105,7 +105,7 @@ def scaling(
     """
     loaded = catalog.resolve(scenario, set)
     study = points_of(loaded)
-    labels = list(prepare(study.at(study.points[0]), with_bounds=False).rows(policies))
+    labels = list(prepare(study.loaded, with_bounds=False).rows(policies))
     study = replace(study, measure=Cells(policies))
     measured = sweep([study], workers, progress)  # a point that fails does so for all rows
     rows = [{**row, "policy": label} for label in labels for row in measured if row.get("policy", label) == label]
@@ -187,6 +187,8 @@ def limits_at(
         tried |= dict.fromkeys(values)
     measured, rows = sweep(studies, workers, progress), list[dict[str, Any]]()
     nominal = {row["policy"]: row for row in measured if row["figure"] is None}
+    failed = {row["figure"]: row["notes"] for row in measured if "policy" not in row}
+    tried = {path: None for path in tried if path not in failed}
     usual = {policy: row["step_ns"] for policy, row in nominal.items() if row["status"] == "ok"}
     for row in measured:
         before_ns = usual.get(row.get("policy"))
@@ -203,6 +205,7 @@ def limits_at(
         for policy, row in nominal.items()
         if row["status"] != "ok"
     ]
+    unfit += [f"{path} is not tried with 10 % more: {why}." for path, why in failed.items()]
     view = limits_view(rows, usual, len(tried), [*unfit, *capped], title)
     statuses = {policy: row["status"] for policy, row in nominal.items()}
     return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": [*tried]})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -72,7 +72,7 @@ class Study:
     is_strict
         Whether an error of a document or a plan at a point is raised; else it becomes a row with status ``failed``.
     probes
-        Points at which documents are checked before any is measured; default: all given points.
+        Points at which documents are checked before any is measured; none: nothing is checked; default: all given ones.
     key
         Function that returns the key under which a point's rows are kept; None: they are not kept.
     more
@@ -97,14 +97,21 @@ class Study:
         return catalog.at(self.loaded, varied) if varied else self.loaded
 
     def check(self) -> None:
-        """Refuse points at which a document, or what it builds, is wrong; too large a budget becomes a row."""
-        last = None
-        for point in self.points if self.probes is None else self.probes:
-            with nullcontext() if self.is_strict else suppress(BudgetError):
-                workload = self.at(point).workload
+        """Refuse points at which a document, or what it builds, is wrong: any of a strict study, else all of them."""
+        last, first, error, probes = None, None, None, self.points if self.probes is None else self.probes
+        for point in dict.fromkeys((*probes, *self.points)) if probes else ():
+            try:
+                workload, error = self.at(point).workload, None
                 if workload is not last:
                     builders.check(workload)
                 last = workload
+            except ConfigError as wrong:
+                error = wrong if self.is_strict or not isinstance(wrong, BudgetError) else None  # that is a row
+            first = first or error
+            if (error is None) != self.is_strict:
+                break
+        if error is not None and first is not None:
+            raise first
 
     def rows(self, point: Point) -> Rows:
         """Measure a point."""

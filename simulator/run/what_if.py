@@ -1,4 +1,8 @@
-"""What is searched at the end of a run: the bandwidth and the capacity with which its fastest row would be free."""
+"""What is searched at the end of a run: the bandwidth and the capacity with which its fastest row would be free.
+
+A row is *free* if its step is as long as if nothing moved. What a job waits for then, too, such as collectives, does
+not count against it.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,24 @@ from dataclasses import replace
 from functools import partial
 
 from simulator.catalog.settings import amounts
+from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES
 from simulator.processes import forked
 from simulator.report.answers import free_sentence
-from simulator.report.rows import by_step
+from simulator.report.rows import by_step, listed, quantity, ratio
 from simulator.report.views import SweepView
 from simulator.run.bisection import Search
-from simulator.run.case import Case, Policies
+from simulator.run.case import Case, Policies, prepare
 from simulator.run.questions import pareto
 from simulator.run.results import Result
+from simulator.run.row import row_of, unmoved_row
 from simulator.run.studies import limits_at
-from simulator.run.sweep import Progress, Sweep
+from simulator.run.sweep import Progress, Sweep, silent
 from simulator.scenario import Frontier
+from simulator.scenario.question import UNMOVED
 
-_FREE = "stall + recompute <= 0.1 %"
-"""Condition on a step. Recompute counts as well: a row that may recompute hardly stalls with any bandwidth."""
+_FREE = 1.001
+"""Most times that a step of a free row is as long as if nothing moved."""
 _QUICK = 25_000
 """Most ops that a row runs until it has its plan, for an unasked search: this takes a few seconds."""
 _SEARCHED = {*POLICIES} - {"optimal"}
@@ -38,7 +45,7 @@ _ROOMS = 8
 def what_would_free(
     rows: Sequence[Result], policies: Policies | None, progress: Progress, *, is_asked: bool | None
 ) -> list[str]:
-    """Say with which bandwidth, and with which capacity, the fastest row is free: it neither stalls nor recomputes.
+    """Say with which bandwidth, and with which capacity, the fastest row is free; or which homes keep it from that.
 
     Each search tries about two plans of the row, each about as hard to find as its own: if the row took half of the
     run, a search takes as long as the run.
@@ -66,24 +73,67 @@ def what_would_free(
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
     is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
-    if is_asked is None and (fastest.is_free or not is_quick):
+    if is_asked is None and (_is_free(fastest) or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
-        return [] if fastest.is_free else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
+        return [] if _is_free(fastest) else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
     machine = case.loaded.hardware
     wires = " + ".join(f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind))
     fields = {"bandwidth": wires, "capacity": f"peak.{machine.compute_tier}"}
     searches = [partial(_freeing, case, label, policies, kind, field) for kind, field in fields.items() if field]
+    if _homes_below(case) and all(live_bytes(task.graph).max() <= task.problem.budget_bytes for task in case.tasks):
+        searches[-1:] = [partial(_needless, fastest, policies)]  # more room cannot be what lacks
     with closing(forked(searches, progress)) as sentences:
-        return [sentence for _, sentence in sorted(sentences)]
+        return [sentence for _, sentence in sorted(sentences) if sentence]
+
+
+def _is_free(row: Result) -> bool:
+    """Tell whether a row is free; where it waits for peers, which may wait for copies, its step tells."""
+    return row.is_free and ("peer" not in row.causes or row.summary["step_ns"] <= _FREE * _unmoved_ns(row.case))
+
+
+def _unmoved_ns(case: Case) -> float:
+    return unmoved_row(case)["step_ns"] or math.inf
+
+
+def _homes_below(case: Case) -> str:
+    """Say which tensors that ops use have given homes below the compute tier; empty if none has."""
+    named = dict[str, dict[str, None]]()
+    for problem in (task.problem for task in case.tasks):
+        below = {t: problem.tiers[problem.homes[t]] for t in problem.visitors}
+        for pattern, tier in case.loaded.scenario.homes.items():
+            if tier in map(below.get, problem.graph.matching(pattern)):
+                named.setdefault(tier, {})[pattern] = None
+    have = {tier: "have their homes" if len(patterns) > 1 else "has its home" for tier, patterns in named.items()}
+    return listed([f"{listed([*patterns])} {have[tier]} in {tier}" for tier, patterns in named.items()])
+
+
+def _needless(row: Result, policies: Policies | None, tell: Progress) -> str:
+    """Try a row with homes left free that lie below the compute tier though all would fit; return the sentence."""
+    case, loaded, tier = row.case, row.case.loaded, row.hardware.compute_tier
+    tell(f"{row.label}, with its homes left free", 0, 0)
+    homes = {pattern: home if home == tier else "free" for pattern, home in loaded.scenario.homes.items()}
+    freed = replace(loaded, scenario=loaded.scenario.model_copy(update={"homes": homes}))
+    left = prepare(freed, case.job if loaded.is_job_given else None, with_bounds=False)
+    ran = row_of(left, row.label, left.rows(policies)[row.label], silent, advice=False).summary
+    if ran["status"] != "ok" or any(ran[f"moved_{name}_bytes"] for name in left.hardware.links):
+        return ""
+    step, where = quantity(ran["step_ns"], "ns"), _homes_below(case)
+    return f"{where}, and would have room in {tier}: with homes left free a step of {row.label} takes {step}."
 
 
 def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
     """Search the bandwidth or the capacity with which a row is free, and return the sentence."""
-    asked = {"field": field, "such_that": (_FREE,), "resolution": 2}
+    asked = {"field": field, "such_that": (f"step <= {_FREE}x",), "over": UNMOVED, "resolution": 2}
     search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
-    has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
+    if kind == "capacity" and (homes := _homes_below(case)):
+        largest = search.built(search.question.values[-1])
+        bound = largest.bound(may_repeat=largest.may_repeat(row), in_turn=largest.choice(row).staggered)
+        if (times := bound.ns / _unmoved_ns(largest)) > _FREE:  # no room is enough
+            least = f"a step takes at least {ratio(times)} as long as if nothing moved"
+            return f"No {kind} makes {row} free while {homes}: {least}."
     answer = search.answer(search.search_from_bound(row), math.inf)
+    has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
     return free_sentence(answer, search.question, kind, has_budget=has_budget)
 
 

@@ -13,8 +13,9 @@ from simulator.document import Count, Part
 from simulator.scenario.claim import WORKLOAD, Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
-COMPUTE, FASTEST = "compute", "fastest"
-"""Names in place of a row's: the time of all computes; the fastest row, with the documents as they are."""
+COMPUTE, FASTEST, UNMOVED = "compute", "fastest", "unmoved"
+"""Names in place of a row's: the time of all computes; the fastest row, with the documents as they are; and the step
+with all data in the compute tier, whatever room that takes, so that nothing moves."""
 Amount = Literal["at_least", "at_most", "multiple_of", "start"]
 """Fields of a question that hold values of the field that is searched."""
 _STEP = {"B": 10**8, "B/s": 10**8}
@@ -37,7 +38,8 @@ class Question(Part):
     multiple_of
         Only multiples of this are tried.
     over
-        Label of the row whose step others are compared with; or ``compute``: the time of all computes.
+        Label of the row whose step others are compared with; or ``compute``: the time of all computes; or ``unmoved``:
+        the step with the same value if nothing moved, as there was room for everything in the compute tier.
     slowdown
         Limits on the step, as multiples of the step of `over`, such as ``[1.01x, 1.25x, inf]``; each has an answer of
         its own. Default: no limit.
@@ -224,7 +226,7 @@ class Frontier(Question):
         Only multiples of this are tried; default: values with as many significant digits as `resolution`.
     over
         What ratios (``1.01x``) are relative to: a row with the documents as they are, the ``fastest`` of the rows that
-        are searched, or ``compute``.
+        are searched, ``compute``, or ``unmoved``.
     such_that
         Conditions on the row, such as ``stall <= 0.1 %``.
     resolution

@@ -144,9 +144,9 @@ class _Attention(Part):
         return size, size
 
     def of_one(self, ranks: int) -> Self:
-        """Return the attention of one of `ranks` ranks, which share the heads."""
+        """Return the attention of one of `ranks` ranks, which share the heads; each has one KV head at least."""
         heads = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
-        return self.model_copy(update={key: count // ranks for key, count in heads.items() if count})
+        return self.model_copy(update={key: max(1, count // ranks) for key, count in heads.items() if count})
 
     def _check(self) -> None:
         has_window = self.window is not None

@@ -271,7 +271,8 @@ class Parallel(Part):
     data
         Replicas, each with its own samples.
     tensor
-        Ranks that share each layer's matrices, heads and vocabulary.
+        Ranks that share each layer's matrices, heads and vocabulary. Where there are more than KV heads, each KV head
+        is held by ``tensor / kv_heads`` ranks.
     pipeline
         Stages, each with some of the layers.
     expert

@@ -80,10 +80,7 @@ def test_layout_of_pools(hosim):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            "tensor: 3",
-            "tensor divides heads, kv_heads, ffn, vocabulary, found 3, and 8 heads; set parallel.tensor to 2",
-        ),
+        ("tensor: 3", "tensor divides heads, ffn, vocabulary, found 3, and 8 heads; set parallel.tensor to 2"),
         ("pipeline: 5", "found 5 stages; set pipeline to at most 4"),
         (
             "data: 2\n  axis_names: [data, data, tensor, pipeline]",

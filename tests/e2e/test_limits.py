@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import documents
 import pytest
+import some_ranks
 
 import simulator as hosim_api
 from simulator import catalog
@@ -50,6 +51,17 @@ def test_a_row_is_what_a_run_with_more_of_the_figure_gives(story):
     number, _, unit = str(first["value"]).partition(" ")
     more = {first["figure"]: f"{float(number) * 1.1:.12g} {unit}" if unit else float(number) * 1.1}
     assert hosim_api.run(story, set=more, policies=["static"])["static"].summary["step_ns"] == first["step_ns"]
+
+
+def test_a_figure_of_which_there_cannot_be_more_is_named(tmp_path):
+    """It must not count among those that change no step."""
+    scenario = some_ranks.lay(tmp_path, JOB.replace("name: job", "name: w"))
+    path = "compute.achieved_fraction.matmul"
+    found = hosim_api.limits(scenario, set={path: 0.95}, workers=1)
+    (said,) = (text for text in found.sentences if text.startswith(f"{path} is not tried with 10 % more: "))
+    assert "less than or equal to 1, found 1.045" in said
+    assert path not in found.more["tried"]
+    assert any(f"hosim tried {len(found.more['tried'])} figures of the machine" in text for text in found.sentences)
 
 
 def test_what_changes_nothing_has_no_row(story):

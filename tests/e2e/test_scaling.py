@@ -163,8 +163,8 @@ def test_what_is_held_and_moved_is_told(hosim, curve):
     ("scaling", "said"),
     [
         ("parallel.dta: [8]", "scaling.parallel.dta (parallel.dta: 8): a change names a field of the workload, found"),
-        ("parallel.data: [8, eight]", "scaling.parallel.data (parallel.data: eight): "),
-        ("{parallel.data: [8, 9], parallel.expert: [1, 2]}", "expert divides data, found 2 and 9"),
+        ("parallel.data: [seven, eight]", "scaling.parallel.data (parallel.data: seven): "),
+        ("{parallel.data: [9, 11], parallel.expert: [2, 2]}", "expert divides data, found 2 and 9"),
         ("{parallel.data: [8, 9], batch: [1]}", "each field of scaling has a value at each point, found 1 here and 2"),
         ("parallel.data: []", "found []"),
         ("parallel.data: 8", "found 8"),
@@ -183,6 +183,20 @@ def test_a_point_that_fails_is_a_row_with_its_reason(hosim, curve):
     assert [line.split()[1:3] for line in done.out.splitlines()[1:3]] == [["8", "ok"], ["2,048", "failed"]]
     assert "resident fails at parallel.data 2,048: " in done.out
     assert "each rank has a device of its own, found 2,048 ranks for 1,024" in done.out
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_point_that_cannot_be_is_a_row_with_its_reason(first, hosim, curve):
+    """Its documents do not read, wherever it stands among the points; efficiency is against the first that ran."""
+    data, expert = ("[9, 8]", "[2, 1]") if first else ("[8, 9]", "[1, 2]")
+    done = hosim("scaling", curve(f"{{parallel.data: {data}, parallel.expert: {expert}}}"), "--policy", "resident")
+    assert (done.code, done.err) == (0, "")
+    assert {tuple(line.split()[1:4]) for line in done.out.splitlines()[1:3]} == {
+        ("9", "2", "failed"),
+        ("8", "1", "ok"),
+    }
+    assert "resident fails at parallel.data 9, parallel.expert 2: " in done.out
+    assert "expert divides data, found 2 and 9" in done.out
 
 
 def test_two_workers_find_the_same(curve):

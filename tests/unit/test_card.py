@@ -1,12 +1,16 @@
 """The card of a model and a machine: counted from what is built, held against what model cards print."""
 
+import re
+
 import pytest
 
 from simulator import catalog
-from simulator.builders import build_job
+from simulator.builders import build_job, layouts
 from simulator.builders.weights import parameters
 from simulator.graph import Job
-from simulator.report.card import amount, line, machine_card, model_card
+from simulator.report.card import amount, holdings, layout_data, layout_text, line, machine_card, model_card
+from simulator.units import human
+from simulator.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -86,3 +90,41 @@ def test_a_machine_says_its_peaks_and_tiers():
 )
 def test_amounts_have_three_digits(number, said):
     assert amount(int(number)) == said
+
+
+MLA = {"kind": "mla", "heads": 4, "kv_lora_rank": 160, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
+EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 200, "shared": 1, "router_bias": True}
+
+
+def stored(phase: str, **more: object) -> Workload:
+    model = {"family": "decoder", "layers": 3, "hidden": 144, "vocabulary": 160, "attention": MLA}
+    model |= {"feed_forward": EXPERTS, "others": [{"stop": 1, "feed_forward": {"kind": "dense", "width": 264}}]}
+    return Workload.model_validate({"name": "w", "phase": phase, "model": model, "batch": 2, "sequence": 8} | more)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        stored("decode", dtypes={"weights": "fp8"}),
+        stored("decode", dtypes={"weights": "fp8", "experts": "int4"}, parallel={"ranks": "all", "tensor": 2}),
+        stored("prefill", dtypes={"compute": "fp32", "experts": "mxfp4"}),
+        stored("train", dtypes={"weights": "nf4"}, frozen=["*/attn.*"]),
+        stored("train", dtypes={"weights": "nf4"}, lora={"rank": 2}),
+        stored("train", dtypes={"compute": "fp32"}),
+        *map(catalog.read_workload, ("kimi_k2_decode", "deepseek_v3_decode", "llama3_70b_qlora")),
+    ],
+    ids=lambda workload: f"{workload.name}, {workload.phase}",
+)
+def test_the_layout_counts_weights_as_they_are_stored(workload):
+    """Tensor by tensor as in the graph, and in all what is held; a table has one line for those of one size alone."""
+    job = build_job(workload)
+    sizes = {tensor.name: tensor.size_bytes for tensor in job.graphs[0].tensors}
+    weights = layouts(workload)
+    told = {weight["weight"]: weight["rank_bytes"] for weight in layout_data(job, weights)["weights"]}
+    assert told == {name: sizes[name] for name in weights}
+    (held,) = holdings(job)
+    assert sum(told.values()) == held.kept_bytes["weight"] + held.kept_bytes["expert"]
+    lines = layout_text(job, workload, weights).partition("how weights are cut")[2].splitlines()
+    alike = {(re.sub(r"\d+", "*", name), human(size, "B")) for name, size in told.items()}
+    for name, size in alike:
+        assert any(f"  {name} " in line and f"  {size} " in line for line in lines), name

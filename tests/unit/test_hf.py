@@ -465,7 +465,7 @@ def test_more_tokens_than_the_model_knows_positions_for_are_told(folder: Path) -
         ({"phase": "train", "block": 8}, "kv is for phase prefill, decode"),
         ({"phase": "requests", "batch": 8}, "batch is for phase train, serve, prefill, decode"),
         ({"data": 2}, "inference is spread over tensor ranks alone"),
-        ({"tensor": 3}, "tensor divides heads, kv_heads, ffn, vocabulary"),
+        ({"tensor": 3}, "tensor divides heads, ffn, vocabulary"),
         ({"batch": 10**10}, "less than or equal to"),
         ({"phase": "decode", "new_tokens": 10**8}, "most"),
         (

@@ -307,10 +307,9 @@ def test_a_layout_may_be_changed_by_pattern() -> None:
 BAD = {
     "heads": (
         {"tensor": 3},
-        "parallel.tensor: tensor divides heads, kv_heads, ffn, vocabulary, found 3, and 4 heads",
+        "parallel.tensor: tensor divides heads, ffn, vocabulary, found 3, and 4 heads",
     ),
     "what would do": ({"tensor": 3}, "set parallel.tensor to 2"),
-    "kv heads": ({"tensor": 4}, "found 4, and 2 kv_heads; set parallel.tensor to 2"),
     "stages": (
         {"pipeline": 6},
         "each stage has some of the model's 5 layers, found 6 stages; set pipeline to at most 5",
