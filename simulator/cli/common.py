@@ -21,7 +21,7 @@ _WORKERS = "Processes; the result does not depend on it. [default: cores]"
 
 
 def _changes(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
-    """Read the texts of ``--set``."""
+    """Read the texts of ``--set`` and ``--home``."""
     from simulator import catalog
 
     return dict(catalog.setting(text) for text in texts)
@@ -80,12 +80,27 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OUT = "Write all results into this folder: tables, pictures and a page."
-_SET = "Change the machine, or with workload.KEY=VALUE the workload."
+_SET = "Change the machine; the budget and homes; or with workload.KEY=VALUE the workload."
+_HOME = "Give tensors a home: weight=ddr, kv_cache=free. Short for --set homes.KIND=TIER."
+
+
+def _settable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Take changes of documents, among them homes."""
+
+    @wraps(function)
+    def with_changes(*args: Any, home: Mapping[str, Any], set: Mapping[str, Any], **more: Any) -> Any:  # noqa: A002
+        return function(*args, set={**set, **{f"homes.{kind}": tier for kind, tier in home.items()}}, **more)
+
+    for name, metavar, about in (("--home", "KIND=TIER", _HOME), ("--set", "KEY=VALUE", _SET)):
+        with_changes = click.option(name, multiple=True, callback=_changes, metavar=metavar, help=about)(with_changes)
+    return with_changes
+
+
 _JUNIT = "Write the expectations as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
     "scenario": _on_machine,
     "out": click.option("--out", type=PATH, callback=_writable, help=_OUT),
-    "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help=_SET),
+    "set": _settable,
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),

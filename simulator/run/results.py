@@ -70,8 +70,9 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
         named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)}
         experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
         if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
-            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}: give expert a home as well"
-            sentences.append(f"homes names weight and not expert, so that {forgotten}.")
+            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}"
+            do = f"give expert a home as well (--home expert={homes[TensorKind.WEIGHT]})"
+            sentences.append(f"homes names weight and not expert, so that {forgotten}: {do}.")
     ran = any(row.is_ok for row in rows)
     if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
         more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
