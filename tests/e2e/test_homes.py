@@ -77,9 +77,8 @@ def test_a_home_and_the_budget_are_set_without_a_scenario(story):
 
 
 def test_homes_vary_in_a_sweep(story):
-    swept = simulator.sweep(
-        story(), {"homes.weight": ["hbm", "ddr"], "budget": ["40 kB", "1 MB"]}, cache=False, workers=1
-    )
+    grid = {"homes.optimizer_state": ["hbm", "ddr"], "budget": ["40 kB", "1 MB"]}
+    swept = simulator.sweep(story(), grid, policies=["static"], cache=False, workers=1)
     assert [row["peak_hbm_bytes"] > 27_000 for row in swept.rows] == [True, True, False, False]
 
 
