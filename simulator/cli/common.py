@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from simulator.catalog import Loaded
     from simulator.report.expectations import Check, Verdict
 
 FAILED = 1
@@ -151,7 +152,17 @@ def run_and_print(
         if out is not None:
             result.write(out, reproducing())
     click.echo(result.json() if as_json else f"{result}\n", nl=False)
+    for line in () if result.name == "serve" else filter(None, map(idle_if_asked, result.loaded)):
+        click.echo(f"hosim: {line}", err=True)
     return result
+
+
+def idle_if_asked(loaded: Loaded) -> str | None:
+    """Name what was changed from outside and changes nothing in what a scenario runs; None if there is no such thing."""
+    from simulator.run.case import prepare
+    from simulator.run.effects import idle_line
+
+    return idle_line(prepare(loaded, with_bounds=False)) if loaded.asked else None
 
 
 _ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
