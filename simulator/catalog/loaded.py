@@ -6,7 +6,7 @@ such an axis, too, and so is the field that a question searches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -129,6 +129,10 @@ class Loaded:
         changed = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
         check_budget(changed, self.place("budget"))
         return changed
+
+    def asking(self, paths: Iterable[str]) -> Loaded:
+        """Return the same as if these fields had been changed from outside, too."""
+        return replace(self, asked={**dict.fromkeys(map(split, paths), "an axis"), **self.asked})
 
     def without_questions(self) -> Loaded:
         """Return the same without expectations and questions."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,17 +153,21 @@ def run_and_print(
         if out is not None:
             result.write(out, reproducing())
     click.echo(result.json() if as_json else f"{result}\n", nl=False)
-    for line in () if result.name == "serve" else filter(None, map(idle_if_asked, result.loaded)):
-        click.echo(f"hosim: {line}", err=True)
+    for loaded in () if result.name == "serve" else result.loaded:
+        tell_idle(loaded, result.more.get("grid", ()))
     return result
 
 
-def idle_if_asked(loaded: Loaded) -> str | None:
-    """Name what was changed from outside and changes nothing in what a scenario runs; None if there is no such thing."""
+def tell_idle(loaded: Loaded, axes: Iterable[str] = ()) -> None:
+    """Name what was changed from outside, or varied, and changes nothing in what the scenario runs."""
+    from simulator.errors import HosimError
     from simulator.run.case import prepare
     from simulator.run.effects import idle_line
 
-    return idle_line(prepare(loaded, with_bounds=False)) if loaded.asked else None
+    asked = loaded.asking(axes)
+    with suppress(HosimError):  # what a sweep varies may be wrong as it stands
+        line = idle_line(prepare(asked, with_bounds=False)) if asked.asked else None
+        click.echo(f"hosim: {line}" if line else "", err=True, nl=line is not None)
 
 
 _ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}

@@ -214,7 +214,9 @@ class Hardware(Document):
             f"tiers.{name}.bandwidth": "kernels work in the compute tier, and links carry copies" for name in others
         }
         energies = {f"tiers.{name}.energy": "the energy of a copy is that of its link" for name in others}
-        return {**rates, **energies, "on_chip.*": "it is not simulated"}
+        single = [f"links.{name}.sharing" for name, link in self.links.items() if link.channels == 1]
+        sharing = dict.fromkeys(single, "one copy at a time shares with no other")
+        return {**rates, **energies, **sharing, "on_chip.*": "it is not simulated"}
 
     def passing(self, names: Iterable[str]) -> dict[str, int]:
         """Return how often a copy over each link passes these links or ports; staged links that go via them count."""

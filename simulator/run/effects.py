@@ -26,6 +26,7 @@ from simulator.workload import Workload
 
 Why = Mapping[str, str]
 """Pattern of field paths -> why no value of these fields changes anything."""
+_DOCUMENTS = ("hardware", "workload", "scenario")
 _SERVED, _SAME = "hosim serve reads it", "what runs is the same with it"
 
 
@@ -50,11 +51,11 @@ def idle_line(
     """
     loaded = case.loaded
     scenario, machine = loaded.scenario, loaded.hardware
-    asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in ("hardware", "workload")}
+    asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in _DOCUMENTS}
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
-    idle |= _named(scenario, _stated(scenario), _of_scenario(case, is_served=is_served))
+    idle |= _named(scenario, [*_stated(scenario), *asked["scenario"]], _of_scenario(case, is_served=is_served))
     if not is_served and not loaded.is_job_given:
         idle |= {f"workload.{path}": _SAME for path in asked["workload"] if _builds_the_same(loaded, path)}
     return told(idle)

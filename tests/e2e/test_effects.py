@@ -1,0 +1,225 @@
+"""Every field of every document: another value of it changes something, or is refused, or is named in a line."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator import catalog
+from simulator.catalog.settings import fields
+from simulator.document import Citation, Document, Fit, Part
+from simulator.errors import HosimError
+from simulator.graph import Collective, Job
+from simulator.graph_builder import GraphBuilder
+from simulator.hardware import Hardware
+from simulator.run.case import prepare
+from simulator.run.results import hints
+from simulator.run.row import rows_of
+from simulator.scenario import Scenario
+from simulator.scenario.study import StudyDocument
+from simulator.units import FieldError, parse, unit_of
+from simulator.workload import Workload
+
+MACHINE = """\
+schema: hosim/hardware/1
+name: machine
+compute_tier: hbm
+compute:
+  peak: {bf16: 1 TFLOP/s, fp32: 0.5 TFLOP/s}
+  achieved_fraction: {matmul: 0.5, attention: 0.4, vector: 0.1}
+  achieved_bandwidth: 0.8
+  launch: 100 ns
+  power: 300 W
+  energy: 1 pJ/FLOP
+  price: 2 USD/h
+host:
+  queue_depth: 4
+  fixed: {launch: 1 us, step: 10 ns}
+  reactive: {inspect: 100 ns, compute: 50 ns, copy: 60 ns, detach: 20 ns, sync: 30 ns, select: 40 ns, update: 70 ns}
+tiers:
+  hbm: {capacity: 1 MB, reserved: 100 kB, bandwidth: 10 GB/s, energy: 10 pJ/B, price: 1 USD/GB/month}
+  ddr: {capacity: 2 MB, reserved: 10 kB, scope: node, endurance: 1 TB, price: 0.1 USD/GB/month}
+  ssd: {capacity: 100 MB, scope: node, endurance: 1 TB}
+links:
+  d2h: {source: hbm, target: ddr, bandwidth: 1 GB/s, latency: 1 us, energy: 5 pJ/B, channels: 2, sharing: fair}
+  h2d: {source: ddr, target: hbm, bandwidth: 1 GB/s, latency: 1 us, energy: 5 pJ/B, channels: 2,
+        efficiency: [{size: 1 kB, fraction: 0.5}, {size: 100 kB, fraction: 0.9}]}
+  read: {source: ssd, target: ddr, bandwidth: 500 MB/s, latency: 2 us}
+  write: {source: ddr, target: ssd, bandwidth: 500 MB/s, latency: 2 us}
+  load: {source: ssd, target: hbm, via: [read, h2d], chunk: 8 kB}
+  store: {source: hbm, target: ssd, via: [d2h, write], chunk: 8 kB}
+buses:
+  pcie: {links: [d2h, h2d], bandwidth: 1.5 GB/s, scope: node}
+copy_queues: {dma: [d2h, h2d]}
+topology: {devices_per_node: 2, nodes: 2}
+fabrics:
+  near: {bandwidth: 1 GB/s, latency: 1 us, achieved_bandwidth: 0.8, planes: 2}
+  far: {scope: supernode, bandwidth: 1 GB/s, latency: 1 us, chunk: 4 kB, algorithms: {all_reduce: [ring, tree]}}
+on_chip: {sram: {capacity: 1 MB}}
+allocator:
+  page: 4 kB
+  compaction: {per_page: 1 us}
+  caching: {rounding: 512 B, small: 2 kB, small_segment: 4 kB, large_segment: 40 kB, own_segment: 20 kB, segment_rounding: 4 kB}
+"""
+
+
+def annotated(of: Any) -> Iterator[Any]:
+    """All types in an annotation."""
+    yield of
+    for inner in typing.get_args(of):
+        yield from annotated(inner)
+
+
+def kinds_of_parts(root: type[Part]) -> dict[type[Part], None]:
+    """All classes of parts of a document."""
+    found, new = dict.fromkeys([root]), [root]
+    while new:
+        for field in new.pop().model_fields.values():
+            for inner in annotated(field.annotation):
+                if isinstance(inner, type) and issubclass(inner, Part) and inner not in found:
+                    found[inner] = None
+                    new.append(inner)
+    return found
+
+
+def stated(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], tuple[type, str] | None, Any]]:
+    """Every field of a document that has a value: its path, the class and the field, and the value; sections, too."""
+    if isinstance(value, Part):
+        for name, field in type(value).model_fields.items():
+            if (inner := getattr(value, name)) is not None:
+                yield (*path, field.alias or name), (type(value), name), inner
+                yield from stated(inner, *path, field.alias or name)
+    elif isinstance(value, Mapping | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield (*path, str(key)), None, inner
+            yield from stated(inner, *path, str(key))
+
+
+def others(value: Any, hints: Any) -> list[Any]:
+    """Other values, as a document states them; the far ones first, which bind."""
+    choices = [choice for hint in annotated(hints) if typing.get_origin(hint) is typing.Literal for choice in typing.get_args(hint)]
+    if choices:
+        return [choice for choice in choices if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, str) and unit_of(value):
+        unit = unit_of(value)
+        size = parse(value, unit)
+        return [f"{amount} {unit}" for amount in (1, size * 1000, size // 2, size * 2, 0, 10**15) if amount != size]
+    if isinstance(value, int | float):
+        return [other for other in (1, 0, value * 2, value / 2, 1000 * value) if other != value]
+    return []
+
+
+SCENARIOS = {
+    "alone": """{homes: {weight: ddr, optimizer_state: ssd, gradient: hbm, activation: free}, budget: 420 kB, policies: [
+      {policy: reactive, allocator: caching, options: {look_ahead: 0}}]}""",
+    "compacting": """{homes: {weight: ddr, optimizer_state: ssd}, budget: 330 kB, policies: [
+      {policy: reactive, allocator: best_fit}]}""",
+    "choosing": """{homes: {expert: ddr}, seed: 3, draws: {distribution: zipf, skew: 1.2, stickiness: 0.5}, policies: [
+      reactive]}""",
+    "meeting": """{homes: {weight: ddr, optimizer_state: ssd}, policies: [resident]}""",
+    "apart": """{homes: {weight: ddr, optimizer_state: ssd}, budget: 660 kB, policies: [
+      {policy: resident, label: alone, alone: true}, {policy: resident, staggered: true}]}""",
+}
+"""One rank that evicts, or reads dynamically; ranks that meet; ranks that share links. Each run takes a moment."""
+
+
+def job_of(case: str) -> Job:
+    """What runs in a case."""
+    return choosing() if case == "choosing" else step(case)
+
+
+def step(case: str) -> Job:
+    """A step of three layers, forward and backward."""
+    layers = range(3)
+    g = GraphBuilder(case)
+    for i in layers:
+        g.tensor(f"w{i}", 40_000, kind="weight", persistent=True)
+        g.tensor(f"s{i}", 60_000, kind="optimizer_state", persistent=True)
+        g.tensor(f"a{i}", 70_000)
+        g.tensor(f"g{i}", 40_000, kind="gradient")
+    if case == "meeting":
+        g.group("all", [[0, 1, 2, 3]])
+        g.group("pair", [[0, 1], [2, 3]])
+    about = {"read_bytes": 100_000, "write_bytes": 50_000, "flops": 40_000_000}
+    for i in layers:
+        kind = ("matmul", "attention", "vector")[i]
+        reads = [f"w{i}", *([f"a{i - 1}"] if i else [])]
+        g.op(f"fwd/{i}", reads, [f"a{i}"], op_class=kind, dtype="fp32" if i == 2 else "bf16", phase="forward", **about)
+    for i in reversed(layers):
+        g.op(f"bwd/{i}", [f"w{i}", f"a{i}"], [f"g{i}"], op_class="matmul", phase="backward", **about)
+        group, algorithm = ("all", "hierarchical") if i else ("pair", "ring")
+        if case == "meeting":
+            meets = Collective("all_reduce", group, 40_000, algorithm)
+            g.op(f"reduce/{i}", [f"g{i}"], [f"g{i}"], kind="collective", collective=meets)
+    for i in layers:
+        changed = [f"w{i}", f"s{i}"]
+        g.op(f"update/{i}", [*changed, f"g{i}"], changed, phase="update", read_bytes=140_000, write_bytes=100_000)
+    return Job.of(g.build(steps=4), 4 if case in ("meeting", "apart") else 1)
+
+
+def choosing() -> Job:
+    """Steps that each read two of eight experts, as a router says, and write what lasts."""
+    g = GraphBuilder("choosing")
+    for i in range(8):
+        g.tensor(f"e{i}", 40_000, kind="expert", persistent=True)
+    for name, size, lasts in (("x", 1_000, False), ("y", 1_000, False), ("kv", 30_000, True)):
+        g.tensor(name, size, kind="kv_cache" if lasts else "activation", persistent=lasts)
+    g.op("route", [], ["x"], flops=1_000_000, op_class="matmul")
+    experts = [f"e{i}" for i in range(8)]
+    chosen = g.dynamic_reads("experts", "route", experts, samples=1, each=2)
+    g.op("experts", ["x", *experts], ["y"], dynamic=chosen, flops=10_000_000, op_class="matmul")
+    g.op("keep", ["y", "kv"], ["kv"], read_bytes=31_000, write_bytes=30_000)
+    return Job.of(g.build(steps=3))
+
+
+def documents(folder: Path, case: str) -> Path:
+    """Write the documents of a case; return the path of its scenario."""
+    scenario = "{schema: hosim/scenario/1, name: scenario, hardware: hardware.yaml, workload: workload.yaml, "
+    texts = {"hardware.yaml": MACHINE, "scenario.yaml": scenario + SCENARIOS[case].removeprefix("{"), "step.jsonl": "{}"}
+    texts["workload.yaml"] = "{schema: hosim/workload/1, name: workload, graph: step.jsonl}"
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder / "scenario.yaml"
+
+
+def seen(job: Job, scenario: Path, changes: Mapping[str, Any]) -> tuple[Any, str]:
+    """What a person sees of a run: the figures of its rows, and what has no effect."""
+    case = prepare(replace(catalog.resolve(scenario, changes), is_job_given=True), job, with_bounds=False)
+    rows = rows_of(case, None, advice=False)
+    return [row.summary for row in rows], " ".join(line for line in hints(case, rows) if "no effect here" in line)
+
+
+class Walk:
+    """The cases, run with changes of one field at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.jobs, self.paths, self.base = {case: job_of(case) for case in SCENARIOS}, {}, {}
+        for case in SCENARIOS:
+            (folder / case).mkdir()
+            self.paths[case] = documents(folder / case, case)
+            self.base[case] = seen(self.jobs[case], self.paths[case], {})
+
+    def verdict(self, case: str, path: str, value: Any) -> str:
+        """What comes of another value: ``differs``, ``refused``, ``named``, or nothing."""
+        try:
+            rows, told = seen(self.jobs[case], self.paths[case], {path: value})
+        except HosimError:
+            return "refused"
+        return "differs" if rows != self.base[case][0] else "named" if path.removeprefix("scenario.") in told else ""
+
+    def verdicts(self, kind: str, path: str, hints: Any) -> Iterator[str]:
+        """What comes of other values of a field, case by case."""
+        for case in SCENARIOS:
+            document = getattr(catalog.resolve(self.paths[case]), kind)
+            with suppress(FieldError):
+                (_, value), *_ = fields(document, path)
+                full = path if kind == "hardware" else f"scenario.{path}"
+                yield from (self.verdict(case, full, other) for other in others(value, hints))
