@@ -13,18 +13,18 @@ import pytest
 
 from simulator import catalog
 from simulator.catalog.settings import fields
-from simulator.document import Citation, Document, Fit, Part
+from simulator.document import ABOUT_ITSELF, Citation, Document, Fit, Part
 from simulator.errors import HosimError
 from simulator.graph import Collective, Job
 from simulator.graph_builder import GraphBuilder
-from simulator.hardware import Hardware
+from simulator.hardware import Compaction, Hardware
 from simulator.run.case import prepare
 from simulator.run.results import hints
 from simulator.run.row import rows_of
-from simulator.scenario import Scenario
+from simulator.scenario import Claim, Expectation, Largest, Least, PolicyChoice, Scenario, Slo, Switches, Unstated
+from simulator.scenario.claim import Choice, Untested
 from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, parse, unit_of
-from simulator.workload import Workload
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -41,7 +41,7 @@ compute:
 host:
   queue_depth: 4
   fixed: {launch: 1 us, step: 10 ns}
-  reactive: {inspect: 100 ns, compute: 50 ns, copy: 60 ns, detach: 20 ns, sync: 30 ns, select: 40 ns, update: 70 ns}
+  reactive: {inspect: 5 us, compute: 50 ns, copy: 60 ns, detach: 20 ns, sync: 30 ns, select: 40 ns, update: 70 ns}
 tiers:
   hbm: {capacity: 1 MB, reserved: 100 kB, bandwidth: 10 GB/s, energy: 10 pJ/B, price: 1 USD/GB/month}
   ddr: {capacity: 2 MB, reserved: 10 kB, scope: node, endurance: 1 TB, price: 0.1 USD/GB/month}
@@ -53,7 +53,6 @@ links:
   read: {source: ssd, target: ddr, bandwidth: 500 MB/s, latency: 2 us}
   write: {source: ddr, target: ssd, bandwidth: 500 MB/s, latency: 2 us}
   load: {source: ssd, target: hbm, via: [read, h2d], chunk: 8 kB}
-  store: {source: hbm, target: ssd, via: [d2h, write], chunk: 8 kB}
 buses:
   pcie: {links: [d2h, h2d], bandwidth: 1.5 GB/s, scope: node}
 copy_queues: {dma: [d2h, h2d]}
@@ -65,7 +64,8 @@ on_chip: {sram: {capacity: 1 MB}}
 allocator:
   page: 4 kB
   compaction: {per_page: 1 us}
-  caching: {rounding: 512 B, small: 2 kB, small_segment: 4 kB, large_segment: 40 kB, own_segment: 20 kB, segment_rounding: 4 kB}
+  caching: {rounding: 512 B, small: 2 kB, small_segment: 4 kB, large_segment: 40 kB, own_segment: 20 kB,
+            segment_rounding: 4 kB}
 """
 
 
@@ -76,14 +76,14 @@ def annotated(of: Any) -> Iterator[Any]:
         yield from annotated(inner)
 
 
-def kinds_of_parts(root: type[Part]) -> dict[type[Part], None]:
+def kinds_of_parts(root: type[Part]) -> set[type[Part]]:
     """All classes of parts of a document."""
-    found, new = dict.fromkeys([root]), [root]
+    found, new = {root}, [root]
     while new:
         for field in new.pop().model_fields.values():
             for inner in annotated(field.annotation):
                 if isinstance(inner, type) and issubclass(inner, Part) and inner not in found:
-                    found[inner] = None
+                    found.add(inner)
                     new.append(inner)
     return found
 
@@ -101,24 +101,34 @@ def stated(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], tuple[type
             yield from stated(inner, *path, str(key))
 
 
+BINDING = {
+    "tiers.hbm.reserved": ["600 kB"], "tiers.ddr.capacity": ["100 kB"], "tiers.ddr.reserved": ["1.95 MB"],
+    "tiers.ssd.reserved": ["99.9 MB"], "kv_tiers": [{"ddr": "100 kB"}], "options": [{"odd": 1}],
+    "set": [{"links.h2d.bandwidth": "1 MB/s"}],
+}  # fmt: skip
+"""Path, or its last part -> values that bind where twice as much, and half, do not."""
+
+
 def others(value: Any, hints: Any) -> list[Any]:
     """Other values, as a document states them; the far ones first, which bind."""
-    choices = [choice for hint in annotated(hints) if typing.get_origin(hint) is typing.Literal for choice in typing.get_args(hint)]
-    if choices:
+    literals = [hint for hint in annotated(hints) if typing.get_origin(hint) is typing.Literal]
+    if choices := [choice for literal in literals for choice in typing.get_args(literal)]:
         return [choice for choice in choices if choice != value]
     if isinstance(value, bool):
         return [not value]
-    if isinstance(value, str) and unit_of(value):
-        unit = unit_of(value)
+    if isinstance(value, list):
+        return [value[:-1], value[::-1], [*value, *value]]
+    if isinstance(value, str) and (unit := unit_of(value)):
         size = parse(value, unit)
-        return [f"{amount} {unit}" for amount in (1, size * 1000, size // 2, size * 2, 0, 10**15) if amount != size]
+        amounts = (1, size * 1000, size // 2, size * 2, 0, 10**15)
+        return [f"{amount} {unit}" for amount in amounts if amount != size]
     if isinstance(value, int | float):
-        return [other for other in (1, 0, value * 2, value / 2, 1000 * value) if other != value]
-    return []
+        return [other for other in (1, 0, value * 2, value // 2, value + 1, 1000 * value) if other != value]
+    return []  # a name: with another one it is another machine, or nothing that there is
 
 
 SCENARIOS = {
-    "alone": """{homes: {weight: ddr, optimizer_state: ssd, gradient: hbm, activation: free}, budget: 420 kB, policies: [
+    "alone": """{homes: {weight: ddr, optimizer_state: ssd, activation: free}, budget: 420 kB, policies: [
       {policy: reactive, allocator: caching, options: {look_ahead: 0}}]}""",
     "compacting": """{homes: {weight: ddr, optimizer_state: ssd}, budget: 330 kB, policies: [
       {policy: reactive, allocator: best_fit}]}""",
@@ -183,7 +193,11 @@ def choosing() -> Job:
 def documents(folder: Path, case: str) -> Path:
     """Write the documents of a case; return the path of its scenario."""
     scenario = "{schema: hosim/scenario/1, name: scenario, hardware: hardware.yaml, workload: workload.yaml, "
-    texts = {"hardware.yaml": MACHINE, "scenario.yaml": scenario + SCENARIOS[case].removeprefix("{"), "step.jsonl": "{}"}
+    texts = {
+        "hardware.yaml": MACHINE,
+        "scenario.yaml": scenario + SCENARIOS[case].removeprefix("{"),
+        "step.jsonl": "{}",
+    }
     texts["workload.yaml"] = "{schema: hosim/workload/1, name: workload, graph: step.jsonl}"
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -218,8 +232,81 @@ class Walk:
     def verdicts(self, kind: str, path: str, hints: Any) -> Iterator[str]:
         """What comes of other values of a field, case by case."""
         for case in SCENARIOS:
-            document = getattr(catalog.resolve(self.paths[case]), kind)
+            document, last = getattr(catalog.resolve(self.paths[case]), kind), path.rsplit(".", maxsplit=1)[-1]
             with suppress(FieldError):
                 (_, value), *_ = fields(document, path)
+                values = BINDING.get(path) or BINDING.get(last) or others(value, hints)
                 full = path if kind == "hardware" else f"scenario.{path}"
-                yield from (self.verdict(case, full, other) for other in others(value, hints))
+                yield from (self.verdict(case, full, other) for other in values)
+
+
+NO_FIGURE = {
+    *((Document, field) for field in ABOUT_ITSELF),  # prose
+    (Scenario, "fold"),  # changes no figure, as its description says
+    (Switches, "hbm_contention"),
+    (PolicyChoice, "label"),  # a name
+}
+"""Fields that no figure follows from, and why."""
+ELSEWHERE = {Citation, Fit, Claim, Untested, Unstated, Choice, Expectation, Largest, Least, Slo, StudyDocument}
+"""Parts that describe, judge or ask; their own tests hold what comes of them."""
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory):
+    return Walk(tmp_path_factory.mktemp("walk"))
+
+
+def fields_of(document: Document) -> dict[tuple[type[Part], str], list[str]]:
+    """The paths of all fields that a document states, by class and field; entries of mappings and lists count as it."""
+    found: dict[tuple[type[Part], str], list[str]] = {}
+    last: tuple[type[Part], str] | None = None
+    for keys, of, value in stated(document):
+        last = of or last
+        is_plain = not isinstance(value, Part | Mapping | tuple) or not value
+        if last and is_plain and keys[0] not in ABOUT_ITSELF:
+            found.setdefault(last, []).append(".".join(keys))
+    return found
+
+
+def dead(walk: Walk, kind: str, found: Mapping[tuple[type[Part], str], list[str]]) -> list[str]:
+    """The fields whose other values neither change a figure, nor are refused, nor are named."""
+    silent = []
+    for of, paths in found.items():
+        hints = of[0].model_fields[of[1]].annotation
+        for path in () if of in NO_FIGURE else paths:
+            came = set[str]()
+            for verdict in walk.verdicts(kind, path, hints):
+                came.add(verdict)
+                if verdict in {"differs", "named"}:
+                    break
+            silent += (
+                [f"{path}: {sorted(came)}"] if came and not came & {"differs", "named"} and came != {"refused"} else []
+            )
+    return silent
+
+
+@pytest.mark.slow
+def test_every_field_of_a_machine_has_an_effect_or_is_named(walk):
+    found = fields_of(catalog.resolve(walk.paths["meeting"]).hardware)
+    wanted = {(part, field) for part in kinds_of_parts(Hardware) - ELSEWHERE for field in part.model_fields}
+    left_out = {(Compaction, "per_event_ns")}  # in place of per_page
+    missing = {pair for pair in wanted - found.keys() - left_out if not is_section(*pair)}
+    assert {field for _, field in missing} <= {*ABOUT_ITSELF}
+    silent = dead(walk, "hardware", found)
+    assert [line for line in silent if not line.startswith("links.read.channels")] == []  # only staged links go over it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SCENARIOS)
+def test_every_field_of_a_scenario_has_an_effect_or_is_named(walk, case):
+    scenario = catalog.resolve(walk.paths[case]).scenario
+    not_changed = {"hardware", "workload", "set_", "expect", "claim", "scaling", "largest", "least"}
+    found = {of: paths for of, paths in fields_of(scenario).items() if of[1] not in not_changed}
+    assert dead(walk, "scenario", found) == []
+
+
+def is_section(part: type[Part], field: str) -> bool:
+    """Whether a field holds parts, whose fields are walked themselves."""
+    return any(
+        isinstance(hint, type) and issubclass(hint, Part) for hint in annotated(part.model_fields[field].annotation)
+    )
