@@ -55,7 +55,9 @@ def idle_line(
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
-    idle |= _named(scenario, [*_stated(scenario), *asked["scenario"]], _of_scenario(case, is_served=is_served))
+    changed = {path.split(".")[0] for path in asked["scenario"]}
+    paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
+    idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
     if not is_served and not loaded.is_job_given:
         idle |= {f"workload.{path}": _SAME for path in asked["workload"] if _builds_the_same(loaded, path)}
     return told(idle)
@@ -160,11 +162,11 @@ def _stated(scenario: Scenario) -> list[str]:
 def _builds_the_same(loaded: Loaded, path: str) -> bool:
     """Tell whether a change of the workload leaves the job, and what it handles, as they were."""
     before = dict(fields(loaded.entries["workload"].document, path))
+    if before == dict(fields(loaded.workload, path)):
+        return False
     with suppress(ConfigError):
         changes = {".".join(keys): FieldChange(value, "effects", "assumed", "before") for keys, value in before.items()}
         workload = apply(loaded.workload, changes)
-        if workload.model_dump() == loaded.workload.model_dump():
-            return False
         return _handed_over(loaded, workload) == _handed_over(loaded, loaded.workload)
     return False
 

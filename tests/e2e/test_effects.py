@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from simulator import catalog
-from simulator.catalog.settings import fields
+from simulator.builders import build_job
+from simulator.catalog.settings import FieldChange, apply, fields
+from simulator.catalog.text import compose
 from simulator.document import ABOUT_ITSELF, Citation, Document, Fit, Part
 from simulator.errors import HosimError
 from simulator.graph import Collective, Job
@@ -25,6 +28,7 @@ from simulator.scenario import Claim, Expectation, Largest, Least, PolicyChoice,
 from simulator.scenario.claim import Choice, Untested
 from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, parse, unit_of
+from simulator.workload import Workload
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -40,8 +44,8 @@ compute:
   price: 2 USD/h
 host:
   queue_depth: 4
-  fixed: {launch: 1 us, step: 10 ns}
-  reactive: {inspect: 5 us, compute: 50 ns, copy: 60 ns, detach: 20 ns, sync: 30 ns, select: 40 ns, update: 70 ns}
+  fixed: {launch: 1 us, step: 10 us}
+  reactive: {inspect: 100 ns, compute: 50 ns, copy: 60 ns, detach: 20 ns, sync: 30 ns, select: 40 ns, update: 70 ns}
 tiers:
   hbm: {capacity: 1 MB, reserved: 100 kB, bandwidth: 10 GB/s, energy: 10 pJ/B, price: 1 USD/GB/month}
   ddr: {capacity: 2 MB, reserved: 10 kB, scope: node, endurance: 1 TB, price: 0.1 USD/GB/month}
@@ -117,7 +121,7 @@ def others(value: Any, hints: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, list):
-        return [value[:-1], value[::-1], [*value, *value]]
+        return [other for other in (value[:-1], [*value, *value], ["*"]) if other != value]
     if isinstance(value, str) and (unit := unit_of(value)):
         size = parse(value, unit)
         amounts = (1, size * 1000, size // 2, size * 2, 0, 10**15)
@@ -310,3 +314,90 @@ def is_section(part: type[Part], field: str) -> bool:
     return any(
         isinstance(hint, type) and issubclass(hint, Part) for hint in annotated(part.model_fields[field].annotation)
     )
+
+
+LLAMA = "{layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64, vocabulary: 64}"
+GQA = "kind: gqa, heads: 4, kv_heads: 2, head_size: 8"
+DECODER = "family: decoder, layers: 4, hidden: 32, vocabulary: 64"
+DENSE = "feed_forward: {kind: dense, width: 48}"
+SPARSE = "{compress: {block: 8, stride: 4}, select: {block: 8, top: 5, first: 1, last: 2}, window: 16, caches: own}"
+WORKLOADS = {
+    "train": f"""model: {LLAMA}, batch: 2, sequence: 32, kernels: fused, swiglu: apart, steps: 2, outputs: kept,
+      optimizer: {{kind: adamw, states: fp32, master: true}}, checkpoint: {{part: layer, layers: [0, 1]}},
+      dtypes: {{compute: bf16, gradients: fp32, logits_copies_fp32: 1}},
+      parallel: {{ranks: all, data: 2, tensor: 2, pipeline: 2, sequence: true, zero_stage: 1, micro_batches: 4,
+                  schedule: 1f1b, layers: [1, 1]}}""",
+    "slice": f"""model: {LLAMA}, batch: 2, sequence: 32, parallel: {{ranks: one, data: 4, zero_stage: 1}}""",
+    "frozen": f"""model: {LLAMA}, batch: 2, sequence: 32, lora: {{rank: 4, targets: [attn.q]}}, replicas: 2,
+      frozen: ["embed/*", "L00/*"], dtypes: {{weights: nf4, optimizer_bytes_per_parameter: 8}}""",
+    "experts": f"""model: {{{DECODER}, attention: {{{GQA}, qk_norms: true, biases: [q], sink_logits: true}},
+      feed_forward: {{kind: experts, routed: 8, top_k: 2, width: 16, shared: 1, shared_width: 24, router_bias: true,
+                      biases: true}},
+      others: [{{start: 1, stop: 4, every: 2, feed_forward: {{kind: dense, width: 48, biases: true}}}}]}},
+      batch: 2, sequence: 32, parallel: {{ranks: all, data: 2, expert: 2}}""",
+    "decode": f"""model: {{{DECODER}, tied_embeddings: true, attention: {{{GQA}, window: 20, sinks: 2}},
+      feed_forward: {{kind: experts, routed: 8, top_k: 2, width: 16, ranks: 2, buffers: apart}}}},
+      phase: decode, batch: 2, sequence: 64, new_tokens: 32, kv: {{block: 8, sequences: 1, new: as_needed}},
+      experts: grouped, dtypes: {{weights: fp8, experts: fp8, kv_cache: fp8}}""",
+    "copies": f"""model: {{{DECODER}, attention: {{{GQA}}},
+      feed_forward: {{kind: experts, routed: 8, top_k: 2, width: 16, ranks: 2, copies: 2}}}}, phase: prefill,
+      batch: 2, sequence: 64, chunk: 16, parallel: {{ranks: all, tensor: 2}}""",
+    "selects": f"""model: {{{DECODER}, attention: {{{GQA}, sparse: {SPARSE}}}, {DENSE}}}, phase: decode, batch: 2,
+      sequence: 256, kv: {{block: 8}}""",
+    "chosen": f"""model: {{{DECODER}, attention: {{{GQA}, sparse: {SPARSE}}}, {DENSE}}}, phase: prefill, batch: 2,
+      sequence: 256""",
+    "latents": f"""model: {{{DECODER}, attention: {{kind: mla, heads: 4, q_lora_rank: 16, kv_lora_rank: 16, qk_nope: 8,
+      qk_rope: 4, v_head: 8, indexer: {{heads: 2, head_size: 8, top: 8}}}}, {DENSE}}}, phase: decode, batch: 2,
+      sequence: 64""",
+    "states": f"""model: {{{DECODER}, attention: {{kind: linear, heads: 4, head_size: 8, block: 16}}, {DENSE}}},
+      phase: prefill, batch: 2, sequence: 64""",
+    "pools": f"""model: {LLAMA}, phase: serve, batch: 2, sequence: 32,
+      pools: {{prefill: 2, decode: 1, new_tokens: 4}}""",
+}
+ONE_VALUE = {"Mla.sinks", "Linear.sinks", "Dtypes.router"}
+"""Fields with no second value in these workloads: refused beside what they have, or stated in none."""
+
+
+def handed_over(workload: Workload) -> tuple[Any, ...]:
+    """What a workload makes of itself."""
+    job = build_job(workload)
+    return job.graphs, job.graph_of, workload.tokens, workload.samples
+
+
+def comes_of(workload: Workload, path: str, value: Any, usual: tuple[Any, ...]) -> str:
+    """What comes of another value: ``differs``, ``refused``, or ``same``."""
+    try:
+        changed = apply(workload, {path: FieldChange(value, "a test", "assumed", "a test")})
+        return "same" if handed_over(changed) == usual else "differs"
+    except HosimError:
+        return "refused"
+
+
+@pytest.mark.slow
+def test_every_field_of_a_model_changes_some_job():
+    came: dict[str, set[str]] = {}
+    for name, text in WORKLOADS.items():
+        (document,) = [Workload.model_validate(compose(f"{{name: {name}, {text}}}", name).data)]
+        usual = handed_over(document)
+        for of, paths in fields_of(document).items():
+            for path in paths:
+                verdicts = came.setdefault(f"{of[0].__name__}.{of[1]}", set())
+                (_, value), *_ = fields(document, path)
+                for other in others(value, of[0].model_fields[of[1]].annotation):
+                    if "differs" not in verdicts:
+                        verdicts.add(comes_of(document, path, other, usual))
+    silent = {field for field, verdicts in came.items() if verdicts and "differs" not in verdicts}
+    assert {field for field in silent if came[field] != {"refused"}} - ONE_VALUE == set()
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"views": "writes"}, "views are of a graph from a file"),
+        ({"phase": "decode", "dtypes": {"optimizer_bytes_per_parameter": 8}}, "is for phase train"),
+        ({"phase": "decode", "dtypes": {"logits_copies_fp32": 1}}, "is for phase train"),
+    ],
+)
+def test_what_only_other_workloads_have_is_refused(about, said):
+    with pytest.raises(ValidationError, match=said):
+        Workload.model_validate({"name": "x", "model": compose(LLAMA, "x").data, **about})
