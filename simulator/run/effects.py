@@ -58,15 +58,16 @@ def idle_line(
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
     idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
-    if not is_served and not loaded.is_job_given:
-        idle |= {f"workload.{path}": _SAME for path in asked["workload"] if _builds_the_same(loaded, path)}
+    if not is_served:
+        same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
+        idle |= {f"workload.{path}": _SAME for path in same}
     return told(idle)
 
 
 def own_unread(machine: Hardware) -> dict[str, str]:
     """Return the figures without an origin that no run on a machine reads, each with the reason."""
-    own = [path for path in machine.figures() if machine.origin_of(path) == "mine"]
-    return dict(_named(machine, own, machine.unread))
+    paths = [path for path in machine.figures() if machine.origin_of(path) == "mine"]
+    return dict(_named(machine, paths, machine.unread))
 
 
 def told(idle: Mapping[str, str]) -> str | None:
@@ -87,10 +88,10 @@ def told(idle: Mapping[str, str]) -> str | None:
 def _named(document: Document, paths: Iterable[str], why: Why) -> Iterator[tuple[str, str]]:
     """Yield each path all of whose fields are idle, with the reason of the first."""
     for path in paths:
-        found = list[str]()
+        leaves = list[str]()
         with suppress(FieldError):  # what was set to null is gone
-            found = [".".join(keys) for keys, _ in fields(document, path)]
-        reasons = [next((why[idle] for idle in why if fnmatchcase(field, idle)), "") for field in found]
+            leaves = [".".join(keys) for keys, _ in fields(document, path)]
+        reasons = [next((why[idle] for idle in why if fnmatchcase(leaf, idle)), "") for leaf in leaves]
         if reasons and all(reasons):
             yield path, reasons[0]
 
@@ -110,7 +111,7 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle |= dict.fromkeys(("compute.launch", "compute.achieved_bandwidth"), "the times of all ops were recorded")
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
-    if case.job.ranks == 1:
+    if case.job.ranks == 1 and not any(link.via for link in case.hardware.links.values()):
         idle |= dict.fromkeys(("tiers.*.scope", "buses.*.scope", "topology.*"), "there is one rank")
     if allocators == {"ideal"}:
         idle["allocator.*"] = "each row counts bytes alone (allocator: ideal)"
@@ -137,9 +138,9 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
         idle |= {} if is_drawn else {"seed": "nothing is drawn"}
     if not any(graph.meets for graph in graphs):
         idle["switches.collectives"] = "ranks never meet"
-    if not any(task.problem.sharers for task in case.tasks):
-        idle |= dict.fromkeys(("policies.*.alone", "policies.*.staggered"), "ranks share no link")
-    elif not any(task.problem.turns for task in case.tasks):
+    if case.job.ranks == 1:
+        idle["policies.*.alone"] = "there is one rank"
+    if not any(task.problem.turns for task in case.tasks):
         idle["policies.*.staggered"] = "ranks meet, or share no link evenly, or run less than three steps"
     return idle
 

@@ -157,8 +157,8 @@ class Workload(Document):
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
-        must, stated = "views are of a graph from a file", "views" in self.model_fields_set
-        require(self.graph or not stated, must, "a model", "views", do="remove views")
+        must, is_read = "views are of a graph from a file", self.graph or "views" not in self.model_fields_set
+        require(is_read, must, "a model", "views", do="remove views")
         for key, phases in _PHASES.items():
             *part, name = key.split(".")
             stated = (getattr(self, part[0]) if part else self).model_fields_set

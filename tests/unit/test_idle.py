@@ -46,7 +46,7 @@ LINKS = "kernels work in the compute tier, and links carry copies"
         ({"scenario.slo.ttft": "1 s"}, "slo.ttft (hosim serve reads it)"),
         ({"scenario.kv_tiers.ddr": "1 GB"}, "kv_tiers.ddr (hosim serve reads it)"),
         ({"scenario.switches.collectives": "compute_stream"}, "switches.collectives (ranks never meet)"),
-        ({"scenario.policies.0.alone": True}, "policies.0.alone (ranks share no link)"),
+        ({"scenario.policies.0.alone": True}, "policies.0.alone (there is one rank)"),
         ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (what runs is the same with it)"),
         ({"workload.parallel.schedule": "1f1b", "workload.batch": 2}, ""),
     ],
