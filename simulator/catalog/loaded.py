@@ -227,7 +227,7 @@ _OF_SCENARIO = ("homes", "budget")
 def split(path: str) -> tuple[str, str]:
     """Split a field path into its document (by default the machine) and the path there."""
     document, _, key = path.partition(".")
-    if document in _DOCUMENTS:
+    if key and document in _DOCUMENTS:
         return document, key
     return "scenario" if document in _OF_SCENARIO else "hardware", path
 
