@@ -200,7 +200,8 @@ class GraphNeeds:
             if not replace(self, homes=homes).short:
                 named, where = " and of ".join(map(str, freed)), " and ".join(names[tier] for tier in tiers)
                 size = human(sum(freed.values()), "B")
-                yield f"leave the homes of {named} tensors free: {size} of them stay in {where}"
+                option = " ".join(f"--home {kind}=free" for kind in freed)
+                yield f"leave the homes of {named} tensors free ({option}): {size} of them stay in {where}"
                 break
         if not self.below and all(need.counts_idle for need in self.short):
             yield f"add a tier that {self.hardware.compute_tier} has a link to"

@@ -16,7 +16,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator import inputs
-from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, record, sourced, unfixed, unsourced
+from simulator.catalog.loaded import (
+    Axis,
+    BudgetError,
+    Loaded,
+    at,
+    by_document,
+    check_budget,
+    check_tiers,
+    places,
+    record,
+    sourced,
+    unfixed,
+    unsourced,
+)  # fmt: skip
 from simulator.catalog.settings import apply, factor, setting
 from simulator.catalog.shelf import (
     KINDS,
@@ -36,7 +49,6 @@ from simulator.catalog.text import scalar
 from simulator.document import Document
 from simulator.errors import insist
 from simulator.scenario import Frontier, Question, Scenario, Unstated
-from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 
@@ -60,8 +72,9 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself. A `Loaded` is returned as it is,
         and has no `changes`.
     changes
-        Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
-        with ``workload.`` changes the workload, any other path the machine.
+        Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path changes the
+        machine; one that begins with ``workload.`` or ``scenario.`` that document; ``homes.weight`` and ``budget`` are
+        of the scenario, too.
 
     Raises
     ------
@@ -76,19 +89,20 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     entries: dict[str, Entry] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
-    every, read = unsourced(changes or {}), entries.get("scenario")
-    asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
+    asked, read = by_document(unsourced(changes or {})), entries.get("scenario")
+    story = apply(story, asked["scenario"])
     for kind in ("hardware", "workload"):
         with errors_at(read.tree.place(kind) if read else f"scenario {story.name!r}, {kind}"):
             path = path_of(getattr(story, kind), kind, base)
         entries[kind] = load(path, kind)
-    of_workload = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
-    machine, workload = entries["hardware"].document, apply(entries["workload"].document, of_workload)
+    machine, workload = entries["hardware"].document, apply(entries["workload"].document, asked["workload"])
     paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
-    loaded = Loaded(story, machine, workload, base, paths["workload"].parent, paths, digests, entries=entries)
-    stated = {key: sourced(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
-    loaded = replace(loaded, scenario=record(story, asked), hardware=apply(machine, {**stated, **asked}))
-    _check_tiers(loaded)
+    folders, of_machine = (base, paths["workload"].parent), asked["hardware"]
+    loaded = Loaded(story, machine, workload, *folders, paths, digests, entries=entries, asked=places(asked))
+    kept = {key: value for key, value in story.set_.items() if key not in of_machine}
+    stated = {key: sourced(loaded, key, value, "set", key) for key, value in kept.items()}
+    loaded = replace(loaded, scenario=record(story, of_machine), hardware=apply(machine, {**stated, **of_machine}))
+    check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
     _add_files(loaded)
     if not changes:  # with changes, figures are no longer fitted, and expectations are not checked
@@ -180,16 +194,6 @@ def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys:
             loaded.sha256[label] = inputs.digest(file)
         loaded.paths[label] = file
     loaded.paths[role] = path
-
-
-def _check_tiers(loaded: Loaded) -> None:
-    """Refuse homes, and tiers for KV blocks, that the machine does not have."""
-    tiers = tuple(loaded.hardware.tiers)
-    homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
-    for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
-        names = (*tiers, "free") if keys in homes else tiers
-        rule = f"what {keys[0]} names is a tier of the machine"
-        insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
 
 
 def _check_figures(loaded: Loaded) -> None:
@@ -285,6 +289,8 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
     asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
     if issubclass(kind, Frontier):
+        if asked.get("field") == "budget":
+            asked["field"] = "scenario.budget"
         with errors_at(where("field")):
             asked["start"] = _documented_value(loaded, str(asked.get("field")))
         if asked.get("field") == "scenario.budget":  # no budget is larger than what can be used

@@ -6,7 +6,7 @@ such an axis, too, and so is the field that a question searches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -20,7 +20,7 @@ from simulator.document import Fit
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario
-from simulator.units import exact, human
+from simulator.units import exact, human, nearest
 from simulator.workload import Workload
 
 OUTSIDE = "changed for this run"
@@ -49,6 +49,8 @@ class Loaded:
         None if there are no factors.
     entries
         The documents that were read from files.
+    asked
+        Document and dotted path of each field that was changed from outside -> the place that asks for it.
     is_job_given
         Whether the caller gives the job, so that only the workload's name counts.
     """
@@ -63,6 +65,7 @@ class Loaded:
     scale: Mapping[str, float] = field(default_factory=dict)
     unscaled: Hardware | None = field(default=None, repr=False)
     entries: dict[str, Entry] = field(default_factory=dict, repr=False)
+    asked: Mapping[tuple[str, str], str] = field(default_factory=dict, repr=False)
     is_job_given: bool = False
 
     @property
@@ -89,7 +92,7 @@ class Loaded:
         return [((document, *keys), value) for keys, value in fields(getattr(self, document), key)]
 
     def place(self, *keys: str, of: str = "scenario") -> str:
-        """Return the place of a field: file, line and path; without a file, document, name and path.
+        """Return the place of a field: who asks for it; or file, line and path; or document, name and path.
 
         Parameters
         ----------
@@ -98,6 +101,8 @@ class Loaded:
         of
             The document: ``scenario``, ``hardware`` or ``workload``.
         """
+        if where := self.asked.get((of, ".".join(keys))):
+            return where
         entry = self.entries.get(of)
         return entry.tree.place(*keys) if entry else f"{of} {getattr(self, of).name!r}, {'.'.join(keys)}"
 
@@ -124,6 +129,10 @@ class Loaded:
         changed = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
         check_budget(changed, self.place("budget"))
         return changed
+
+    def asking(self, paths: Iterable[str]) -> Loaded:
+        """Return the same as if these fields had been changed from outside, too."""
+        return replace(self, asked={**dict.fromkeys(map(split, paths), "an axis"), **self.asked})
 
     def without_questions(self) -> Loaded:
         """Return the same without expectations and questions."""
@@ -170,6 +179,16 @@ def check_budget(loaded: Loaded, where: str) -> None:
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
+def check_tiers(loaded: Loaded) -> None:
+    """Refuse homes, and tiers for KV blocks, that the machine does not have."""
+    tiers = tuple(loaded.hardware.tiers)
+    homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
+    for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
+        names = (*tiers, "free") if keys in homes else tiers
+        rule = f"what {keys[0]} names is a tier of the machine"
+        insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
+
+
 def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
     """Make changes from outside, which need no origin, of values by dotted path, as text or typed."""
     return {
@@ -201,12 +220,30 @@ def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
 
 
 _DOCUMENTS = ("hardware", "workload", "scenario")
+_OF_SCENARIO = ("homes", "budget")
+"""Fields of the scenario that are named without it."""
 
 
 def split(path: str) -> tuple[str, str]:
     """Split a field path into its document (by default the machine) and the path there."""
     document, _, key = path.partition(".")
-    return (document, key) if document in _DOCUMENTS else ("hardware", path)
+    if key and document in _DOCUMENTS:
+        return document, key
+    return "scenario" if document in _OF_SCENARIO else "hardware", path
+
+
+def by_document(changes: Mapping[str, FieldChange]) -> dict[str, dict[str, FieldChange]]:
+    """Sort changes by the document that each path leads into; keys are then paths there."""
+    sorted_: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
+    for path, change in changes.items():
+        document, key = split(path)
+        sorted_[document][key] = change
+    return sorted_
+
+
+def places(changes: Mapping[str, Mapping[str, FieldChange]]) -> dict[tuple[str, str], str]:
+    """Return document and path of each change, with the place that asks for it."""
+    return {(document, key): change.where for document, paths in changes.items() for key, change in paths.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +309,15 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     ConfigError
         If a path names no field, or a document is not valid with a value.
     """
-    changes: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
+    paths = dict[str, FieldChange]()
     for axis, value in point.items():
         labels = {"batch", "sequence"}.intersection(key for _, key in map(split, axis.fields))
         found = f"{min(labels, default='')}, which only describes a graph from a file"
         do = "make a graph for each, or vary a field of the machine"
         insist(not (labels and loaded.workload.graph), axis.where, "what varies changes what runs", found, do)
         change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
-        for document, key in () if axis.is_factor else map(split, axis.fields):
-            changes[document][key] = change
+        paths |= dict.fromkeys(() if axis.is_factor else axis.fields, change)
+    changes = by_document(paths)
     unscaled = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
     scale, figures = dict(loaded.scale), unsourced(multiplied(unscaled, loaded.scale))
     for axis, value in point.items():
@@ -292,9 +329,11 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     scenario = record(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
     hardware, workload = apply(unscaled, figures), apply(loaded.workload, changes["workload"])
     varied = replace(loaded, scenario=scenario, hardware=hardware, workload=workload, scale=scale, unscaled=unscaled)
-    room = ("scenario.budget", f"tiers.{hardware.compute_tier}.capacity")
-    places = {axis.place(value): _overlap(room, axis.fields) for axis, value in point.items()}
-    check_budget(varied, max(places, key=places.__getitem__, default=""))
+    varied = replace(varied, asked={**loaded.asked, **places(changes)})
+    check_tiers(varied)
+    room = ("budget", "scenario.budget", f"tiers.{hardware.compute_tier}.capacity")
+    asking = {axis.place(value): _overlap(room, axis.fields) for axis, value in point.items()}
+    check_budget(varied, max(asking, key=asking.__getitem__, default=""))
     return varied
 
 

@@ -133,8 +133,11 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
     FieldError
         If the path names no field.
     """
-    data = document.model_dump(mode="json", by_alias=True)
-    matches: list[tuple[Keys, Any]] = [((), {key: value for key, value in data.items() if key not in ABOUT_ITSELF})]
+    data = document.model_dump(mode="json", by_alias=True, exclude=_FIXED)
+    section, _, name = key.partition(".")
+    if name and section in _NAMED and isinstance(data.get(section), dict):
+        return [((section, name), data[section].get(name))]
+    matches: list[tuple[Keys, Any]] = [((), data)]
     for part in key.split("."):
         path, node = matches[0]
         below = [((*above, name), value) for above, parent in matches for name, value in _entries(parent).items()]
@@ -198,6 +201,12 @@ def _times(value: Any, factor: Decimal) -> Any:
     return exact(int((Decimal(parse(value, unit)) * factor).to_integral_value()), unit)
 
 
+_NAMED = ("homes", "kv_tiers")
+"""Sections of a scenario whose keys are names of tensors or tiers, and need not be there before."""
+_FIXED = {*ABOUT_ITSELF, "hardware", "workload", "set_", "expect", "claim"}
+"""Fields that no change from outside reaches: they name or describe what runs, or judge it as it stands."""
+
+
 def _entries(node: Any) -> dict[str, Any]:
     if isinstance(node, list):
         return {str(index): entry for index, entry in enumerate(node)}
@@ -212,9 +221,9 @@ def _put(data: dict[str, Any], path: Keys, change: FieldChange) -> None:
             node[part] = node.get(part) or {}
         node = node[int(part)] if isinstance(node, list) else node[part]
     key, is_left_out = ".".join(path), change.value is None and isinstance(node, dict)
-    if is_left_out:
+    if is_left_out or path[0] in _NAMED:  # of homes the last one wins
         node.pop(path[-1], None)
-    else:
+    if not is_left_out:
         node[int(path[-1]) if isinstance(node, list) else path[-1]] = change.value
     for table in ("sources", "assumed", "fitted"):
         entries = data.get(table, {}).items()

@@ -15,12 +15,14 @@ from simulator.offsets import issued_bytes
 from simulator.plan import Plan
 from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
+from simulator.run.effects import idle_line, own_unread, told
 from simulator.run.grid import points_in
 from simulator.run.studies import points_of
 from simulator.run.task import Task
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.serving import read_served
+from simulator.serving.replays import smallest
 from simulator.units import counted, human
 from simulator.workload import Workload
 
@@ -67,7 +69,11 @@ def _summary(document: Document, path: Path, *, is_strict: bool) -> str:
         return f"workload, {_workload(document, path)}"
     machine = cast(Hardware, document)
     sizes = {"device": machine.topology.devices, "tier": len(machine.tiers), "link": len(machine.links)}
-    return f"hardware, {_sizes(sizes | {'fabric': len(machine.fabrics)})}"
+    return f"hardware, {_sizes(sizes | {'fabric': len(machine.fabrics)})}{_idle(told(own_unread(machine)))}"
+
+
+def _idle(line: str | None) -> str:
+    return f"; {line.removesuffix('.')}" if line else ""
 
 
 def _sizes(sizes: dict[str, int]) -> str:
@@ -93,13 +99,15 @@ def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
         points_of(loaded).check()
     if loaded.workload.requests is not None:
         rows, stream, _ = read_served(loaded)
-        return _sizes({"row": len(rows), "request": len(stream.requests)})
+        idle = _idle(idle_line(smallest(loaded), is_served=True))
+        return _sizes({"row": len(rows), "request": len(stream.requests)}) + idle
     case = prepare(loaded)
     decide = case.rows()
     for choice in (choice for choice in scenario.policies if choice.is_file):
         for task in case.tasks:
             _check_plan(case, task, decide[choice.row](task.problem))
-    return _sizes({"row": len(decide), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)})
+    sizes = {"row": len(decide), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
+    return _sizes(sizes) + _idle(idle_line(case))
 
 
 def _plan(path: Path, scenario: str) -> str:

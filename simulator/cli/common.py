@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from simulator.catalog import Loaded
     from simulator.report.expectations import Check, Verdict
 
 FAILED = 1
@@ -21,7 +23,7 @@ _WORKERS = "Processes; the result does not depend on it. [default: cores]"
 
 
 def _changes(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
-    """Read the texts of ``--set``."""
+    """Read the texts of ``--set`` and ``--home``."""
     from simulator import catalog
 
     return dict(catalog.setting(text) for text in texts)
@@ -80,12 +82,27 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OUT = "Write all results into this folder: tables, pictures and a page."
-_SET = "Change the machine, or with workload.KEY=VALUE the workload."
+_SET = "Change the machine; the budget and homes; or with workload.KEY=VALUE the workload."
+_HOME = "Give tensors a home: weight=ddr, kv_cache=free. Short for --set homes.KIND=TIER."
+
+
+def _settable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Take changes of documents, among them homes."""
+
+    @wraps(function)
+    def with_changes(*args: Any, home: Mapping[str, Any], set: Mapping[str, Any], **more: Any) -> Any:  # noqa: A002
+        return function(*args, set={**set, **{f"homes.{kind}": tier for kind, tier in home.items()}}, **more)
+
+    for name, metavar, about in (("--home", "KIND=TIER", _HOME), ("--set", "KEY=VALUE", _SET)):
+        with_changes = click.option(name, multiple=True, callback=_changes, metavar=metavar, help=about)(with_changes)
+    return with_changes
+
+
 _JUNIT = "Write the expectations as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
     "scenario": _on_machine,
     "out": click.option("--out", type=PATH, callback=_writable, help=_OUT),
-    "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help=_SET),
+    "set": _settable,
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),
@@ -136,7 +153,21 @@ def run_and_print(
         if out is not None:
             result.write(out, reproducing())
     click.echo(result.json() if as_json else f"{result}\n", nl=False)
+    for loaded in () if result.name == "serve" else result.loaded:
+        tell_idle(loaded, result.more.get("grid", ()))
     return result
+
+
+def tell_idle(loaded: Loaded, axes: Iterable[str] = ()) -> None:
+    """Name what was changed from outside, or varied, and changes nothing in what the scenario runs."""
+    from simulator.errors import HosimError
+    from simulator.run.case import prepare
+    from simulator.run.effects import idle_line
+
+    asked = loaded.asking(axes)
+    with suppress(HosimError):  # what a sweep varies may be wrong as it stands
+        line = idle_line(prepare(asked, with_bounds=False)) if asked.asked else None
+        click.echo(f"hosim: {line}" if line else "", err=True, nl=line is not None)
 
 
 _ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}

@@ -150,6 +150,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     with ProgressBar() as progress:
         planned = plan_scenario(scenario, policy, progress=progress, **more)
     click.echo(planned.text(tensor))
+    common.tell_idle(planned.result.case.loaded)
     if out is not None:
         planned.write(out)
         click.echo(f"\nPlan: {out / planned.file}")

@@ -206,6 +206,18 @@ class Hardware(Document):
         """Whether it states a price of a device or of room."""
         return {self.compute.price_uusd_per_h, *(t.price_nusd_per_gb_month for t in self.tiers.values())} != {None}
 
+    @property
+    def unread(self) -> dict[str, str]:
+        """Pattern of paths to figures that no run on this machine reads -> why."""
+        others = [name for name in self.tiers if name != self.compute_tier]
+        rates = {
+            f"tiers.{name}.bandwidth": "kernels work in the compute tier, and links carry copies" for name in others
+        }
+        energies = {f"tiers.{name}.energy": "the energy of a copy is that of its link" for name in others}
+        single = [f"links.{name}.sharing" for name, link in self.links.items() if link.channels == 1]
+        sharing = dict.fromkeys(single, "one copy at a time shares with no other")
+        return {**rates, **energies, **sharing, "on_chip.*": "it is not simulated"}
+
     def passing(self, names: Iterable[str]) -> dict[str, int]:
         """Return how often a copy over each link passes these links or ports; staged links that go via them count."""
         passes = dict.fromkeys(names, 1)

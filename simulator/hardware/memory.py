@@ -48,7 +48,8 @@ class Tier(Part):
     reserved_bytes
         Bytes that the framework's context and the like occupy [B].
     bandwidth_bytes_per_s
-        Bandwidth that kernels and copies share [B/s]; None if kernels cannot address the tier.
+        Of the compute tier: bandwidth that kernels and copies share [B/s]. That of other tiers is for the information
+        of readers: copies take the bandwidth of links and buses.
     energy_fj_per_byte
         For the compute tier: energy of each byte that a kernel reads or writes, on top of the device's power [fJ].
     endurance_bytes

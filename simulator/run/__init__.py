@@ -41,8 +41,9 @@ def run(  # noqa: PLR0913 - what is run, and how
         Instead of a scenario: a machine and what runs on it, each a name in the catalogue or a path that ends in
         ``.yaml``. The rows are those of `policies`, or ``resident``, ``reactive`` and ``static``.
     set
-        Changes to the machine, as in the document, and to the workload: ``{"links.*.bandwidth": "50 GB/s",
-        "workload.batch": 4}``. What the scenario expects is then not checked.
+        Changes to the machine, as in the document, and to others: ``{"links.*.bandwidth": "50 GB/s", "workload.batch":
+        4, "homes.weight": "free", "budget": "40 GB"}``; see `simulator.catalog.resolve`. What the scenario expects is
+        then not checked.
     policies
         Names: only these rows of the scenario, or policies with their default options. Functions by name: rows beside
         those of the scenario.

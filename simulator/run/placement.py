@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from simulator.catalog import Loaded
-from simulator.errors import ConfigError
-from simulator.graph import Graph, Job, TensorKind
+from simulator.errors import insist
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
 from simulator.plan import FREE
@@ -32,22 +33,38 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     Raises
     ------
     ConfigError
-        If a pattern matches no tensor.
+        If a pattern matches no tensor, or none that may have another home than the compute tier.
     """
     hardware = loaded.hardware
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
     homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
     for pattern, tier in loaded.scenario.homes.items():
         chosen = [graph.matching(pattern) for graph in graphs]
-        if not any(chosen) and pattern not in set(TensorKind):
-            must = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
-            tensors = graphs[0].tensors
-            do = f"correct the pattern; the first tensor is {tensors[0].name!r}" if tensors else "drop it"
-            raise ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)
+        _check_home(loaded, graphs, pattern, chosen)
         for home, matches in zip(homes, chosen, strict=True):
             for tensor in matches:
                 home[tensor] = ids[tier]
     return [tuple(home) for home in homes]
+
+
+def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: Sequence[Sequence[int]]) -> None:
+    """Refuse a home of no tensor, and another tier than the compute tier for tensors that no step keeps there."""
+    tier, compute_tier, where = (
+        loaded.scenario.homes[pattern],
+        loaded.hardware.compute_tier,
+        partial(loaded.place, "homes"),
+    )
+    kinds = sorted({tensor.kind for graph in graphs for tensor in graph.tensors})
+    must = f"a home is for a kind of tensor that there is ({', '.join(kinds)}), or for names that some tensor has"
+    first = next((tensor.name for graph in graphs for tensor in graph.tensors), None)
+    do = f"correct it; the first tensor is {first!r}" if first else "drop it"
+    insist(any(chosen), where(pattern), must, repr(pattern), do)
+    pairs = zip(graphs, chosen, strict=True)
+    lasts = any(graph.tensors[t].persistent or t in graph.outputs for graph, matches in pairs for t in matches)
+    must = f"a home in another tier than {compute_tier} is for what lasts: persistent tensors, and outputs of the graph"
+    do = f"say free (a policy may move them: static does, where that pays) or {compute_tier} (they stay); or drop it"
+    found = f"{tier} for {pattern}: tensors that are new in each step, and gone before it ends"
+    insist(lasts or tier in {"free", compute_tier}, where(pattern), must, found, do)
 
 
 def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> Graph:

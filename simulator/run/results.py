@@ -26,6 +26,7 @@ from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, SweepView
 from simulator.run.case import Case
+from simulator.run.effects import idle_line
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.trace import ISSUED, Trace
@@ -62,8 +63,11 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         idle_of_row = without_effect(row.hardware, scenario.budget_bytes, case.choice(row.label).set_)
         idle_figures += [f"{row.label}: {hint}" for hint in idle_of_row]
-    sentences, homes, compute_tier = [*dict.fromkeys(idle_figures)], scenario.homes, hardware.compute_tier
-    runtimes = [row.label for row in rows if any(plan.fixed is None for plan in row.plans)]
+    kinds = {row.label: plan.fixed is None for row in rows for plan in row.plans}
+    idle = idle_line(case, [case.choice(row.label) for row in rows], set(kinds.values()))
+    sentences = [*dict.fromkeys(idle_figures), *([idle] if idle else [])]
+    homes, compute_tier = scenario.homes, hardware.compute_tier
+    runtimes = [label for label, is_runtime in kinds.items() if is_runtime]
     if runtimes and "host" not in hardware.model_fields_set:
         free = f"decisions of {listed(runtimes)} are free"
         sentences.append(f"{hardware.name} states no costs of a host, so that {free}: add the key host.")
@@ -71,8 +75,9 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
         named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)}
         experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
         if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
-            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}: give expert a home as well"
-            sentences.append(f"homes names weight and not expert, so that {forgotten}.")
+            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}"
+            do = f"give expert a home as well (--home expert={homes[TensorKind.WEIGHT]})"
+            sentences.append(f"homes names weight and not expert, so that {forgotten}: {do}.")
     ran = any(row.is_ok for row in rows)
     sentences += [_update(case)] if ran else []
     if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):

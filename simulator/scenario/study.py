@@ -87,7 +87,7 @@ class StudyDocument(Document):
     policies
         Rows of the scenario, or names of policies; default: all its rows.
     set_
-        Changes for all points, as with ``--set``.
+        Changes for all points, as with ``--set``: also of homes and the budget.
     grid
         Field path -> its values; every combination runs. Fields of the machine (``links.*.bandwidth: 16..200
         GB/s:8``), of the workload (``workload.batch: [1, 2, 4]``) or of the scenario (``scenario.budget``).

@@ -18,10 +18,11 @@ from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run import scenario_to_run
+from simulator.run.effects import idle_line
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.serving import latencies
 from simulator.serving.blocks import Rooms, requests_of, rooms
-from simulator.serving.replays import Replays, rows_of
+from simulator.serving.replays import Replays, rows_of, smallest
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story, serve_row, summary
 from simulator.units import nearest
@@ -110,6 +111,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     stories = [serve_row(name, replayed, room, asked, requests, progress) for name, replayed in replays.items()]
     rows = [summary(story, loaded, arrivals, room) for story in stories]
     view = latencies.view(loaded.scenario.heading, rows, stories)
+    idle = idle_line(smallest(loaded), is_served=True)
+    view = view._replace(sentences=[*view.sentences, *([idle] if idle else [])])
     tables = {
         "requests": [row for story in stories for row in story.requests],
         "iterations": [row for story in stories for row in story.iterations],

@@ -181,7 +181,7 @@ class Replays:
 
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
-        self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), _smallest(loaded).problem
+        self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches = limited_reaches(decoder_of(loaded.workload))
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
@@ -280,10 +280,10 @@ class Replays:
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
     """List the rows; see `simulator.run.case.Case.rows`."""
-    return list(_smallest(loaded).rows(policies))
+    return list(smallest(loaded).rows(policies))
 
 
-def _smallest(loaded: Loaded) -> Case:
+def smallest(loaded: Loaded) -> Case:
     """Prepare the smallest iteration that there can be."""
     work = least_iteration(loaded.workload)
     return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))

@@ -25,7 +25,8 @@ _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas",
     (*_OF_A_LENGTH, "requests"): "swiglu",
-    ("train",): "optimizer lora frozen checkpoint kernels dtypes.gradients dtypes.router",
+    ("train",): "optimizer lora frozen checkpoint kernels dtypes.gradients dtypes.router "
+    "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
     ("prefill",): "chunk",
     ("decode",): "new_tokens",
     _INFERENCE: "kv experts",
@@ -156,6 +157,8 @@ class Workload(Document):
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
+        must, is_read = "views are of a graph from a file", self.graph or "views" not in self.model_fields_set
+        require(is_read, must, "a model", "views", do="remove views")
         for key, phases in _PHASES.items():
             *part, name = key.split(".")
             stated = (getattr(self, part[0]) if part else self).model_fields_set

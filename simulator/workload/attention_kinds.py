@@ -195,6 +195,8 @@ class Gqa(_Attention):
     def _check(self) -> None:
         super()._check()
         self._divides("kv_heads", "heads")
+        is_built = not (self.sink_logits and self.sparse)
+        require(is_built, "attention has sink_logits, or is sparse", "both", "sink_logits", do="remove one of them")
 
 
 class Linear(_Attention):

@@ -168,7 +168,10 @@ def test_what_has_its_home_in_the_compute_tier_stays_there():
     }
     found = infeasible(g, machine(), ids(g, {"w": HBM}), 89)
     assert (found.demand_bytes, found.at, found.largest[0]) == (90, "op 'g'", ("workspace of g", 50))
-    assert found.levers[0] == "leave the homes of activation tensors free: 40 B of them stay in hbm"
+    assert (
+        found.levers[0]
+        == "leave the homes of activation tensors free (--home activation=free): 40 B of them stay in hbm"
+    )
 
 
 def test_a_free_home_may_be_below_from_the_start_but_what_is_read_comes_in():
@@ -230,14 +233,18 @@ def test_homes_that_do_not_fit_are_infeasible():
     found = infeasible(g, machine(), ids(g, {"v": HBM, "w": HBM}), 60)
     assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 71, 60, "op 'f'")
     assert found.rooms == ({"hbm": 71},)
-    assert found.levers == ("leave the homes of activation tensors free: 70 B of them stay in hbm",)
+    assert found.levers == (
+        "leave the homes of activation tensors free (--home activation=free): 70 B of them stay in hbm",
+    )
     ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 69})
     tight = machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
     assert infeasible(g, machine(), ids(g, {"v": DDR, "w": DDR}), 60) is None
     found = infeasible(g, tight, ids(g, {"v": DDR, "w": DDR}), 60)
     assert (found.tier, found.at) == ("ddr", "the homes at time 0")
     assert found.rooms == ({"ddr": 70},)
-    assert found.levers == ("leave the homes of activation tensors free: 70 B of them stay in ddr",)
+    assert found.levers == (
+        "leave the homes of activation tensors free (--home activation=free): 70 B of them stay in ddr",
+    )
 
 
 def test_where_nothing_else_can_help_only_the_least_budget_is_named():
@@ -258,7 +265,7 @@ def test_a_lever_helps_on_its_own():
     def helps(budget: int) -> tuple[str, ...]:
         return infeasible(g, machine("200 B"), homes, budget).levers
 
-    free = "leave the homes of activation tensors free: 70 B of them stay in hbm"
+    free = "leave the homes of activation tensors free (--home activation=free): 70 B of them stay in hbm"
     smaller = "make the batch smaller, or the sequence shorter"
     assert helps(110) == (free, "split the 1 op over the budget; op 'g' alone uses 90 B", smaller)
     assert helps(109) == ("split the 2 ops over the budget; op 'f' alone uses 110 B", smaller)

@@ -89,8 +89,8 @@ def test_experts_without_a_home_are_named_where_weights_have_one(tmp_path):
     for homes, is_said in (("weight: ddr", True), ("weight: ddr\n  expert: hbm", False)):
         (tmp_path / "mine.yaml").write_text(source.replace("expert: ddr", homes, 1), encoding="utf-8")
         said = hosim.run(tmp_path / "mine.yaml", policies=["resident"]).sentences
-        assert ("homes names weight and not expert, so that 58.0 GB of experts live in hbm: give expert a home as well."
-                in said) == is_said  # fmt: skip
+        forgotten = "homes names weight and not expert, so that 58.0 GB of experts live in hbm"
+        assert (f"{forgotten}: give expert a home as well (--home expert=ddr)." in said) == is_said
 
 
 def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp_path):

@@ -1,0 +1,177 @@
+"""What people set, or state as their own, that cannot change anything in a run: named in one line.
+
+A figure that is not narrow enough to bind is no such thing: another value of it would change the run. Here are the
+fields of which no value would, on this machine, with this job and these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from simulator import formats
+from simulator.builders import build_job
+from simulator.catalog import Loaded
+from simulator.catalog.settings import FieldChange, apply, fields
+from simulator.document import Document
+from simulator.errors import ConfigError
+from simulator.hardware import Hardware
+from simulator.run.case import Case
+from simulator.scenario import PolicyChoice, Scenario
+from simulator.units import FieldError
+from simulator.workload import Workload
+
+Why = Mapping[str, str]
+"""Pattern of field paths -> why no value of these fields changes anything."""
+_DOCUMENTS = ("hardware", "workload", "scenario")
+_SERVED, _SAME = "hosim serve reads it", "what runs is the same with it"
+
+
+def idle_line(
+    case: Case, rows: Sequence[PolicyChoice] = (), runtimes: Collection[bool] = (), *, is_served: bool = False
+) -> str | None:
+    """Name the fields that were set, or stated by a document's author as their own, and that change nothing here.
+
+    Parameters
+    ----------
+    case, rows
+        What runs, and its rows; default: those of the scenario.
+    runtimes
+        For the plans of these, whether each is decided while it runs; none if that is not known.
+    is_served
+        Whether requests are served.
+
+    Returns
+    -------
+    str or None
+        A line such as ``has no effect here: tiers.ddr.bandwidth (...).``; None if there are no such fields.
+    """
+    loaded = case.loaded
+    scenario, machine = loaded.scenario, loaded.hardware
+    asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in _DOCUMENTS}
+    of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
+    idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
+    idle |= own_unread(machine)
+    changed = {path.split(".")[0] for path in asked["scenario"]}
+    paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
+    idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
+    if not is_served:
+        same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
+        idle |= {f"workload.{path}": _SAME for path in same}
+    return told(idle)
+
+
+def own_unread(machine: Hardware) -> dict[str, str]:
+    """Return the figures without an origin that no run on a machine reads, each with the reason."""
+    paths = [path for path in machine.figures() if machine.origin_of(path) == "mine"]
+    return dict(_named(machine, paths, machine.unread))
+
+
+def told(idle: Mapping[str, str]) -> str | None:
+    """Name fields that change nothing in a line; None if there are none.
+
+    Parameters
+    ----------
+    idle
+        Path of each field -> why it changes nothing.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for path, why in idle.items():
+        by_reason.setdefault(why, []).append(path)
+    parts = "; ".join(f"{', '.join(paths)} ({why})" for why, paths in by_reason.items())
+    return f"has no effect here: {parts}." if parts else None
+
+
+def _named(document: Document, paths: Iterable[str], why: Why) -> Iterator[tuple[str, str]]:
+    """Yield each path all of whose fields are idle, with the reason of the first."""
+    for path in paths:
+        leaves = list[str]()
+        with suppress(FieldError):  # what was set to null is gone
+            leaves = [".".join(keys) for keys, _ in fields(document, path)]
+        reasons = [next((why[idle] for idle in why if fnmatchcase(leaf, idle)), "") for leaf in leaves]
+        if reasons and all(reasons):
+            yield path, reasons[0]
+
+
+def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[bool]) -> dict[str, str]:
+    """Say which figures of the machine no op, no rank and no row of this run reads."""
+    ops = [op for graph in case.job.graphs for op in graph.ops]
+    timed = [op for op in ops if op.duration_ns is None and op.collective is None]
+    compute, allocators = case.hardware.compute, {choice.allocator for choice in rows}
+    calculating = {op.dtype for op in ops if op.flops}
+    classes = {op.op_class for op in timed if op.flops}
+    idle = {f"compute.peak.{dtype}": "no op computes in it" for dtype in compute.peak_flops if dtype not in calculating}
+    others = {*compute.achieved_fraction, "default"} - classes
+    others -= {"default"} if classes - compute.achieved_fraction.keys() else set()
+    idle |= {f"compute.achieved_fraction.{name}": "no op is of this class" for name in others}
+    if not timed:
+        idle |= dict.fromkeys(("compute.launch", "compute.achieved_bandwidth"), "the times of all ops were recorded")
+    if not any(op.collective for op in ops):
+        idle["fabrics.*"] = "ranks never meet"
+    if case.job.ranks == 1 and not any(link.via for link in case.hardware.links.values()):
+        idle |= dict.fromkeys(("tiers.*.scope", "buses.*.scope", "topology.*"), "there is one rank")
+    if allocators == {"ideal"}:
+        idle["allocator.*"] = "each row counts bytes alone (allocator: ideal)"
+    elif "caching" not in allocators:
+        idle["allocator.caching.*"] = "no row has allocator: caching"
+    is_dynamic = any(op.dynamic for op in ops)
+    if runtimes and True not in runtimes:
+        always = () if is_dynamic else ("select", "update")  # a fixed plan that leaves reads to the run pays these
+        costs = ("inspect", "compute", "copy", "detach", "sync", *always)
+        idle |= dict.fromkeys((f"host.reactive.{cost}" for cost in costs), "no row decides while it runs")
+    if runtimes and False not in runtimes:
+        idle["host.fixed.*"] = "each row decides while it runs"
+    if not is_dynamic:
+        idle["host.reactive.select"] = "no op reads dynamically"
+    return idle
+
+
+def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
+    """Say which fields of the scenario are about nothing that runs here."""
+    graphs, requests = case.job.graphs, case.loaded.workload.requests
+    idle = {} if is_served else dict.fromkeys(("kv_tiers*", "slo*"), _SERVED)
+    if not any(graph.dynamic_reads for graph in graphs):
+        is_drawn = is_served and requests is not None and requests.file is None
+        idle |= {} if is_drawn else {"seed": "nothing is drawn"}
+    if not any(graph.meets for graph in graphs):
+        idle["switches.collectives"] = "ranks never meet"
+    if case.job.ranks == 1:
+        idle["policies.*.alone"] = "there is one rank"
+    if not any(task.problem.turns for task in case.tasks):
+        idle["policies.*.staggered"] = "ranks meet, or share no link evenly, or run less than three steps"
+    return idle
+
+
+def _stated(scenario: Scenario) -> list[str]:
+    """List the fields of a scenario that may be idle and that are stated with another value than the default."""
+    usual = Scenario.model_construct(name="-", hardware="-", workload="-", policies=())
+    stated = ["kv_tiers", "slo", "seed", "switches.collectives"]
+
+    def value(document: Any, path: str) -> Any:
+        for key in path.split("."):
+            document = getattr(document, key)
+        return document
+
+    changed = [path for path in stated if value(scenario, path) != value(usual, path)]
+    rows = enumerate(scenario.policies)
+    return changed + [f"policies.{n}.{key}" for n, row in rows for key in ("alone", "staggered") if getattr(row, key)]
+
+
+def _builds_the_same(loaded: Loaded, path: str) -> bool:
+    """Tell whether a change of the workload leaves the job, and what it handles, as they were."""
+    before = dict(fields(loaded.entries["workload"].document, path))
+    if before == dict(fields(loaded.workload, path)):
+        return False
+    with suppress(ConfigError):
+        changes = {".".join(keys): FieldChange(value, "effects", "assumed", "before") for keys, value in before.items()}
+        workload = apply(loaded.workload, changes)
+        return _handed_over(loaded, workload) == _handed_over(loaded, loaded.workload)
+    return False
+
+
+def _handed_over(loaded: Loaded, workload: Workload) -> tuple[Any, ...]:
+    job = build_job(workload, loaded.workload_dir, partial(formats.read_graph, views=workload.views))
+    return job.graphs, job.graph_of, workload.tokens, workload.samples

@@ -1,0 +1,73 @@
+"""What was set, or is stated as one's own, and changes nothing in a run, is named in one line with the reason."""
+
+from __future__ import annotations
+
+import documents
+import pytest
+
+import simulator
+from simulator import catalog
+from simulator.run.case import prepare
+from simulator.run.effects import idle_line
+
+STORY = documents.STORY.replace("[resident]", "[resident, reactive]")
+
+
+@pytest.fixture
+def line(tmp_path, monkeypatch):
+    """Name what changes nothing in a step of training on one rank, with changes."""
+    monkeypatch.chdir(tmp_path)
+
+    def named(changes, story=STORY, box=documents.BOX):
+        documents.lay(tmp_path, story=story)
+        (tmp_path / "box.yaml").write_text(box)
+        return idle_line(prepare(catalog.resolve("story.yaml", changes), with_bounds=False))
+
+    return named
+
+
+LINKS = "kernels work in the compute tier, and links carry copies"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tiers.ddr.bandwidth": "1 MB/s"}, f"tiers.ddr.bandwidth ({LINKS})"),
+        ({"tiers.*.bandwidth": "1 MB/s"}, ""),
+        ({"tiers.ddr.energy": "1 pJ/B"}, "tiers.ddr.energy (the energy of a copy is that of its link)"),
+        ({"compute.peak.bf16": "1 TFLOP/s"}, ""),
+        ({"compute.peak": {"bf16": "1 TFLOP/s", "fp8": "1 TFLOP/s"}}, ""),
+        ({"compute.achieved_fraction.default": 0.5}, ""),
+        ({"links.d2h.sharing": "fair"}, "links.d2h.sharing (one copy at a time shares with no other)"),
+        ({"links.*.channels": 2, "links.d2h.sharing": "fair"}, ""),
+        ({"tiers.ddr.scope": "node"}, "tiers.ddr.scope (there is one rank)"),
+        ({"allocator.page": "4 kB"}, "allocator.page (each row counts bytes alone (allocator: ideal))"),
+        ({"scenario.seed": 3}, "seed (nothing is drawn)"),
+        ({"scenario.slo.ttft": "1 s"}, "slo.ttft (hosim serve reads it)"),
+        ({"scenario.kv_tiers.ddr": "1 GB"}, "kv_tiers.ddr (hosim serve reads it)"),
+        ({"scenario.switches.collectives": "compute_stream"}, "switches.collectives (ranks never meet)"),
+        ({"scenario.policies.0.alone": True}, "policies.0.alone (there is one rank)"),
+        ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (what runs is the same with it)"),
+        ({"workload.parallel.schedule": "1f1b", "workload.batch": 2}, ""),
+    ],
+)
+def test_what_changes_nothing_is_named(line, changes, told):
+    said = line(changes) or ""
+    assert (f"has no effect here: {told}" in said) if told else not said
+
+
+def test_what_an_author_states_is_named_too_and_what_has_an_origin_is_not(line):
+    box = documents.BOX.replace("ddr: {capacity: inf}", "ddr: {capacity: inf, bandwidth: 1 GB/s}")
+    assert line({}, box=box) is None  # assumed, a toy
+    assert line({}, box=box.replace("  tiers: a toy\n", "")) == f"has no effect here: tiers.ddr.bandwidth ({LINKS})."
+    assert line({}, story=STORY + "seed: 3\n") == "has no effect here: seed (nothing is drawn)."
+
+
+def test_the_run_names_it_and_costs_of_rows_that_are_not_there(line, tmp_path):
+    line({})
+    changes = {"host.reactive.sync": "3 us", "host.fixed.step": "1 us"}
+    for policy, told in (("resident", "host.reactive.sync (no row decides"), ("reactive", "host.fixed.step (each row")):
+        said = simulator.run("story.yaml", policies=[policy], set=changes).sentences
+        assert any(sentence.startswith(f"has no effect here: {told}") for sentence in said)
+    said = simulator.run("story.yaml", set=changes).sentences
+    assert not any("has no effect here" in sentence for sentence in said)
