@@ -115,11 +115,12 @@ class RowChange(NamedTuple):
 
     @property
     def worse(self) -> bool:
-        """Whether it no longer runs or is gone, or takes longer or peaks higher by more than the tolerance."""
+        """Whether it no longer runs or is gone, or a figure is worse (`Figure.worse`) by more than the tolerance."""
         if self.status[0] == "ok" != self.status[1] or self.status[1] is None:
             return True
-        grown = (change for change in (self.step, *self.figures) if figure_of(change.column).worse == "more")
-        return any((change.difference or 0) > 0 and change.moved for change in grown)
+        moved = (change for change in (self.step, *self.figures) if change.moved and change.difference)
+        ways = {(figure_of(change.column).worse, (change.difference or 0) > 0) for change in moved}
+        return not ways.isdisjoint((("more", True), ("less", False)))
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -111,6 +111,31 @@ def test_the_host_goes_on_once_what_it_synchronised_with_has_ended(tmp_path):
     assert off(found, longer(read(tmp_path, profile).graph, "/a", 2)) == 70_000
 
 
+@pytest.mark.parametrize(
+    ("start", "host"),
+    [(150, [2000, 128_000]), (135, [0, 115_000])],
+    ids=["once the call has returned", "while the call lasts"],
+)
+def test_a_kernel_is_launched_when_its_call_returns_or_it_starts(tmp_path, start, host):
+    """The call of b lasts from 130 to 139 us. If b starts 11 us after that, so did a, whose call ended at 11 us: the
+    host has been at work since 9. If b starts at 135, a launch takes no time, and the host starts with a, at 20."""
+    profile = Profile()
+    profile.kernel("a", 10, 20, 100)
+    profile.kernel("b", 130, start, 10, call=9)
+    found = read(tmp_path, profile)
+    assert [op.duration_ns for op in found.graph.ops if op.name.endswith("host")] == host
+    assert off(found) == 0
+
+
+def test_a_kernel_is_of_the_step_in_which_its_call_began(tmp_path):
+    profile = Profile()
+    for number in range(3):
+        profile.mark(number, 100 * number, 90)
+        profile.kernel("a", 100 * number + 50, 100 * number + 60, 10)
+        profile.kernel("b", 100 * number + 99, 100 * number + 105, 10)
+    assert [name for name, *_ in ops(read(tmp_path, profile, step=1))][:2] == ["a", "b"]
+
+
 def test_what_was_launched_before_the_step_begins_at_once(tmp_path):
     """The device is behind by more than a step: the host is none of its business."""
     profile = Profile()

@@ -14,7 +14,9 @@ from matplotlib.text import Text
 
 import simulator as hosim
 from simulator.errors import Shortfall
+from simulator.metrics.figures import FIGURES
 from simulator.report import drawing, files, perfetto, tables, timeline
+from simulator.report.changes import changes
 from simulator.report.readings import KINDS, by_place, largest, space, usages
 from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio, shown
 from simulator.report.sentences import sentences
@@ -50,6 +52,30 @@ def texts(picture):
 )
 def test_percent(fraction, shown):
     assert percent(fraction) == shown
+
+
+WORSE = {
+    **dict.fromkeys(("step_ns", "peak_hbm_bytes", "peak_reserved_hbm_bytes", "energy_j", "step_usd"), 1),
+    **dict.fromkeys(("moved_h2d_bytes", "compactions", "short_bytes", "at_half_slowdown", "largest_batch"), 0),
+    "life_ssd_years": -1,
+}
+"""For each figure that `hosim diff` compares: whether more of it is worse, or less, or neither."""
+
+
+@pytest.mark.parametrize(("column", "way"), WORSE.items())
+@pytest.mark.parametrize("change", [-3, -1, 1, 3])
+def test_a_change_is_worse_one_way_and_beyond_the_tolerance(column, way, change):
+    both = (
+        {"rows": [{"policy": "mine", "status": "ok", column: value}], "stalls": {}} for value in (100, 100 + change)
+    )
+    (row,) = changes(*both, 0.01)
+    assert row.moved is (abs(change) > 1)
+    assert row.worse is (change * way > 1)
+
+
+def test_every_figure_that_is_compared_has_a_way():
+    compared = {figure.column for figure in FIGURES if figure.is_compared or figure.column == "step_ns"}
+    assert {next(f.column for f in FIGURES if f.place_in(column) is not None) for column in WORSE} == compared
 
 
 def test_what_is_absent_is_a_dash():
