@@ -28,7 +28,7 @@ LONGEST_S = 600
 
 
 class Mutant(NamedTuple):
-    """What is broken, in which file of `simulator`, by which text in place of which; and the test files of its area."""
+    """What is broken, in which file of `simulator`, by which text in place of which; and the tests that see it."""
 
     broken: str
     file: str
@@ -41,11 +41,7 @@ def mutants(words: list[str]) -> list[Mutant]:
     """The mutants with one of these words, or all; each text is where it should be, once."""
     with (ROOT / "tests" / "bench" / "mutants.toml").open("rb") as file:
         areas = tomllib.load(file)
-    listed = [
-        Mutant(**entry, tests=[f"tests/{test}" for test in area["tests"]])
-        for area in areas.values()
-        for entry in area["mutants"]
-    ]
+    listed = [Mutant(**{"tests": area["tests"], **entry}) for area in areas.values() for entry in area["mutants"]]
     for mutant in listed:
         times = (ROOT / "simulator" / mutant.file).read_text(encoding="utf-8").count(mutant.old)
         if times != 1 or mutant.new == mutant.old:
@@ -65,7 +61,8 @@ def copied(folder: Path) -> Path:
 
 def failing(folder: Path, tests: list[str]) -> str | None:
     """The first test that fails in a copy of the tree; None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "--no-header", "--tb=no", "-rfE", *tests]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "--no-header", "--tb=no", "-rfE"]
+    command += [f"tests/{test}" for test in tests]
     about = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "1000"}
     try:
         done = subprocess.run(
