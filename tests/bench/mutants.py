@@ -92,14 +92,16 @@ def seen(folder: Path, asked: list[Mutant]) -> Iterator[tuple[Mutant, str | None
 
 
 def main(words: list[str]) -> int:
-    """Print a table in Markdown, a line as each mutant is done, and how many survived."""
-    asked, alive = mutants(words), 0
-    print("| broken | in | seen by |\n|---|---|---|")
+    """Print, file by file, what was broken and who saw it, as each mutant is done; and how many survived."""
+    asked, alive, file = mutants(words), 0, ""
     with tempfile.TemporaryDirectory() as folder:
         for mutant, test in seen(copied(Path(folder)), asked):
+            if mutant.file != file:
+                file = mutant.file
+                print(f"\n{file}")
+            print(f"  {mutant.broken:60} {test or 'NOBODY'}", flush=True)
             alive += test is None
-            print(f"| {mutant.broken} | `{mutant.file}` | {f'`{test}`' if test else '**survives**'} |", flush=True)
-    print(f"\n{len(asked)} places were broken; {alive} of them no test saw.")
+    print(f"\n{len(asked)} places were broken, one at a time; {alive} of them no test saw.")
     return int(alive > 0)
 
 

@@ -324,6 +324,16 @@ def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in
     assert not {"reserved", "largest hole"} & texts(timeline.timeline(plain).figure)
 
 
+def test_a_counter_shows_what_is_held_once_an_instant_is_over(results):
+    row = results["static"]
+    rows = row.trace.residencies.whole()
+    time_ns, delta = rows["time_ns"][rows["tier"] == 0], rows["delta_bytes"][rows["tier"] == 0]
+    counted = [e for e in perfetto.events(row) if e["ph"] == "C" and e["name"].startswith("hbm (")]
+    assert 1 < len(counted) < len(delta)
+    for event in counted:
+        assert event["args"] == {"[B]": delta[time_ns <= round(event["ts"] * 1000)].sum()}
+
+
 def test_what_is_free_lies_in_holes(in_pieces):
     kept = space(in_pieces["fit"])
     used = next(usage for usage in usages(in_pieces["fit"]) if usage.tier == "hbm")
