@@ -119,11 +119,19 @@ class Profile:
         self._event("user_annotation", f"ProfilerStep#{number}", ts, dur, 1, 1, {})
 
     def kernel(
-        self, name: str, launch: float, ts: float, dur: float, stream: int = 7, cat: str = "kernel", **args: Any
+        self,
+        name: str,
+        launch: float,
+        ts: float,
+        dur: float,
+        stream: int = 7,
+        cat: str = "kernel",
+        call: float = 1,
+        **args: Any,
     ) -> None:
         """A kernel, and the call by which the host launched it."""
         self._next += 1
-        self._event("cuda_runtime", "cudaLaunchKernel", launch, 1, 1, 1, {"correlation": self._next})
+        self._event("cuda_runtime", "cudaLaunchKernel", launch, call, 1, 1, {"correlation": self._next})
         self._event(cat, name, ts, dur, 0, stream, {"correlation": self._next, "stream": stream, "device": 0} | args)
 
     def call(self, name: str, ts: float, dur: float) -> int:

@@ -101,15 +101,22 @@ def write(
 
 
 class Told:
-    """Iterations that take 100 ns for a token that is decoded, 10 for one that is read, and 1 for one copied in."""
+    """Iterations that take 100 ns for a token that is decoded, and 10 for one that is read.
+
+    Compute waits 1 ns for a token that is copied in, and stores of 1 B and 1 ns a token go on after the last op.
+    """
 
     def __init__(self, reaches=()):
         self.works, self.reaches = [], reaches
 
     def of(self, work):
         self.works.append(work)
-        took_ns = 100 * work.decoding + 10 * work.reading + sum(sum(tokens) for _, tokens in work.loads)
-        spent = dict.fromkeys(("stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)), 0)
+        loads, stores = (sum(sum(tokens) for _, tokens in copies) for copies in (work.loads, work.stores))
+        took_ns = 100 * work.decoding + 10 * work.reading + loads + stores
+        spent = dict.fromkeys((f"wait_{cause}_ns" for cause in CAUSES), 0) | {"wait_transfer_ns": loads}
+        moved = {f"moved_{link}_bytes": 0 for link in ("h2p", "p2h")}
+        moved |= {"moved_d2h_bytes": stores, "moved_h2d_bytes": loads}
+        spent |= {"stall_ns": loads, "drain_ns": stores, **moved}
         return {"status": "ok", "why": "", "took_ns": took_ns, "flops": 1000 * took_ns, **spent}
 
     def __len__(self):

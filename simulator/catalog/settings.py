@@ -98,16 +98,16 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
     if not changes:
         return document
     model, data = type(document), document.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    places: dict[Keys, str] = {}
+    places: list[tuple[Keys, str]] = []
     for key, change in changes.items():
         with errors_at(change.where):
             paths = [path for path, _ in fields(document, key)]
         for path in paths:
             _put(data, path, change)
-            places[path] = change.where
+            places.append((path, change.where))
 
     def place(*path: str) -> str:
-        near = [where for other, where in places.items() if path[: len(other)] == other[: len(path)]]
+        near = [where for other, where in places if path[: len(other)] == other[: len(path)]]
         return near[-1] if near else f"{model.__name__.lower()}, {'.'.join(path)}"
 
     return validated(model, data, "set", place)

@@ -175,8 +175,8 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     parts, of the old step.
 
     The exit code is 0 if nothing moved, 1 if something did (with --fail-on worse: if a row no longer
-    runs or is gone, a step is longer, a peak is higher, or an expectation that held fails), 2 if the
-    two cannot be compared.
+    runs or is gone, a step, a peak or a cost has grown, the life of a tier has shrunk, or an expectation
+    that held fails), 2 if the two cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.files import check_file
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from stories import graph, machine, play, timeline, waits
 
+from simulator import metrics
 from simulator.errors import ScopeError
 from simulator.hardware import Allocator, Hardware
+from simulator.metrics.summary import Window, allocator_figures
 from simulator.trace import Table
 
 A_PAGE: dict[str, Any] = {"page": "10 B", "compaction": {"per_page": "2 ns"}}
@@ -39,6 +41,21 @@ def test_17_what_fits_in_bytes_and_in_no_hole_waits_until_all_holes_are_one():
     moved = [row for row in rows(t.addresses, "time_ns", "tensor", "offset_bytes", "delta_bytes") if row[0] == 36]
     assert moved == [(36, 1, 30, -30), (36, 1, 0, 30), (36, 3, 30, 50)]
     assert rows(t.compactions, "asked_ns", "start_ns", "end_ns", "pages") == [(30, 30, 36, 3)]
+    assert metrics.Frames(g, h, t).waits()[["op", "cause", "on"]].to_numpy().tolist() == [
+        ["step0/m", "compaction", "hbm"]
+    ]
+    for (start, end), count in (((30, 51), 1), ((0, 30), 0), ((0, 31), 1)):
+        found = allocator_figures(h, t, Window(0, 0, 0, start, end))
+        assert found["compactions"] == count, "it counts in the step in which it is asked for"
+
+
+@pytest.mark.parametrize(("pages", "counted"), [("in_use", 4), ("moved", 3)])
+def test_17_pages_count_once_begun_all_in_use_or_those_that_move(pages, counted):
+    """e has 5 B at the bottom and stays, b has 30 B and moves."""
+    h = with_addresses(allocator={"page": "10 B", "compaction": {"per_page": "2 ns", "pages": pages}})
+    g = graph("e 5 persistent, " + THREE[0], *THREE[1:])
+    t = play(h, g, ONE_AFTER_ANOTHER, "e hbm", allocator="best_fit")
+    assert rows(t.compactions, "asked_ns", "start_ns", "end_ns", "pages") == [(30, 30, 30 + 2 * counted, counted)]
 
 
 def test_17_copies_in_flight_end_before_a_compaction_and_no_other_begins():

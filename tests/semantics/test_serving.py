@@ -125,6 +125,22 @@ def test_a_crowd_that_comes_at_once_is_served():
     assert all(one.end_ns is not None for one in story.served)
 
 
+def test_a_few_who_come_together_at_the_end_are_no_overload():
+    """More wait than may run together, and fewer than were admitted so far."""
+    story, _ = told(
+        [*(Request(1000 * i, 60, 2) for i in range(10)), *[Request(9500, 60, 2)] * 3], (inf,), max_sequences=1
+    )
+    assert (story.status, story.waiting_at_last) == ("ok", 3)
+
+
+def test_a_block_that_leaves_again_is_the_last_used_where_it_lies():
+    """DDR has room for two. A (prefix 0) runs from 1,000 to 1,314 once more; C leaves before it, so D drives out C."""
+    come = [Request(0, 5, 1, 0, 4), Request(1000, 5, 3, 0, 4), Request(1001, 5, 1, 1, 4)]
+    story, _ = told([*come, Request(2000, 5, 1, 2, 4), Request(3000, 5, 1, 0, 4)], (inf, 2), keeps=False)
+    assert story.served[2].end_ns < story.served[1].end_ns
+    assert [one.hit for one in story.served] == [[0, 0], [0, 4], [0, 0], [0, 0], [0, 4]]
+
+
 NEAR = Reach(8)
 """A window of two blocks."""
 ALL, WINDOW, STATE = CachedLayers(Reach(), 1), CachedLayers(NEAR, 1), CachedLayers(Reach(block=4), 5)

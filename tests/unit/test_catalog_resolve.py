@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from documents import BOX, JOB, STORY, lay, refusal
+from stories import machine
 
 from simulator import catalog
+from simulator.catalog.settings import amounts, multiplied
 from simulator.catalog.text import compose
 from simulator.hardware import Hardware
 from simulator.scenario import Scenario
@@ -136,6 +138,19 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
 )
 def test_a_wrong_change_is_refused(folder, key, value, message):
     assert refusal(catalog.resolve, "story.yaml", {key: value}) == message
+
+
+def test_a_wrong_change_within_another_is_named_itself(folder):
+    whole = {"source": "hbm", "target": "ddr", "bandwidth": "1 GB/s"}
+    told = refusal(catalog.resolve, "story.yaml", {"links.d2h": whole, "links.d2h.bandwidth": "-1 GB/s"})
+    assert told.startswith("set, links.d2h.bandwidth: a rate is at least 0 B/s")
+
+
+def test_what_has_no_limit_is_no_amount_and_stays_without_one():
+    """HBM of 100 B, DDR without a limit."""
+    box = machine()
+    assert multiplied(box, {"tiers.*.capacity": 1.5}) == {"tiers.hbm.capacity": "150 B", "tiers.ddr.capacity": "inf"}
+    assert [path for path in amounts(box) if path.startswith("tiers")] == ["tiers.hbm.capacity", "tiers.hbm.bandwidth"]
 
 
 def test_a_change_may_be_a_list_or_a_part():

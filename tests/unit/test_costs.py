@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from rank_stories import cluster
 
 import simulator as hosim
 from simulator import catalog
@@ -105,6 +106,18 @@ def test_ranks_pay_for_each_device_and_for_each_instance_of_a_tier():
     assert found["life_pool_years"] == pytest.approx(1000 * HOUR_NS / YEAR_NS, rel=1e-12)
     assert found["life_hbm_years"] == pytest.approx(16_000 * HOUR_NS / YEAR_NS, rel=1e-12)
     assert found["usd_per_million_tokens"] is None
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(7, 1), (8, 1), (9, 2), (17, 3)])
+def test_a_node_that_is_not_full_has_and_wears_a_tier_of_its_own(ranks, nodes):
+    """Eight devices share the DDR of a node: 1 USD/GB/h, of which 3 GB are held; 10^15 B wear it out."""
+    machine, priced = cluster(8), {"price_nusd_per_gb_month": 73 * 10**10, "endurance_bytes": 10**15}
+    tiers = machine.tiers | {"ddr": machine.tiers["ddr"].model_copy(update=priced)}
+    row = {"step_ns": HOUR_NS, "peak_hbm_bytes": 0, "peak_ddr_bytes": 3 * 10**9}
+    row |= {"moved_d2h_bytes": 10**12, "moved_h2d_bytes": 0}
+    found = costs(machine.model_copy(update={"tiers": tiers}), row, ranks, None)
+    assert found["step_usd"] == pytest.approx(3 * nodes, rel=1e-12)
+    assert found["life_ddr_years"] == pytest.approx(nodes * 1000 * HOUR_NS / YEAR_NS, rel=1e-12)
 
 
 @pytest.mark.parametrize(

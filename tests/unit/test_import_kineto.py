@@ -82,6 +82,16 @@ def test_a_stream_waits_for_what_it_was_told_to_wait_for(tmp_path, told):
     assert f"Waits between streams: {told} are recorded, {seen} inferred" in str(found)
 
 
+def test_a_stream_did_not_wait_for_what_ended_after_it_had_begun(tmp_path):
+    profile = Profile()
+    profile.kernel("a", 10, 100, 100)
+    profile.wait(14, 8, source=7, marked=11)
+    profile.kernel("c", 16, 150, 100, stream=8)
+    found = read(tmp_path, profile)
+    assert "Waits between streams: 0 are recorded" in str(found)
+    assert off(found) == 0
+
+
 def test_what_is_cut_where_kernels_of_one_stream_overlap_is_told(tmp_path):
     profile = Profile()
     for number in range(3):
@@ -109,6 +119,33 @@ def test_the_host_goes_on_once_what_it_synchronised_with_has_ended(tmp_path):
     assert off(found, longer(found.graph, "/a", 2)) == 100_000  # the host is 30 us behind it, as it was
     del profile.events[3]
     assert off(found, longer(read(tmp_path, profile).graph, "/a", 2)) == 70_000
+
+
+@pytest.mark.parametrize(
+    ("start", "host"),
+    [(150, [2000, 128_000, 62_000, 100_000]), (135, [2000, 124_000, 66_000, 100_000])],
+    ids=["once the call has returned", "while the call lasts"],
+)
+def test_a_kernel_is_launched_when_its_call_returns_or_it_starts(tmp_path, start, host):
+    """From launch to start it takes 11 us, as for c (more than for b, or less than for d), so that the host is at work
+    since 9 us: until a is launched at 11, b at 139 (or 135, when it starts), c at 201, d at 301."""
+    profile = Profile()
+    profile.kernel("a", 10, 20, 100)
+    profile.kernel("b", 130, start, 10, call=9)
+    profile.kernel("c", 200, 212, 10)
+    profile.kernel("d", 300, 332, 10)
+    found = read(tmp_path, profile)
+    assert [op.duration_ns for op in found.graph.ops if op.name.endswith("host")] == host
+    assert off(found) == 0
+
+
+def test_a_kernel_is_of_the_step_in_which_its_call_began(tmp_path):
+    profile = Profile()
+    for number in range(3):
+        profile.mark(number, 100 * number, 90)
+        profile.kernel("a", 100 * number + 50, 100 * number + 60, 10)
+        profile.kernel("b", 100 * number + 99, 100 * number + 105, 10)
+    assert [name for name, *_ in ops(read(tmp_path, profile, step=1))][:2] == ["a", "b"]
 
 
 def test_what_was_launched_before_the_step_begins_at_once(tmp_path):
@@ -209,8 +246,8 @@ def test_without_a_device_what_an_operator_allocates_is_its_own(tmp_path):
 def test_times_have_parts_of_microseconds(tmp_path):
     profile = Profile()
     profile.kernel("a", 1, 5.25, 0.5)
-    profile.kernel("b", 2, 5.751, 0.001)
-    assert ops(read(tmp_path, profile)) == [("a", 1, 500), ("b", 1, 1)]
+    profile.kernel("b", 2, 5.751, 2.057)  # in floating point 2 + 56.99999999999994 / 1000
+    assert ops(read(tmp_path, profile)) == [("a", 0, 500), ("b", 0, 2057)]
 
 
 def test_times_are_exact_to_the_nanosecond_however_late_they_are(tmp_path):
@@ -316,6 +353,13 @@ def timeline(tmp_path, rows):
     return hosim.read_memory_timeline(saved(tmp_path / "memory.raw.json", rows))
 
 
+def test_a_free_ends_the_latest_allocation_of_its_size(tmp_path):
+    """Two of 10 B begin at 0 and 100 ns, one ends at 200: the first stays."""
+    graph = timeline(tmp_path, [[0, 2, 10, 4], [100, 2, 10, 4], [200, 4, -10, 4], [300, 2, 5, 4]]).graph
+    written = [(graph.tensors[t].size_bytes, t in graph.outputs) for op in graph.ops for t in op.writes]
+    assert written == [(10, True), (10, False), (5, True)]
+
+
 def test_a_memory_timeline_keeps_its_curve(tmp_path):
     rows = [
         [-1, 1, 1000, 0],  # a weight that stays
@@ -388,6 +432,7 @@ def test_groups_cut_all_ranks_where_they_can():
     assert blocks(8, 0, 1, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert blocks(8, 0, 4, 2) == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert blocks(6, 0, 1, 4) == [[0, 1, 2, 3]]
+    assert blocks(8, 6, 4, 2) == [[6, 10]], "what reaches beyond the ranks is no part of them"
 
 
 def test_names_of_kernels_are_short():

@@ -125,6 +125,7 @@ def test_conversations_become_lengths_at_a_rate(imported):
     found, come = imported(json.dumps(SHAREGPT), rate=2.0, characters=8.0)
     assert [one[1:3] for one in come.requests] == [(5, 10), (1, 2)]
     assert come.requests[1].arrival_ns > 0
+    assert float(found.files[".csv"].split(b"\n")[1].split(b",")[0]) == 0, "the first comes at once"
     dropped = {"later turns of conversations": 1, "conversations without question and answer": 1, "key 'id'": 3}
     assert found.dropped == dropped
     twice = imported(json.dumps(SHAREGPT), rate=1.0)[1].requests[1].arrival_ns

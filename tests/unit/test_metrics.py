@@ -8,6 +8,7 @@ from stories import graph, machine, play, steps
 from simulator import engine, metrics
 from simulator.bounds import Bound
 from simulator.cost import durations_ns
+from simulator.graph import Job
 from simulator.hardware import Topology
 from simulator.plan import NOWHERE, Plan
 from simulator.trace import CAUSES
@@ -99,6 +100,21 @@ def test_the_peak_is_after_the_allocation_and_before_the_free():
     assert peak.by_kind == {"activation": 14, "workspace": 2}
     assert peak.largest == (("w", 10), ("a", 4), ("workspace of f", 2))
     assert metrics.peak_breakdown(GRAPH, MACHINE, trace, "hbm", most=1).largest == (("w", 10),)
+
+
+def test_of_equal_peaks_the_first_is_told():
+    g = graph("a 4, b 4", "f: -> a, 10 ns", "g: -> b, 10 ns")
+    trace = play(MACHINE, g, "compute f; detach a hbm; compute g; detach b hbm")
+    peak = metrics.peak_breakdown(g, MACHINE, trace, "hbm")
+    assert (peak.time_ns, peak.largest) == (0, (("a", 4),))
+
+
+@pytest.mark.parametrize(
+    ("text", "again"), [("compute f; detach a hbm", False), ("compute f; compute f; detach a hbm", True)]
+)
+def test_a_run_repeats_if_an_op_runs_more_than_once_in_a_step(text, again):
+    g = graph("a 4", "f: -> a, 10 ns", steps=2)
+    assert metrics.repeats(Job.of(g), play(MACHINE, g, text)) is again
 
 
 def test_a_tier_that_holds_nothing_has_no_peak():

@@ -55,6 +55,14 @@ def test_of_ranks_with_equally_long_steps_the_last_to_end_is_the_slowest():
     assert metrics.summarise(job, MACHINE, run)["slowest_rank"] == 1
 
 
+def test_of_ranks_that_begin_in_turn_the_last_step_counts_in_which_all_are_at_work():
+    """Steps of 10 ns; one ends them at 10, 20 and 30, the other at 20, 30 and 40: both work until 30."""
+    g = team("a 1", "f: -> a, 10 ns", groups={}, steps=3)
+    run = perform(MACHINE, [(g, "compute f; detach a hbm")] * 2, starts=(0, 10))
+    found = metrics.by_rank(Job("turns", (g,), (0, 0), ("g",)), MACHINE, run)
+    assert [(row["warmup_ns"], row["step_ns"]) for row in found] == [(20, 10), (20, 10)]
+
+
 def test_a_collective_on_the_compute_stream_is_a_wait_for_it_and_masks_nothing():
     early, late = metrics.by_rank(JOB, MACHINE, trace(BESIDE.replace("sum 1", "sum")))
     assert [late[column] for column in ("step_ns", "compute_ns", "wait_collective_ns")] == [125, 85, 40]

@@ -179,6 +179,14 @@ def test_lookahead_frees_after_the_last_use_and_moves_as_few_as_fit():
     assert told[: told.index("b3")] == words("f0; a0 hbm>ddr; f1; sync a0; a0 -hbm; f2; f3")
 
 
+def test_lookahead_moves_what_is_idle_for_longer_than_its_distance():
+    """a0 is used by ops 0, 1 and 7: six apart."""
+    p = problem(train(4), budget=38)
+    assert "a0 hbm>ddr" in tell(p, POLICIES["lookahead"].plan(p, {"select_distance": 5, "distance": 1}))
+    with pytest.raises(CapacityError):
+        POLICIES["lookahead"].plan(p, {"select_distance": 6, "distance": 1})
+
+
 def test_lookahead_knows_no_budget_and_says_so():
     p = problem(train(4), budget=20)
     with pytest.raises(CapacityError):

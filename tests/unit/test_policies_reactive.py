@@ -85,6 +85,13 @@ def test_lru_evicts_under_pressure_only_and_fetches_on_demand():
     )
 
 
+def test_a_workspace_has_room_made_for_it():
+    """g needs 10 B for b and 10 for its workspace, of 20."""
+    p = problem(graph("a 10, b 10", "f: -> a", "g: -> b, workspace 10", "h: a b ->"), budget=20)
+    told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0}))
+    assert told[:6] == words("f; a hbm>ddr; a -hbm; g; a ddr>hbm; h")
+
+
 def test_look_ahead_fetches_earlier():
     p = problem(train(4), budget=28)
     told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 1}))

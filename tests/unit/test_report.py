@@ -14,7 +14,9 @@ from matplotlib.text import Text
 
 import simulator as hosim
 from simulator.errors import Shortfall
+from simulator.metrics.figures import FIGURES
 from simulator.report import drawing, files, perfetto, tables, timeline
+from simulator.report.changes import changes
 from simulator.report.readings import KINDS, by_place, largest, space, usages
 from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio, shown
 from simulator.report.sentences import sentences
@@ -50,6 +52,30 @@ def texts(picture):
 )
 def test_percent(fraction, shown):
     assert percent(fraction) == shown
+
+
+WORSE = {
+    **dict.fromkeys(("step_ns", "peak_hbm_bytes", "peak_reserved_hbm_bytes", "energy_j", "step_usd"), 1),
+    **dict.fromkeys(("moved_h2d_bytes", "compactions", "short_bytes", "at_half_slowdown", "largest_batch"), 0),
+    "life_ssd_years": -1,
+}
+"""For each figure that `hosim diff` compares: whether more of it is worse, or less, or neither."""
+
+
+@pytest.mark.parametrize(("column", "way"), WORSE.items())
+@pytest.mark.parametrize("change", [-3, -1, 1, 3])
+def test_a_change_is_worse_one_way_and_beyond_the_tolerance(column, way, change):
+    both = (
+        {"rows": [{"policy": "mine", "status": "ok", column: value}], "stalls": {}} for value in (100, 100 + change)
+    )
+    (row,) = changes(*both, 0.01)
+    assert row.moved is (abs(change) > 1)
+    assert row.worse is (change * way > 1)
+
+
+def test_every_figure_that_is_compared_has_a_way():
+    compared = {figure.column for figure in FIGURES if figure.is_compared or figure.column == "step_ns"}
+    assert {next(f.column for f in FIGURES if f.place_in(column) is not None) for column in WORSE} == compared
 
 
 def test_what_is_absent_is_a_dash():
@@ -296,6 +322,16 @@ def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in
     assert not {e["name"] for e in perfetto.events(plain) if e["ph"] == "C"} & {"hbm: reserved", "hbm: largest hole"}
     assert {"reserved", "largest hole"} <= texts(timeline.timeline(fit).figure)
     assert not {"reserved", "largest hole"} & texts(timeline.timeline(plain).figure)
+
+
+def test_a_counter_shows_what_is_held_once_an_instant_is_over(results):
+    row = results["static"]
+    rows = row.trace.residencies.whole()
+    time_ns, delta = rows["time_ns"][rows["tier"] == 0], rows["delta_bytes"][rows["tier"] == 0]
+    counted = [e for e in perfetto.events(row) if e["ph"] == "C" and e["name"].startswith("hbm (")]
+    assert 1 < len(counted) < len(delta)
+    for event in counted:
+        assert event["args"] == {"[B]": delta[time_ns <= round(event["ts"] * 1000)].sum()}
 
 
 def test_what_is_free_lies_in_holes(in_pieces):

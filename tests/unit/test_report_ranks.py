@@ -20,7 +20,7 @@ from simulator.graph import Graph, Job
 from simulator.report import drawing, html, perfetto, pictures, timeline
 from simulator.report.readings import by_place, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted
-from simulator.report.sentences import sentences
+from simulator.report.sentences import crowded, sentences
 from simulator.report.tables import rank_columns
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"
@@ -277,6 +277,15 @@ def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
     assert "2 of 8 ranks are shown" in text
     assert "What a step waits for (rank 0, the slowest)" in text
     assert '<td class="left">stage 1</td>' in text
+
+
+def test_of_crowded_links_the_worst_is_named_in_each_row():
+    rows = [
+        SimpleNamespace(label=label, is_ok=True, summary={"crowding_in": times, "crowding_out": 1.06})
+        for label, times in (("one", 2.0), ("two", 3.0), ("three", 1.04))
+    ]
+    times = "2.00x as long as alone under one and 3.00x as long as alone under two"
+    assert crowded(rows) == [f"ranks crowd what they share: transfers over in take {times}"]
 
 
 def test_a_row_that_has_not_settled_says_so(whole):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
-from serving_cases import told
+from dataclasses import replace
+from math import inf
 
+import pytest
+from serving_cases import told, write
+
+from simulator import catalog
+from simulator.builders import CachedLayers
 from simulator.metrics.figures import LATENCIES
+from simulator.reach import Reach
 from simulator.report.pictures import curves
+from simulator.scenario import Slo
+from simulator.serving.blocks import Rooms
 from simulator.serving.latencies import sentences, view
-from simulator.serving.story import quantile
+from simulator.serving.story import quantile, summary
 from simulator.trace import CAUSES
-from simulator.workload import Request
+from simulator.workload import Arriving, Request
 
 WHICH = ("p50", "p90", "p95", "p99", "mean")
 
@@ -36,6 +44,66 @@ def row(policy="static", **more):
     about |= {"even_bytes_per_s": None, "moved_h2d_bytes": 2000, "stall_fraction": 0.0, "drain_ns": 0}
     about |= {f"wait_{cause}_ns": 0 for cause in CAUSES}
     return about | {"most_waiting": 3, "waiting_at_last": 0, "iterations": 7, "replayed": 5} | more
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """Serve requests and count the row; the box computes 1,000 FLOP a ns, as iterations told by hand do."""
+    loaded = catalog.resolve(write(tmp_path_factory.mktemp("box")))
+
+    def made(requests, slo, rooms=(inf,), **more):
+        story, _ = told(requests, rooms, **more)
+        limited = replace(loaded, scenario=loaded.scenario.model_copy(update={"slo": slo}))
+        layers = (CachedLayers(Reach(), 1),)
+        return summary(story, limited, Arriving(requests), Rooms(story.tiers, rooms, True, layers))
+
+    return made
+
+
+def test_a_row_is_counted_from_its_requests_and_busy_iterations(counted):
+    """Blocks of 4 tokens; a token is read in 10 ns, added in 100, and copied either way in 1.
+
+    A: comes at 0, reads 9 until 90, adds two until 290 and leaves; its 2 full blocks are stored until 298.
+    B: comes at 1,000; 8 of its 9 tokens are found in DDR: 8 + 10 ns.
+    C: comes at 2,000, reads 20 until 2,200, adds one until 2,300; its 5 full blocks are stored beside what D reads.
+    D: comes at 2,250, is admitted at 2,300, reads 5 (50 ns, and 20 of stores), and leaves; its block until 2,374.
+    Busy are 290 + 18 + 300 + 70 ns: not the two iterations that only store, and none in which nobody runs.
+    """
+    come = [Request(0, 9, 3, 0, 8), Request(1000, 9, 1, 0, 8), Request(2000, 20, 2), Request(2250, 5, 1)]
+    row = counted(come, Slo(ttft="100 ns", tpot="100 ns"), (inf, inf), keeps=False)
+    busy_ns, end_ns, even = 678, 2374, (9 + 20 + 5) * 1e9 / (90 + 200 + 70)
+    assert (row["status"], row["finished"], row["iterations"]) == ("ok", 4, 9)
+    ttft_ns, e2e_ns = (90, 18, 200, 120), (290, 18, 300, 120)
+    for name, times_ns in (("ttft", ttft_ns), ("e2e", e2e_ns), ("tpot", (100, 100))):
+        assert row[f"{name}_mean_ns"] == sum(times_ns) / len(times_ns)
+        assert row[f"{name}_p50_ns"] == sorted(times_ns)[len(times_ns) // 2 - 1]
+        assert row[f"{name}_p99_ns"] == max(times_ns)
+    assert row["waited_p50_ns"] == 0
+    rates = {"tokens_per_s": 7, "total_tokens_per_s": 7 + 43, "goodput_per_s": 2}
+    assert {rate: row[rate] for rate in rates} == pytest.approx({rate: n * 1e9 / end_ns for rate, n in rates.items()})
+    assert row["goodput_fraction"] == 2 / 4
+    assert (row["busy_ns"], row["end_ns"], row["drain_ns"], row["wait_transfer_ns"]) == (busy_ns, end_ns, 20, 8)
+    assert row["stall_fraction"] == pytest.approx((8 + 20) / busy_ns)
+    assert (row["tflops"], row["mfu"]) == pytest.approx((1, 1))
+    assert (row["offered_per_s"], row["served_per_s"]) == pytest.approx((3e9 / 2250, 4e9 / busy_ns))
+    assert (row["prompt_tokens"], row["hit_ddr_fraction"], row["computed_fraction"]) == (43, 8 / 43, 35 / 43)
+    assert [row[f"read_{share}_hit_p50_ns"] for share in (0, 25, 50, 75, 100)] == [90, None, None, None, 18]
+    assert row["even_bytes_per_s"] == pytest.approx(even)
+    assert (row["moved_h2d_bytes"], row["moved_d2h_bytes"]) == (8, 8 + 20 + 4)
+    assert (row["most_waiting"], row["waiting_at_last"]) == (0, 0)
+
+
+def test_a_row_that_is_overloaded_counts_what_was_read_and_added(counted):
+    """One at a time, in 700 ns, while one comes every 100: at 6,200 eight have left, and the ninth has its first token.
+
+    The first token of request k comes at 700 k + 600, 600 k + 600 ns after it came: in time for the first two.
+    """
+    row = counted([Request(100 * k, 60, 2) for k in range(60)], Slo(ttft="1300 ns"), max_sequences=1)
+    assert (row["status"], row["finished"], row["end_ns"]) == ("overloaded", 8, 6200)
+    assert (row["most_waiting"], row["waiting_at_last"]) == (57 - 9, 60 - 9), "of those that came by 5,600 and by 6,200"
+    assert row["total_tokens_per_s"] == pytest.approx((9 * 60 + 8 * 2 + 1) * 1e9 / 6200)
+    assert (row["goodput_per_s"], row["goodput_fraction"]) == pytest.approx((2e9 / 6200, 2 / 60))
+    assert (row["offered_per_s"], row["served_per_s"]) == pytest.approx((59e9 / 5900, 8e9 / 6200))
 
 
 def test_what_was_found_is_told_with_what_it_saved():
