@@ -8,7 +8,7 @@ each link has a queue of its own (`runtime_cache` says why).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Annotated, Literal
@@ -87,17 +87,18 @@ def plan(problem: Problem, options: Options) -> Plan:
         evict, look_ahead = evict[:1], (0,)
     elif dynamic.readers and sets.fits_without(dynamic.candidates) and options.look_ahead == "best":
         look_ahead = (0,)
-    waits = {"synchronous": options.synchronous, "drains": options.drains}
-    return tune(problem, (evict, look_ahead), partial(_make, sets, waits))
+    return tune(problem, (evict, look_ahead), partial(_make, sets, options))
 
 
-def _make(sets: WorkingSets, waits: Mapping[str, bool], evict: str, look_ahead: int) -> Plan:
+def _make(sets: WorkingSets, options: Options, evict: str, look_ahead: int) -> Plan:
     problem, homes = sets.problem, dict(enumerate(sets.homes))
     stay = sets.pinned | sets.hottest if evict == "hot" else sets.pinned
 
     def issue(view: View) -> Iterator[Code]:
         eviction = Eviction(evict, problem, stay)
-        cache = RuntimeCache(homes, problem.budget_bytes, eviction, **waits)
+        cache = RuntimeCache(
+            homes, problem.budget_bytes, eviction, synchronous=options.synchronous, drains=options.drains
+        )
         return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
