@@ -34,6 +34,7 @@ OPTIONS = [
     *(("reactive", {"evict": evict, "look_ahead": 0}) for evict in ("lru", "fifo", "furthest")),
     ("reactive", {"evict": "lru", "look_ahead": 2}),
     ("reactive", {"evict": "furthest", "look_ahead": 3, "synchronous": True}),
+    ("reactive", {"evict": "lru", "look_ahead": 2, "drains": True}),
     ("lookahead", {"select_distance": 1, "distance": 1}),
     ("lookahead", {"select_distance": 1, "distance": 3}),
     ("offload_saved", {}),

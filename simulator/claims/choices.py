@@ -329,15 +329,20 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
             share = f"{selected:,} of {counted(many, 'setting')} ({percent(selected / many)})"
             lines.append(f"{scenario}: {share} reproduce {names} together; {total:,} were run, the others cannot.")
         else:
-            those, listed_too = (" that ran", f"; {total:,} are listed") if ran < total else ("", "")
-            share = f"{percent(selected / ran) if ran else ABSENT}{listed_too}"
+            settings = [of_it for of_it in _settings(bases[scenario], points).values() if all(map(_ran, of_it))]
+            fit = [of_it for of_it in settings if all(row["fits"] for row in of_it)]
+            those = " that fit the device" if len(fit) < len(settings) else " that ran" if ran < total else ""
+            of, held = len(fit) if settings else ran, sum(of_it[0]["selected"] for of_it in fit)
+            share = f"{percent(held / of) if of else ABSENT}{f'; {total:,} are listed' if of < total else ''}"
             did = f"reproduce {names} together" if names else f"agree with what {who} selects"
-            lines.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
-            lines += _chance_sentences([*_settings(bases[scenario], points).values()]) if names else []
+            lines.append(f"{scenario}: {held} of {counted(of, 'setting')}{those} ({share}) {did}.")
+            lines += _chance_sentences(settings, fit) if names else []
         for row in group if selected else ():
             if row["role"] == ALIKE:
                 holds = "holds" if row["held"] else "does not hold"
-                lines.append(f"{row['claim']}, {row['printed']} printed: {holds}, and hangs on none of these choices.")
+                lines.append(
+                    f"{row['claim']}, {row['printed']} printed: {holds}, and depends on none of these choices."
+                )
             elif row["role"] != SELECTS:
                 how = "follows from what selects," if row["role"] == FOLLOWS else "holds for"
                 held = f"{how} {row['held_selected']} of {counted(selected, 'selected setting')}"
@@ -347,15 +352,12 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
     return lines
 
 
-def _chance_sentences(settings: Sequence[ShownRows]) -> list[str]:
-    """Say how many distinct settings, and how many that fit, are selected; and how many a placebo would select."""
-    ran = [rows for rows in settings if all(map(_ran, rows))]
+def _chance_sentences(ran: Sequence[ShownRows], fit: Sequence[ShownRows]) -> list[str]:
+    """Say how many distinct settings are selected, how many do not fit, and how many a placebo would select."""
     unique = {_outcome(rows): rows[0]["selected"] for rows in ran}
     lines = [f"Settings whose figures that select are equal count once: {_share(sum(unique.values()), len(unique))}."]
-    fit = [rows for rows in ran if all(row["fits"] for row in rows)]
     if len(fit) < len(ran):
-        above, held = _share(len(ran) - len(fit), len(ran)), sum(rows[0]["selected"] for rows in fit)
-        lines.append(f"{above} fit no device, as a peak is above what it has; of the others {_share(held, len(fit))}.")
+        lines.append(f"{_share(len(ran) - len(fit), len(ran))} fit no device, as a peak is above what it has.")
     return [*lines, *_placebo(fit)]
 
 
@@ -383,8 +385,10 @@ def _placebo(settings: Sequence[ShownRows]) -> list[str]:
     hit, many, mean = (
         percent(share) for share in ((hits > 0).mean(), (hits >= held).mean(), hits.mean() / len(outcomes))
     )
-    tried = f"Placebo: of {len(aims):,} other sets of figures, over the middle nine tenths of what these settings give"
-    return [f"{tried}, {hit} come out of some setting, {many} of {held} or more; on average of {mean} of them."]
+    tried = (
+        f"{len(aims):,} other sets of figures, over the middle nine tenths of what these settings give, some setting"
+    )
+    return [f"Placebo: for {hit} of {tried} matches, too; for {many} of them {held} or more do; {mean} do on average."]
 
 
 def _share(part: int, whole: int) -> str:

@@ -15,7 +15,8 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.stream import Stream, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code
+from simulator.hardware.device import MIB
+from simulator.plan import ABSENT, COMPUTE, COPY, PART, STATES, SYNC, Code
 from simulator.trace import code_row
 
 
@@ -51,17 +52,19 @@ class ReactiveView(DependencyCounter):
         """
         parts, dynamic, runtime = self._plan.static_parts, self._dynamic.steps if self._dynamic else {}, costs.reactive
         self._select_ns, prices_ns, step_ns = runtime.select_ns, runtime.prices_ns, costs.fixed.step_ns
-        streams = len(self._streams)
+        streams, sizes = len(self._streams), self._columns.size_bytes
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
             if kind == COMPUTE and (a in dynamic or not 0 <= b < streams):
                 self._check_compute(a, b)
-            action, price_ns = self._count[kind](a, b, c), prices_ns[kind]
+            is_out = kind == COPY and b == self._here
+            pinned_bytes = sizes[a] if is_out and self._issued.state[c][a] == ABSENT else 0
+            action, price_ns = self._count[kind](a, b, c), prices_ns[kind] + -(-pinned_bytes // MIB) * runtime.pin_ns
             if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
-            if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
+            if is_out and self._graph.tensors[a].persistent:
                 price_ns += runtime.update_ns
             if self._owed_ns and (kind != COMPUTE or a in dynamic):
                 price_ns += self._owed_ns

@@ -76,6 +76,9 @@ class ReactiveHost(Part):
     update_ns
         Registering at home the change of a persistent tensor, on top of each copy of it out of the compute tier. A
         fixed plan that leaves dynamic reads to the run pays this and `select`, too.
+    pin_ns
+        Getting page-locked memory, for each MiB, where a copy out of the compute tier takes a new place. 0: a pool has
+        it ready.
     """
 
     inspect_ns: Nanoseconds = Field(0, alias="inspect")
@@ -85,6 +88,7 @@ class ReactiveHost(Part):
     sync_ns: Nanoseconds = Field(0, alias="sync")
     select_ns: Nanoseconds = Field(0, alias="select")
     update_ns: Nanoseconds = Field(0, alias="update")
+    pin_ns: Nanoseconds = Field(0, alias="pin")
 
     @property
     def prices_ns(self) -> tuple[int, int, int, int]:

@@ -45,6 +45,9 @@ class Options(Part):
         How many ops ahead it fetches, without evicting what these ops need (``best``: 0, 32, 64).
     synchronous
         Whether the host waits for each copy as it is issued.
+    drains
+        Whether the host, where room lacks for an op, first waits for all that it issued, as an allocator does that
+        failed.
     dynamic
         Handling of dynamic reads. ``all``: fetch all candidates before an op. ``on_demand``: sync what the revealing op
         writes, and fetch what is chosen; copies may then stay from step to step.
@@ -53,6 +56,7 @@ class Options(Part):
     evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = "best"
     look_ahead: Annotated[int, Field(ge=0)] | Literal["best"] = "best"
     synchronous: bool = False
+    drains: bool = False
     dynamic: Literal["all", "on_demand"] = "all"
 
 
@@ -83,16 +87,18 @@ def plan(problem: Problem, options: Options) -> Plan:
         evict, look_ahead = evict[:1], (0,)
     elif dynamic.readers and sets.fits_without(dynamic.candidates) and options.look_ahead == "best":
         look_ahead = (0,)
-    return tune(problem, (evict, look_ahead), partial(_make, sets, options.synchronous))
+    return tune(problem, (evict, look_ahead), partial(_make, sets, options))
 
 
-def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
+def _make(sets: WorkingSets, options: Options, evict: str, look_ahead: int) -> Plan:
     problem, homes = sets.problem, dict(enumerate(sets.homes))
     stay = sets.pinned | sets.hottest if evict == "hot" else sets.pinned
 
     def issue(view: View) -> Iterator[Code]:
         eviction = Eviction(evict, problem, stay)
-        cache = RuntimeCache(homes, problem.budget_bytes, eviction, synchronous=synchronous)
+        cache = RuntimeCache(
+            homes, problem.budget_bytes, eviction, synchronous=options.synchronous, drains=options.drains
+        )
         return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
@@ -136,6 +142,7 @@ def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -
     for tensor in absent:
         needed_bytes += cache.sizes[tensor]
     if cache.room[cache.tier] < needed_bytes:
+        cache.drain(sets.ops[op - 1])
         cache.make_room(needed_bytes, sets.uses[op])
     for tensor in absent:
         (cache.fetch if tensor in reads else cache.hold)(tensor)

@@ -14,6 +14,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from simulator.errors import CapacityError
+from simulator.graph import Op
 from simulator.plan import COPY, DETACH, FREE, NOWHERE, SYNC, Code, View
 from simulator.policies.problem import Problem
 
@@ -136,6 +137,8 @@ class RuntimeCache:
         Whether copies take the link between two tiers, rather than the fastest path via others.
     synchronous
         Whether the host waits for each copy.
+    drains
+        Whether it waits for all that it issued where room lacks for an op: see `drain`.
 
     Attributes
     ----------
@@ -163,10 +166,12 @@ class RuntimeCache:
         *,
         is_direct: bool = False,
         synchronous: bool = False,
+        drains: bool = False,
     ) -> None:
         self.problem, self.homes, self.eviction = eviction.problem, homes, eviction
         self.sizes, self.tier = self.problem.sizes, self.problem.compute_tier
-        self._is_direct, self._synchronous = is_direct, synchronous
+        self._is_direct, self._synchronous, self._drains = is_direct, synchronous, drains
+        self._under_way: dict[tuple[int, int], int] = {}  # by link: the last tensor whose copy was not waited for
         self.codes: list[Code] = []
         self.resident: dict[int, None] = {}
         self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
@@ -213,6 +218,13 @@ class RuntimeCache:
                 else:
                     self.make_room(self.sizes[tensor], ())
                     self.fetch(tensor)
+
+    def drain(self, last: Op) -> None:
+        """Wait, if it drains, for the last op that was issued and for the last copy of each link."""
+        if self._drains:
+            tensors = (*(*last.writes, *last.reads)[:1], *self._under_way.values())
+            self.codes.extend((SYNC, tensor, 0, 0) for tensor in dict.fromkeys(tensors))
+            self._under_way.clear()
 
     def make_room(self, needed_bytes: int, kept: Collection[int], until: int | None = None) -> bool:
         """Evict until there is room; return False where all is kept or awaited, or the victim is used after `until`."""
@@ -285,7 +297,9 @@ class RuntimeCache:
             if end != target:
                 self._make_room_below(tensor, end)
             self.codes.append((COPY, tensor, start, end))
+            self._under_way[start, end] = tensor
             if self._synchronous:
+                self._under_way.clear()
                 self.codes.append((SYNC, tensor, 0, 0))
         if path[2:]:
             self.codes.extend((DETACH, tensor, tier, 0) for tier in path[1:-1])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.cost.service import transfer_ns
+from simulator.hardware.device import MIB
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
 from simulator.referee.facts import Facts, among
 from simulator.referee.place_laws import Held
@@ -216,17 +217,17 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
     own_channel, some_channel = _channels(facts)
     facts.check_starts("a channel runs one transfer at a time, in issue order", own_channel)
     *_, in_order, is_valid = allowed
-    _check_host(facts, in_order)
     taken = _taken_bytes(facts, held)
+    _check_host(facts, in_order, taken)
     line = _line_allows(facts, taken)
     since = np.maximum.reduce([*allowed, some_channel, line])
     return _requests(facts, since, taken, has_addresses=has_addresses), np.maximum.reduce([in_order, is_valid, line])
 
 
-def _check_host(facts: Facts, in_order: Ints) -> None:
+def _check_host(facts: Facts, in_order: Ints, taken: Ints) -> None:
     """Check that the host pays for each action, waits at syncs, and is at most its queue depth ahead of the device."""
     ran, issued_ns, computes = np.flatnonzero(facts.row != NONE), facts.issued_ns, facts.ran(COMPUTE)
-    spare = issued_ns[ran] - _issue_costs(facts)[ran]
+    spare = issued_ns[ran] - _issue_costs(facts, taken)[ran]
     law, issued = "the host issues in order and pays for each action", ("issued at ns", issued_ns[ran])
     facts.check_actions(ran, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
     synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[ran]
@@ -239,13 +240,14 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
     facts.check_actions(late, issued_ns[late] >= started_ns, law, *shown)
 
 
-def _issue_costs(facts: Facts) -> Ints:
+def _issue_costs(facts: Facts, taken: Ints) -> Ints:
     """Return the least that the host has paid when it issues each action [ns], without selections (not recorded)."""
     program, host = facts.program, facts.program.hardware.host
     if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
-    prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
     goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
+    prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
+    prices += -(-np.where(goes_home, taken, 0) // MIB) * host.reactive.pin_ns
     launch_ns, is_changed = 0, np.append(program.persistent, False)[np.where(goes_home, facts.a, NONE)]
     if program.plan.static_parts:
         is_dynamic = np.array([op.dynamic is not None for op in program.graph.ops], bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pages import PAGES
 
@@ -69,6 +71,32 @@ def test_answers_slow_down_where_the_readme_says():
     assert means(tokens("static")["end_ns"].max().diff() / 1e6) == [68.5, 69.0, 69.5, 97.7]
     said = "short by 2.51 GB at op 't40/head/decode/lm', and full from op 't08/L17/decode/ffn.up' on"
     assert f"{said}, once 'L17/kv/s0/b0064' has come" in " ".join(found.sentences)
+
+
+SHORT = "deepseek_v3_nsa_prefill_short"
+
+
+@pytest.mark.slow
+def test_short_prompts_take_as_long_down_to_the_bandwidth_that_the_page_tells_and_no_further():
+    (table,) = re.findall(r"^\| prompt \| holds from \| does not with \|\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
+    assert [int(line.split()[1].replace(",", "")) for line in table.splitlines()] == [2048, 4096, 8192, 16384]
+    for line in table.splitlines():
+        length, holds, fails = (cell.strip() for cell in line.strip("|").split("|"))
+        base = at(SHORT, sequence=int(length.split()[0].replace(",", "")))
+
+        def slowdown(rate, base=base):
+            axis = Axis("rate", ("links.*.bandwidth",), "a test")
+            rows = run_case(prepare(catalog.at(base, {axis: rate}), with_bounds=False)).summaries
+            return rows["offloaded"]["step_ns"] / rows["resident"]["step_ns"]
+
+        assert slowdown(holds) <= 1.01 < slowdown(fails), length
+
+
+@pytest.mark.slow
+def test_a_short_prompt_turns_red_where_its_links_are_too_slow():
+    found = hosim.validate([SHORT], scale={"links.*.bandwidth": 0.002})
+    red = [one.verdict.why for one in found.judged if one.verdict.is_broken]
+    assert "prefill of a short prompt, offloaded over resident" in red
 
 
 def test_123k_tokens_fill_with_the_cache_offloaded_what_the_page_says():

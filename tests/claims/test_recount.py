@@ -17,6 +17,7 @@ SAMPLES = {
     "deepseek_v3_nsa_deployments_chunked": (40, 607),
     "deepseek_v3_train_baseline": (20, 71),
     "llama3_8b_runtime_910c": (50, 173),
+    "llama3_8b_runtime_pinned_910c": (30, 127),
 }
 """Scenario -> the first setting that is run again, and how many there are from one to the next."""
 

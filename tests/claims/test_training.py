@@ -8,7 +8,7 @@ from pages import PAGES
 import simulator as hosim
 from simulator.report import card, tables
 from simulator.report.rows import quantity
-from simulator.units import parse
+from simulator.units import counted, parse
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +76,31 @@ def test_where_the_time_of_the_runtime_goes(runtime):
     )
     assert re.search(r"\b13 of them\b", PAGES)
     assert 6.7e9 / (row["wait_compaction_ns"] / row["compactions"]) == pytest.approx(13, abs=1)
+
+
+def test_tell_us_and_we_say(runtime):
+    """Each line of the table is a row that was run, or follows from one: what no compaction is, and so many of them."""
+    (table,) = re.findall(r"^\| tell us \| if it is \| we say \|\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
+    told, said = "", {}
+    for line in table.splitlines():
+        about, value, answer = (cell.strip() for cell in line.strip("|").split("|"))
+        told = about or told
+        said.setdefault(told, {})[value] = answer
+    lengths, memories, counts = said.values()
+    for length, answer in lengths.items():
+        at = {"workload.sequence": int(length.replace(",", ""))}
+        rows = hosim.run("llama3_8b_runtime_910c", set=at, policies=["compiled", "nothing hidden"]).summary["step_ns"]
+        compiled, open_ = (quantity(rows[name], "ns") for name in ("compiled", "nothing hidden"))
+        assert answer == f"{compiled} compiled, {open_} with nothing hidden"
+    for memory, answer in memories.items():
+        row = runtime.loc[f"runtime {memory}"]
+        assert answer == f"{quantity(row['step_ns'], 'ns')}, {counted(int(row['compactions']), 'compaction')}"
+    row = runtime.loc["runtime 58 GB"]
+    each_ns = row["wait_compaction_ns"] / row["compactions"]
+    assert f"A compaction is {each_ns / 1e9:.3f} s at table 4's price" in " ".join(PAGES.split())
+    for count, answer in counts.items():
+        ns = row["step_ns"] - row["wait_compaction_ns"] + int(count) * each_ns
+        assert answer == quantity(round(ns), "ns")
 
 
 MOVED = {"allocator.compaction": {"per_page": "20.9 us", "pages": "moved"}}

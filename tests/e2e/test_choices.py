@@ -245,12 +245,12 @@ def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_
     assert said == f"what is saved, -5 % printed: {what}"
 
 
-def test_a_figure_that_is_the_same_in_all_settings_hangs_on_no_choice(tmp_path):
+def test_a_figure_that_is_the_same_in_all_settings_depends_on_no_choice(tmp_path):
     """It is told so, and not as if it had held for one setting after another."""
     wrong = "  - {row: static, column: moved_d2h_bytes, printed: 9 MB, figure: planned, why: what a plan moves}\n"
     found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + wrong))])
-    assert "bytes that move, 2 MB printed: holds, and hangs on none of these choices." in found.sentences
-    assert "what a plan moves, 9 MB printed: does not hold, and hangs on none of these choices." in found.sentences
+    assert "bytes that move, 2 MB printed: holds, and depends on none of these choices." in found.sentences
+    assert "what a plan moves, 9 MB printed: does not hold, and depends on none of these choices." in found.sentences
     table = str(found).split("\n\n")[1]
     assert [line.split("  ")[-5].strip() for line in table.splitlines()[2:]] != []
     lines = {line.strip().split("  ")[0]: line for line in table.splitlines()[1:]}
@@ -297,8 +297,9 @@ def test_settings_whose_peak_is_above_what_the_device_has_are_told_apart(tmp_pat
         ("10 MB", True, True),
         ("10 MB", True, True),
     ]
-    said = "2 of 4 (50 %) fit no device, as a peak is above what it has; of the others 2 of 2 (100 %)."
-    assert said in found.sentences
+    (first, _, said, *_) = found.sentences
+    assert first == "chain: 2 of 2 settings that fit the device (100 %; 4 are listed) reproduce the peak together."
+    assert said == "2 of 4 (50 %) fit no device, as a peak is above what it has."
 
 
 def settings(errors, held):
@@ -314,13 +315,13 @@ def test_a_placebo_counts_what_figures_that_nobody_printed_would_have_hit():
     """A grid of settings so dense that each placebo hits, and one so thin that hardly any does."""
     dense = [(1.03**a, 1.03**a * 1.03**b) for a in range(20) for b in range(20)]
     (said,) = choices._placebo(settings(dense, [True, *[False] * 399]))
-    assert said.startswith("Placebo: of 1,024 other sets of figures, over the middle nine tenths")
-    assert "100 % come out of some setting, 100 % of 1 or more" in said
+    assert said.startswith("Placebo: for 100 % of 1,024 other sets of figures, over the middle nine tenths")
+    assert "some setting matches, too; for 100 % of them 1 or more do" in said
     thin = [(3.0**a, 3.0**a * 3.0**b) for a in range(4) for b in range(4)]
     (said,) = choices._placebo(settings(thin, [True] * 4 + [False] * 12))
-    share = float(re.search(r"these settings give, ([\d.]+) % come", said)[1])
+    share = float(re.search(r"^Placebo: for ([\d.]+) % of", said)[1])
     assert 0 < share < 10
-    assert "0 % of 4 or more" in said
+    assert "; for 0 % of them 4 or more do" in said
 
 
 def test_a_placebo_that_is_hit_as_often_as_its_window_is_wide():
@@ -328,7 +329,7 @@ def test_a_placebo_that_is_hit_as_often_as_its_window_is_wide():
     ends = [2.0**power for power in range(11)]
     (said,) = choices._placebo(settings([(end,) for end in ends], [True, *[False] * 10]))
     width = math.log(1 / 0.95) + math.log(1 / 0.95)
-    share = float(re.search(r"these settings give, ([\d.]+) % come", said)[1])
+    share = float(re.search(r"^Placebo: for ([\d.]+) % of", said)[1])
     assert share == pytest.approx(100 * width / math.log(2), abs=2)
 
 

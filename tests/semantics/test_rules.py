@@ -72,6 +72,27 @@ def test_1_reactive_host_pays_to_enter_what_goes_home_changed():
     assert set(t.spans.whole()["issued_ns"].tolist()) == {0}
 
 
+def test_1_reactive_host_pays_for_page_locked_memory_where_a_copy_out_takes_a_new_place():
+    """1 MiB and a bit are two MiB; a copy to a place that is there, and a copy in, cost nothing more."""
+    big = (1 << 20) + 1
+    h = machine(host={"reactive": {"pin": "50 ns"}}, hbm=f"{8 * big} B")
+    g = graph(f"a {big}", "f: -> a, 5 ns", "g: a -> a, 5 ns")
+
+    def decide(_):
+        yield (COMPUTE, 0, 0, 0)
+        yield (COPY, 0, 0, 1)
+        yield (COMPUTE, 1, 0, 0)
+        yield (COPY, 0, 0, 1)
+        yield from ((2, 0, 0, 0), (COPY, 0, 1, 0), (2, 0, 0, 0), (2, 0, 1, 0))
+
+    t = play(h, g, decide, "")
+    assert t.spans.whole()["issued_ns"].tolist() == [0, 100, 100, 100, 100]
+    plan = Plan("story", h.tier_names, (NOWHERE,), decide)
+    check_trace(g, h, [plan], t)
+    with pytest.raises(InvariantError, match="the host issues in order and pays for each action"):
+        check_trace(g, machine(host={"reactive": {"pin": "51 ns"}}, hbm=f"{8 * big} B"), [plan], t)
+
+
 def test_1_a_host_that_does_not_look_at_the_machine_issues_at_the_same_times():
     h = machine(host={"reactive": {"compute": "20 ns", "copy": "5 ns"}})
     g = graph("w 10 persistent, a 10", "f: w ->, 10 ns", "g: -> a, 10 ns")

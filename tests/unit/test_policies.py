@@ -38,7 +38,7 @@ def test_unknown_option_names_policy_option_and_known_options():
         POLICIES["reactive"].plan(problem(train()), {"lookahead": 3})
     text = str(caught.value)
     assert "policy 'reactive', option 'lookahead'" in text
-    assert "evict, look_ahead, synchronous, dynamic" in text
+    assert "evict, look_ahead, synchronous, drains, dynamic" in text
     assert "did you mean 'look_ahead'?" in text
 
 

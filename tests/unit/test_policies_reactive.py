@@ -114,6 +114,17 @@ def test_synchronous_waits_for_each_copy():
     assert all(after == f"sync {step.split()[0]}" for step, after in copies)
 
 
+def test_a_runtime_that_drains_waits_for_all_that_it_issued_where_room_lacks_and_nowhere_else():
+    p = problem(train(4), budget=28)
+    ahead, drains = (
+        tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0, "drains": flag}))
+        for flag in (False, True)
+    )
+    assert [step for step in drains if not step.startswith("sync")] == ahead
+    assert drains[:11] == words("f0; f1; sync a1; a0 hbm>ddr; a0 -hbm; f2; sync a2; sync a0; a1 hbm>ddr; a1 -hbm; f3")
+    assert not any(step.startswith("sync") for step in drains[11:])
+
+
 def test_a_clean_victim_is_not_copied_again():
     g = graph("u 10 persistent, v 10 persistent", "a: u ->", "b: v ->", "c: u ->", "d: v ->", steps=2)
     p = problem(g, budget=10, homes={"u": FREE, "v": DDR})
