@@ -42,7 +42,8 @@ def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a folder, or a file, that cannot be written."""
-    from simulator.report.files import check_file, check_target
+    from simulator.outputs import check_file
+    from simulator.report.files import check_target
 
     if path is not None and parameter.name == "out":
         check_target(path)

@@ -178,17 +178,16 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     runs or is gone, a step is longer, a peak is higher, or an expectation that held fails), 2 if the
     two cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.report.files import check_file
+    from simulator.outputs import written
 
     try:
         changes = hosim.diff(old, new, tolerance=max(tolerance, default=0.0))
         if html is not None:
-            check_file("--html", html)
+            with written(html, option="--html") as (part,):
+                part.write_text(changes.view.page(None), encoding="utf-8")
     except hosim.HosimError as error:
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
-    if html is not None:
-        html.write_text(changes.view.page(None), encoding="utf-8")
     click.echo(changes.json() if as_json else changes.markdown() if markdown else f"{changes}\n", nl=False)
     return int(changes.moved if fail_on == "moved" else changes.worse)
 

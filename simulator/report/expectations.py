@@ -16,6 +16,7 @@ from simulator import metrics
 from simulator.document import faults
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
+from simulator.outputs import written
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.report.views import rendered
 from simulator.scenario import Claim, Expectation, Kind
@@ -354,8 +355,8 @@ def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
         The file to write or replace; missing folders are made. Characters that XML 1.0 lacks are replaced in the text.
     """
     text = rendered("junit.xml.j2", suites=suites)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
+    with written(file, option="--junit") as (part,):
+        part.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
 
 
 _UNWRITABLE = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"

@@ -85,10 +85,13 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     insist(listed and "" not in listed, where, "an axis has values", repr(asked), _WRITE)
     units = {unit_of(value) for value in listed}
     unit = units.pop() if len(units) == 1 and "inf" not in listed else None
-    values = [parse(value, unit) if unit else _plain(value) for value in listed]
+    if unit:
+        made, values = Axis(key, (key,), where, unit), [parse(value, unit) for value in listed]
+    else:
+        made, values = Axis.listing(key, (key,), where, [_plain(value) for value in listed])
     rule, do = "the values of an axis are distinct", "leave one of them out"
     insist(kind == "list" or len(set(values)) == len(values), where, rule, repr(asked), do)
-    return Axis(key, (key,), where, unit), values
+    return made, values
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ import orjson
 from simulator.errors import ConfigError, import_extra, insist, system_message
 from simulator.interrupts import complete
 from simulator.metrics import figure_of
+from simulator.outputs import check_file, written
 
 _FILE, _FORM = "rows.sqlite", 1
 _WAIT_S = 30
@@ -150,6 +151,7 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
         _append(file, columns, more)
 
     try:
+        check_file("", rows)
         path.parent.mkdir(parents=True, exist_ok=True)
         with rows.open("ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,13 +199,11 @@ def _to_parquet(rows: Path, path: Path, columns: Sequence[str]) -> None:
     """Write a table as Parquet, block by block."""
     _, arrow_csv, parquet = _arrow(path)
     types = {column: _TYPES[unit] for column in columns if (unit := figure_of(column).unit) in _TYPES}
-    types |= dict.fromkeys(("policy", "notes", "remarks", "short_at"), "string")
     options = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-    beside = path.with_name(path.name + ".partial")
     with (
+        written(path) as (part,),
         arrow_csv.open_csv(rows, convert_options=options) as reader,
-        parquet.ParquetWriter(beside, reader.schema) as to,
+        parquet.ParquetWriter(part, reader.schema) as to,
     ):
         for batch in reader:
             to.write_batch(batch)
-    beside.replace(path)
