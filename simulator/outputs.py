@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import realpath
@@ -109,9 +108,3 @@ def check_beside(where: str, path: Path, must: str, do: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(where, must, f"that nothing can be made in {above} ({error.strerror})", do) from error
-
-
-def tell(text: str) -> None:
-    """Print a line about files on stderr, if there is one."""
-    if sys.stderr is not None:
-        sys.stderr.write(f"hosim: {text}\n")

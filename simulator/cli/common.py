@@ -155,7 +155,17 @@ def reproducing() -> str:
             kept.append(Path(word).name if word.endswith(".yaml") and "=" not in word else word)
         elif _ASIDE[option] and not value:
             next(given, None)
-    return shlex.join(kept)
+    return " ".join(map(_quoted, kept))
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for a shell; the bytes of a name that is not UTF-8 as escapes, so that any file can hold it."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        escaped = word.replace("\\", r"\\").replace("'", r"\'").encode(errors="surrogateescape")
+        return f"$'{escaped.decode(errors='backslashreplace')}'"
+    return shlex.quote(word)
 
 
 def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> None:

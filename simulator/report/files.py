@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +31,7 @@ from simulator.errors import ConfigError, insist, system_message
 from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
 from simulator.metrics import figure_of
-from simulator.outputs import check_beside, tell
+from simulator.outputs import check_beside
 
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
@@ -161,7 +162,7 @@ def _clear(out: Path) -> None:
     for workspace in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
         with suppress(OSError), _locked(workspace):
             _settle(workspace, out)
-            tell(f"{workspace}: removed; a run that was killed had left it")
+            _print(f"{workspace}: removed; a run that was killed had left it")
 
 
 def _settle(workspace: Path, out: Path) -> None:
@@ -173,12 +174,17 @@ def _settle(workspace: Path, out: Path) -> None:
         paths = (out.with_name(f"{out.name}~{suffix}") for suffix in count(1))
         kept = next(path for path in paths if not os.path.lexists(path))
         old.rename(kept)
-        tell(f"{kept}: kept; something came into the folder while that was replaced")
+        _print(f"{kept}: kept; something came into the folder while that was replaced")
     if os.path.lexists(old):  # a half-removed result must not look like one that others wrote into
         old.rename(workspace / _GONE)
     shutil.rmtree(workspace, ignore_errors=True)
     with suppress(OSError):  # rmtree needs it readable, which a umask may prevent
         workspace.rmdir()
+
+
+def _print(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"hosim: {text}\n")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
