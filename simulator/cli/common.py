@@ -41,13 +41,19 @@ def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a folder, or a file, that cannot be written."""
-    from simulator.outputs import check_file
+    """Refuse a folder that cannot be written."""
     from simulator.report.files import check_target
 
-    if path is not None and parameter.name == "out":
+    if path is not None:
         check_target(path)
-    elif path is not None:
+    return path
+
+
+def writable_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written."""
+    from simulator.outputs import check_file
+
+    if path is not None:
         check_file(parameter.opts[0], path)
     return path
 
@@ -91,7 +97,7 @@ _SHARED: dict[str, Callable[..., Any]] = {
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),
     "json": click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-    "junit": click.option("--junit", type=_FILE, callback=_writable, help=_JUNIT),
+    "junit": click.option("--junit", type=_FILE, callback=writable_file, help=_JUNIT),
     "workers": click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help=_WORKERS),
 }
 

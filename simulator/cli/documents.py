@@ -252,7 +252,14 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
     ]
     params = [
         click.Argument(["source"]),
-        click.Option(["-o", "--output", "out"], type=common.PATH, required=True, metavar="FILE", help=_OUT),
+        click.Option(
+            ["-o", "--output", "out"],
+            type=common.PATH,
+            required=True,
+            callback=common.writable_file,
+            metavar="FILE",
+            help=_OUT,
+        ),
         click.Option(["--force"], is_flag=True, help="Replace existing files."),
         *options,
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, and nothing else."),
@@ -276,7 +283,8 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
         click.echo("\n".join(filter(None, (f"{source}: {about}", str(imported), written, replay))))
 
     summary = (inspect.getdoc(reader) or "").partition("\n\nParameters")[0].replace("``", "")
-    text = f"{summary}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
+    piped = "" if name == "torch" else "; - reads standard input"
+    text = f"{summary}\n\nSOURCE is {about}{piped}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
     return click.Command(name, callback=read, params=params, help=text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulator import catalog, inputs
-from simulator.builders import build_job
+from simulator.builders import build_job, largest_size
 from simulator.errors import insist, quotable
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
@@ -21,6 +21,8 @@ from simulator.workload import Workload
 
 # Most lines of each part of the report, so that all of it fits on one screen.
 _MOST_LINES = 12
+# Most ops, and most tensors, of a model that is built only to describe it: they take seconds.
+_MOST_BUILT = 50_000
 _WORKLOAD = ".yaml"
 
 
@@ -71,11 +73,17 @@ class Imported:
 
     @property
     def card(self) -> Card:
-        """The card of the model, or of the graph: see `simulator.report.card.model_card`."""
+        """The card of the model, or of the graph: see `simulator.report.card.model_card`; a large one is not built."""
         work = self.workload
         if self.graph is not None:
             return model_card(work, Job.of(self.graph))
-        return model_card(work, None if work.requests is not None else build_job(work))
+        if work.requests is not None or work.model is None:
+            return model_card(work, None)
+        ops, tensors = largest_size(work, work.model)
+        if max(ops, tensors) <= _MOST_BUILT:
+            return model_card(work, build_job(work))
+        size = counted(ops, "op") if ops > tensors else counted(tensors, "tensor")
+        return model_card(work, None) | {"graph": f"up to {size}, not built here"}
 
     def json(self) -> dict[str, Any]:
         """Return the card and the full lists of what was kept, derived and dropped."""

@@ -107,7 +107,7 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
     return [_verdict(each, rows, source) for each in expected if set(each.rows.values()) <= set(rows)]
 
 
-def check_columns(expected: Expectation, columns: Sequence[str]) -> None:
+def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
     """Refuse an expectation of a column that no row has, or that compares a text with a number.
 
     Parameters
@@ -300,7 +300,7 @@ def condition(text: str, hardware: Hardware) -> Expectation:
         expected = Expectation(row=ITSELF, column=" + ".join(parts), why=text, **asked)
     except ValidationError as error:
         raise next(iter(faults(error, asked))) from None
-    check_columns(expected, parts)
+    check_columns(expected, tuple(parts))
     return expected
 
 

@@ -218,7 +218,7 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
-def check_expectations(loaded: Loaded, columns: Sequence[str] = ()) -> None:
+def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
     """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
     question = loaded.scenario.question
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
