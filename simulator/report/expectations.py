@@ -365,12 +365,15 @@ class Check(NamedTuple):
         The reason for a failure, in one line and in full; empty if it passes.
     skipped
         The reason why it was not checked; empty if it was.
+    seconds
+        How long it took.
     """
 
     name: str
     failure: str = ""
     details: str = ""
     skipped: str = ""
+    seconds: float = 0.0
 
 
 def check(verdict: Verdict) -> Check:
@@ -383,7 +386,7 @@ def check(verdict: Verdict) -> Check:
 
 
 def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
-    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read; all durations are 0.
+    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read.
 
     Parameters
     ----------
