@@ -322,7 +322,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
                 fits[choice.row].setdefault(fit, {})[path] = None
     more = (claim.chosen, () if point else claim.counted) if claim else ()
     return [
-        {"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more, spent)}
+        {"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)._replace(seconds=spent)}
         for verdict, spent in zip(judgements, seconds, strict=False)
     ]
 
