@@ -34,7 +34,7 @@ _BLOCK_BYTES = 1 << 18
 _PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
 
 
-STDIN = Path("-")
+STDIN, _PIPE = Path("-"), "a device or a pipe"
 """The path that stands for standard input."""
 
 
@@ -60,7 +60,7 @@ def shown(path: Path) -> str:
 def no_file(path: Path) -> str:
     """Say what is at a path that is not a file."""
     try:
-        return "a folder" if path.is_dir() else "no such file" if not path.exists() else "a device or a pipe"
+        return "a folder" if path.is_dir() else "no such file" if not path.exists() else _PIPE
     except OSError as error:
         return error.strerror or str(error)
 
@@ -82,8 +82,9 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
         If it is not a file, cannot be read, or is truncated.
     """
     try:
-        do = "correct the path (hosim downloads nothing); what a pipe gives, `hosim import` reads as '-'"
-        insist(path == STDIN or isfile(path), shown(path), "an input is a file", no_file(path), do)
+        found, do = no_file(path), "correct the path; hosim downloads nothing"
+        do = f"save it in a file, or import it as {STDIN}, standard input" if found == _PIPE else do
+        insist(path == STDIN or isfile(path), shown(path), "an input is a file", found, do)
         place = _from_stdin() if path == STDIN else path
         with place.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"

@@ -155,7 +155,7 @@ def _check_found(where: str, module: str) -> None:
     for part in parts:  # without the names of packages around it, which are not imported yet
         inside = spec and spec.submodule_search_locations
         spec = PathFinder.find_spec(part, [*inside]) if inside else None
-    insist(spec is not None, where, "the module is found", f"no module named {module!r}", do)
+    insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
 
 
 def _function(where: str, module: str, function: str) -> Any:
