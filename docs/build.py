@@ -11,13 +11,16 @@ A test holds that the reference pages are what this writes, so that they cannot 
 from __future__ import annotations
 
 import argparse
+import base64
 import functools
 import inspect
+import io
 import itertools
 import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -357,13 +360,46 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def notebooks() -> None:
-    """Run the notebooks, and write them with their outputs."""
-    folder, found = DOCS / "notebooks", sorted((DOCS.parent / "notebooks").glob("*.ipynb"))
-    command = ["jupyter", "nbconvert", "--to", "markdown", "--execute", "--output-dir", str(folder), *map(str, found)]
-    subprocess.run(command, check=True)
-    for page in folder.glob("*.md"):
-        text = re.sub(r"<style scoped>.*?</style>\n", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        page.write_text(text, encoding="utf-8")
+    """Run the notebooks, and store what they print and draw in them, and in their pages."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    for path in sorted((DOCS.parent / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        about = deepcopy(notebook.metadata)
+        NotebookClient(notebook, timeout=1800).execute()
+        notebook.metadata = about
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)  # when it ran
+            for output in cell.get("outputs", []):
+                output.get("data", {}).update(_small(output.get("data", {})))
+        nbformat.write(notebook, path)
+        for file, content in page(notebook, path.stem).items():
+            (DOCS / "notebooks" / file).parent.mkdir(exist_ok=True)
+            (DOCS / "notebooks" / file).write_bytes(content)
+
+
+def _small(data: Mapping[str, Any]) -> dict[str, str]:
+    """What an output shows, in fewer bytes: pictures in 64 colours, tables without their style."""
+    from PIL import Image
+
+    less = {}
+    if "text/html" in data:
+        less["text/html"] = re.sub(r"<style scoped>.*?</style>\n", "", data["text/html"], flags=re.DOTALL)
+    if "image/png" in data:
+        drawn, picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).convert("RGB"), io.BytesIO()
+        drawn.quantize(64, dither=Image.Dither.NONE).save(picture, "png", optimize=True)
+        less["image/png"] = base64.b64encode(picture.getvalue()).decode()
+    return less
+
+
+def page(notebook: Any, name: str) -> dict[str, bytes]:
+    """The page of a notebook with the outputs that it stores, and its pictures: file -> content."""
+    from nbconvert import MarkdownExporter
+
+    places = {"output_files_dir": f"{name}_files", "unique_key": name}
+    text, beside = MarkdownExporter().from_notebook_node(notebook, places)
+    return {f"{name}.md": f"{text.rstrip()}\n".encode(), **beside["outputs"]}
 
 
 _MEASURED = re.compile(r"<!-- measured by: (.+?) -->\n.*?\n\n```text\n.*?```\n", re.DOTALL)

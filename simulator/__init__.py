@@ -1,6 +1,6 @@
 """hosim, the offload referee: replay an LLM operator graph on a memory hierarchy and explain every stall.
 
->>> import simulator as hosim
+>>> import hosim
 >>> results = hosim.run("llama3_8b_train_910c")
 >>> results.summary[["status", "step_ns", "stall_ns"]]      # a pandas table, one row per policy
 >>> results.sentences                                       # what a person would say about them
@@ -8,7 +8,7 @@
 >>> results["static"].timeline()                            # a matplotlib figure; shows itself in a notebook
 >>> results.write("results/llama3_8b")                      # what ``hosim run --out`` writes
 
-Names load when they are first used, so that ``import simulator`` and ``hosim --help`` take no time.
+Names load when they are first used, so that ``import hosim`` and ``hosim --help`` take no time.
 """
 
 import sys

@@ -5,16 +5,20 @@ A small packed file may unpack without an end, so all limits are on the unpacked
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import gzip
 import hashlib
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import BufferedReader, BytesIO
 from os.path import isfile
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import BinaryIO, cast
 
 from simulator.errors import ConfigError, insist
@@ -30,6 +34,21 @@ _BLOCK_BYTES = 1 << 18
 _PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
 
 
+STDIN, _PIPE = Path("-"), "a device or a pipe"
+"""The path that stands for standard input."""
+
+
+@cache
+def _from_stdin() -> Path:
+    """Copy standard input, which can be read once only, into a file that lasts as long as the process."""
+    copy = NamedTemporaryFile()  # noqa: SIM115 - closed, and so removed, at exit
+    atexit.register(copy.close)
+    while copy.tell() <= MOST_BYTES and (block := sys.stdin.buffer.read(_BLOCK_BYTES)):
+        copy.write(block)
+    copy.flush()
+    return Path(copy.name)
+
+
 def shown(path: Path) -> str:
     """Write a path for people, relative to the working directory if it lies below it."""
     try:
@@ -41,7 +60,7 @@ def shown(path: Path) -> str:
 def no_file(path: Path) -> str:
     """Say what is at a path that is not a file."""
     try:
-        return "a folder" if path.is_dir() else "no such file" if not path.exists() else "a device or a pipe"
+        return "a folder" if path.is_dir() else "no such file" if not path.exists() else _PIPE
     except OSError as error:
         return error.strerror or str(error)
 
@@ -63,11 +82,13 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
         If it is not a file, cannot be read, or is truncated.
     """
     try:
-        do = "correct the path; hosim downloads nothing"
-        insist(isfile(path), shown(path), "an input is a file", no_file(path), do)
-        with path.open("rb") as file:
+        found, do = no_file(path), "correct the path; hosim downloads nothing"
+        do = f"save it in a file, or import it as {STDIN}, standard input" if found == _PIPE else do
+        insist(path == STDIN or isfile(path), shown(path), "an input is a file", found, do)
+        place = _from_stdin() if path == STDIN else path
+        with place.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"
-        with cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb") as file:
+        with cast(BinaryIO, gzip.open(place)) if is_packed else place.open("rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         must = "a file that gzip compressed is whole"

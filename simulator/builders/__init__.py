@@ -6,7 +6,7 @@ read by a function that the caller passes in, because builders know no formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,8 @@ from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
 
 __all__ = [
-    "CachedLayers", "Iteration", "build_job", "cached_layers", "check", "decoder_of", "iteration", "layouts",
-    "least_iteration", "limited_reaches", "weight_bytes",
+    "CachedLayers", "Iteration", "build_job", "cached_layers", "check", "decoder_of", "iteration", "largest_size",
+    "layouts", "least_iteration", "limited_reaches", "weight_bytes",
 ]  # fmt: skip
 
 ReadGraph = Callable[[Path], Graph]
@@ -127,14 +127,32 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
     Models of one and of two layers of each kind tell how many a layer adds. Where the whole is plainly small, one layer
     of each kind is built to find other errors; nothing if the whole `is_built` next.
     """
-    parallel, pools = workload.parallel, workload.pools
-    layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
-    chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
-    times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
+    layers, times = _layers_and_times(workload, model)
     is_small = _MOST * layers * times * workload.steps <= LARGEST_RUN
     is_small &= workload.kv is None and workload.experts != "each"
     if is_built and is_small:
         return
+    for ops, tensors in _sizes(workload, model, (1,) if is_small else (1, 2)):
+        check_run(ops, workload.steps, f"workload {workload.name}", tensors)
+
+
+def largest_size(workload: Workload, model: Model) -> tuple[int, int]:
+    """Return how many ops a rank runs in a step, and about how many tensors it has, at most, without building all."""
+    ops, tensors = zip(*_sizes(workload, model, (1, 2)), strict=True)
+    return max(ops), max(tensors)
+
+
+def _layers_and_times(workload: Workload, model: Model) -> tuple[int, int]:
+    """Return the most layers of a rank, and how many times a step runs each."""
+    parallel, pools = workload.parallel, workload.pools
+    chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
+    times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
+    return max(parallel.layers or [-(-model.layers // parallel.pipeline)]), times
+
+
+def _sizes(workload: Workload, model: Model, fews: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield, for each kind of layer, the ops and tensors if all layers were of it, from models of a few layers."""
+    (layers, times), pools = _layers_and_times(workload, model), workload.pools
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
     if checkpoint := workload.checkpoint:
         fewest["checkpoint"] = checkpoint.model_copy(update={"layers": None})
@@ -142,12 +160,12 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
     build = _builder(once, model)
     for kind in model.decoder.kinds:
         sizes = list[tuple[int, int]]()
-        for few in (1,) if is_small else (1, 2):
+        for few in fews:
             graphs = build(lay(once, model.decoder.of_kind(kind, few))).graphs
             sizes.append((max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)))
         ends = zip(sizes[0], sizes[-1], strict=True)
         ops, tensors = (first + (layers - 1) * (last - first) for first, last in ends)
-        check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
+        yield times * ops, tensors
 
 
 def _builder(workload: Workload, model: Model) -> Callable[[Laid], Job]:

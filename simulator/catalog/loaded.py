@@ -20,7 +20,7 @@ from simulator.document import Fit
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario
-from simulator.units import exact, human, nearest
+from simulator.units import exact, human, in_yaml, nearest
 from simulator.workload import Workload
 
 OUTSIDE = "changed for this run"
@@ -271,6 +271,20 @@ class Axis:
     where: str
     unit: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def listing(cls, name: str, fields: tuple[str, ...], where: str, listed: Sequence[Any]) -> tuple[Axis, list[Any]]:
+        """Make an axis of values as a document states them; if one is a list or a mapping, all are named as written.
+
+        Returns
+        -------
+        tuple
+            The axis, and its values, or their names, in the given order.
+        """
+        if not any(isinstance(value, list | tuple | Mapping) for value in listed):
+            return cls(name, fields, where), list(listed)
+        names = [in_yaml(value) for value in listed]
+        return cls(name, fields, where, values=dict(zip(names, listed, strict=True))), names
 
     @property
     def is_factor(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 from simulator import catalog
@@ -43,6 +44,8 @@ class Judged(NamedTuple):
     counted
         Recorded sentences on how many settings of the open choices reproduce figures; none if the machine was changed,
         for which nothing was counted.
+    seconds
+        How long the rows of the scenario took, with its first verdict.
     """
 
     scenario: str
@@ -50,6 +53,7 @@ class Judged(NamedTuple):
     fits: Mapping[Fit, Collection[str]] = {}
     chosen: Mapping[str, str] = {}
     counted: Sequence[str] = ()
+    seconds: float = 0.0
 
     @property
     def row(self) -> dict[str, Any]:
@@ -196,7 +200,10 @@ class Validation(Sweep):
     def checks(self) -> dict[str, list[Check]]:
         """Expectations as test cases, by scenario."""
         by_scenario = grouped(self.judged, attrgetter("scenario"))
-        return {scenario: [check(claim.verdict) for claim in group] for scenario, group in by_scenario.items()}
+        return {
+            scenario: [check(claim.verdict)._replace(seconds=claim.seconds) for claim in group]
+            for scenario, group in by_scenario.items()
+        }
 
 
 def claims(has: Callable[[Scenario], object] = attrgetter("expect")) -> list[str]:
@@ -305,14 +312,19 @@ def checked(loaded: Loaded, point: Point) -> Rows:
     rule = "a scenario that is validated expects something of a row"
     do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
     insist(scenario.expect, loaded.place("expect"), rule, "nothing", do)
+    begun_s = monotonic()
     judgements = judged(loaded, scenario.expect) + (untested(claim) if claim else [])
+    seconds = [monotonic() - begun_s] + [0.0] * len(judgements)
     fits: dict[str, dict[Fit, dict[str, None]]] = {choice.row: {} for choice in scenario.policies}
     for document in (scenario, loaded.hardware, loaded.workload):
         for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
             if choice.allocator != "ideal" or not path.startswith("allocator."):
                 fits[choice.row].setdefault(fit, {})[path] = None
     more = (claim.chosen, () if point else claim.counted) if claim else ()
-    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in judgements]
+    return [
+        {"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)._replace(seconds=spent)}
+        for verdict, spent in zip(judgements, seconds, strict=False)
+    ]
 
 
 def judged(loaded: Loaded, expected: Sequence[Expectation], *, with_bounds: bool = True) -> list[Verdict]:

@@ -43,12 +43,19 @@ def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a folder, or a file, that cannot be written."""
-    from simulator.report.files import check_file, check_target
+    """Refuse a folder that cannot be written."""
+    from simulator.report.files import check_target
 
-    if path is not None and parameter.name == "out":
+    if path is not None:
         check_target(path)
-    elif path is not None:
+    return path
+
+
+def writable_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written."""
+    from simulator.outputs import check_file
+
+    if path is not None:
         check_file(parameter.opts[0], path)
     return path
 
@@ -107,7 +114,7 @@ _SHARED: dict[str, Callable[..., Any]] = {
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),
     "json": click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-    "junit": click.option("--junit", type=_FILE, callback=_writable, help=_JUNIT),
+    "junit": click.option("--junit", type=_FILE, callback=writable_file, help=_JUNIT),
     "workers": click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help=_WORKERS),
 }
 
@@ -185,7 +192,17 @@ def reproducing() -> str:
             kept.append(Path(word).name if word.endswith(".yaml") and "=" not in word else word)
         elif _ASIDE[option] and not value:
             next(given, None)
-    return shlex.join(kept)
+    return " ".join(map(_quoted, kept))
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for a shell; the bytes of a name that is not UTF-8 as escapes, so that any file can hold it."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        escaped = word.replace("\\", r"\\").replace("'", r"\'").encode(errors="surrogateescape")
+        return f"$'{escaped.decode(errors='backslashreplace')}'"
+    return shlex.quote(word)
 
 
 def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> None:

@@ -178,17 +178,16 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     runs or is gone, a step, a peak or a cost has grown, the life of a tier has shrunk, or an expectation
     that held fails), 2 if the two cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.report.files import check_file
+    from simulator.outputs import written
 
     try:
         changes = hosim.diff(old, new, tolerance=max(tolerance, default=0.0))
         if html is not None:
-            check_file("--html", html)
+            with written(html, option="--html") as (part,):
+                part.write_text(changes.view.page(None), encoding="utf-8")
     except hosim.HosimError as error:
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
-    if html is not None:
-        html.write_text(changes.view.page(None), encoding="utf-8")
     click.echo(changes.json() if as_json else changes.markdown() if markdown else f"{changes}\n", nl=False)
     return int(changes.moved if fail_on == "moved" else changes.worse)
 
@@ -253,7 +252,14 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
     ]
     params = [
         click.Argument(["source"]),
-        click.Option(["-o", "--output", "out"], type=common.PATH, required=True, metavar="FILE", help=_OUT),
+        click.Option(
+            ["-o", "--output", "out"],
+            type=common.PATH,
+            required=True,
+            callback=common.writable_file,
+            metavar="FILE",
+            help=_OUT,
+        ),
         click.Option(["--force"], is_flag=True, help="Replace existing files."),
         *options,
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, and nothing else."),
@@ -277,7 +283,8 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
         click.echo("\n".join(filter(None, (f"{source}: {about}", str(imported), written, replay))))
 
     summary = (inspect.getdoc(reader) or "").partition("\n\nParameters")[0].replace("``", "")
-    text = f"{summary}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
+    piped = "" if name == "torch" else "; - reads standard input"
+    text = f"{summary}\n\nSOURCE is {about}{piped}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
     return click.Command(name, callback=read, params=params, help=text)
 
 

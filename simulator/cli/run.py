@@ -184,7 +184,8 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
     one that has grown runs only the new points. With --out rows are appended to a file as they are done.
     What cannot run in a cell is a line with its reason. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.report.files import check_file, check_target
+    from simulator.outputs import check_file
+    from simulator.report.files import check_target
     from simulator.run.kept import SUFFIXES
 
     is_file = out is not None and out.suffix in SUFFIXES

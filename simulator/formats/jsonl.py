@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from simulator import inputs
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST
+from simulator.outputs import written
 from simulator.units import FieldError
 
 
@@ -196,17 +196,9 @@ def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     ConfigError
         If the file cannot be written.
     """
-    part, rest = path.with_name(f".{path.name}.{os.getpid()}.part"), iter(records)
-    try:
-        try:
-            with part.open("wb") as file:
-                packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else nullcontext(file)
-                with packed as target:
-                    while chunk := list(islice(rest, 10_000)):
-                        target.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in chunk))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        found = error.strerror or str(error)
-        raise ConfigError(str(path), "the file can be written", found, "choose another place") from None
+    rest = iter(records)
+    with written(path) as (part,), part.open("wb") as file:
+        packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else nullcontext(file)
+        with packed as target:
+            while chunk := list(islice(rest, 10_000)):
+                target.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in chunk))

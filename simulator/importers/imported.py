@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulator import catalog, inputs
-from simulator.builders import build_job
-from simulator.errors import ConfigError, insist, quotable, system_message
+from simulator.builders import build_job, largest_size
+from simulator.errors import insist, quotable
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
-from simulator.interrupts import complete, waiting
-from simulator.report import files
+from simulator.outputs import written
 from simulator.report.card import Card, model_card
 from simulator.units import counted
 from simulator.workload import Workload
 
 # Most lines of each part of the report, so that all of it fits on one screen.
 _MOST_LINES = 12
+# Most ops, and most tensors, of a model that is built only to describe it: they take seconds.
+_MOST_BUILT = 50_000
 _WORKLOAD = ".yaml"
 
 
@@ -72,11 +73,17 @@ class Imported:
 
     @property
     def card(self) -> Card:
-        """The card of the model, or of the graph: see `simulator.report.card.model_card`."""
+        """The card of the model, or of the graph: see `simulator.report.card.model_card`; a large one is not built."""
         work = self.workload
         if self.graph is not None:
             return model_card(work, Job.of(self.graph))
-        return model_card(work, None if work.requests is not None else build_job(work))
+        if work.requests is not None or work.model is None:
+            return model_card(work, None)
+        ops, tensors = largest_size(work, work.model)
+        if max(ops, tensors) <= _MOST_BUILT:
+            return model_card(work, build_job(work))
+        size = counted(ops, "op") if ops > tensors else counted(tensors, "tensor")
+        return model_card(work, None) | {"graph": f"up to {size}, not built here"}
 
     def json(self) -> dict[str, Any]:
         """Return the card and the full lists of what was kept, derived and dropped."""
@@ -109,31 +116,18 @@ class Imported:
         must = "what is written begins with a workload, whose name ends in .yaml"
         insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write such as mine.yaml")
         places = {end: path.with_name(path.stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
-        parts = {end: place.with_name(f".part-{os.getpid()}-{place.name}") for end, place in places.items()}
         for place in places.values():
             is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
             found, do = inputs.shown(place), "choose another name"
             insist(not is_source, where, "what is read is not written over", found, do)
             is_free = force or not os.path.lexists(place)
             insist(is_free, where, "a file that is there is kept", found, f"{do}, or say --force")
-            files.check_file("-o", place)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for end, content in self.files.items():
-                if isinstance(content, Graph):
-                    graph_jsonl.write(content, parts[end])
+        with written(*places.values(), option="-o") as parts:
+            for end, part in zip(places, parts, strict=True):
+                if isinstance(content := self.files[end], Graph):
+                    graph_jsonl.write(content, part)
                 else:
-                    text = self._document(content, places) if isinstance(content, Workload) else content
-                    parts[end].write_bytes(text)
-            with waiting():
-                for end, part in parts.items():
-                    part.replace(places[end])
-                complete.append(str(path))
-        except OSError as error:
-            raise ConfigError(where, "the files can be written", system_message(error), "make room") from None
-        finally:
-            for part in parts.values():
-                part.unlink(missing_ok=True)
+                    part.write_bytes(self._document(content, places) if isinstance(content, Workload) else content)
         return tuple(places.values())
 
     def _document(self, workload: Workload, places: Mapping[str, Path]) -> bytes:

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stdout
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,10 @@ def capture(
     is_module, kind = isinstance(step, run.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
+    for option, given, such in (("optimizer", optimizer, "torch.optim.AdamW"), ("loss", loss, "my_loss")):
+        fits = given is None or callable(given) or isinstance(given, run.Optimizer)
+        must, found = f"{option} is a function, such as {such}", repr(given)
+        insist(fits, f"capture of {kind}, {option}", must, found, "write it without quotes, or leave it out")
     with run.config_errors(kind), run.fake_mode():
         if is_module:
             step = run.step_of(*run.copied(step, optimizer), loss)
@@ -133,6 +139,7 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
+        _check_found(where, module)
         with redirect_stdout(sys.stderr):  # the command's output must not mix with what the code prints
             with _part("torch_run").config_errors(where), fake():
                 made = _function(where, module, function)()
@@ -141,15 +148,19 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
         sys.path.remove(folder)
 
 
+def _check_found(where: str, module: str) -> None:
+    """Refuse a module that is not there, before the import of torch, which takes seconds; none of its code runs."""
+    top, *parts = module.split(".")
+    spec, do = find_spec(top), "run this in the folder that holds it, and name it without .py: mine:step"
+    for part in parts:  # without the names of packages around it, which are not imported yet
+        inside = spec and spec.submodule_search_locations
+        spec = PathFinder.find_spec(part, [*inside]) if inside else None
+    insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
+
+
 def _function(where: str, module: str, function: str) -> Any:
     """Find the function that the user names."""
-    try:
-        content = import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise  # an import in the user's code failed
-        do = "run this in the folder that holds it, and name it without .py: mine:step"
-        raise ConfigError(where, "the module is found", str(error), do) from None
+    content = import_module(module)
     absent = f"module {module!r} has no attribute {function!r}"
     insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
     return getattr(content, function)

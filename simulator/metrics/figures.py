@@ -200,12 +200,18 @@ SERVED = (
 """Figures of what `hosim serve` serves; `tflops`, `mfu`, waits, `drain_ns` and what links moved stand above."""
 
 
+TEXTS = ("policy", "notes", "remarks", "short_at")
+"""Columns of text that are no figures."""
+
+
 @cache
 def figure_of(column: str) -> Figure:
     """Return the figure of a column; for a column that is not registered, one with the unit that its name ends in."""
     for figure in (*FIGURES, *SERVED):
         if (place := figure.place_in(column)) is not None:
             return figure.at(place)
+    if column in TEXTS:
+        return Figure(column, "text", column.replace("_", " "), "")
     ends: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share", "": "count"}
     end, unit = next((end, unit) for end, unit in ends.items() if column.endswith(end))
     return Figure(column, unit, column.removesuffix(end).replace("_", " "), "")

@@ -17,6 +17,7 @@ from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import Instances, with_steps
+from simulator.outputs import written
 from simulator.plan import COMPUTE
 from simulator.trace import CAUSES, Block, Trace, ordinals, pick, running
 
@@ -113,7 +114,7 @@ class Frames:
             The file.
         """
         columns = self.columns(table)
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with written(path) as (part,), part.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
             lines.writerow(columns)
             lines.writerows(zip(*(np.asarray(column, object) for column in columns.values()), strict=True))

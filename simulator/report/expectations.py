@@ -16,9 +16,10 @@ from simulator import metrics
 from simulator.document import faults
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
+from simulator.outputs import written
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.report.views import rendered
-from simulator.scenario import Claim, Expectation, Kind
+from simulator.scenario import LIMITS, Claim, Expectation, Kind
 from simulator.units import FieldError, nearest, require, unit_of
 
 Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
@@ -104,6 +105,42 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
         The source of printed figures without a source of their own.
     """
     return [_verdict(each, rows, source) for each in expected if set(each.rows.values()) <= set(rows)]
+
+
+def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
+    """Refuse an expectation of a column that no row has, or that compares a text with a number.
+
+    Parameters
+    ----------
+    expected
+        The expectation.
+    columns
+        The columns of the summary.
+
+    Raises
+    ------
+    FieldError
+        If it can never hold, or means nothing.
+    """
+    for column in expected.columns:
+        must, do = "an expectation names a column of the summary", nearest(column, columns)
+        require(column in columns, must, repr(column), "column", do=do)
+        if figure_of(column).unit == "text":
+            other = next((key for key in ("over", *LIMITS[:-1]) if getattr(expected, key) is not None), "")
+            require(not other, f"{column} is a text, which only equals compares", other, other, do="write equals")
+            words, stated = _WORDS.get(column, ()), expected.equals
+            must, fits = f"{column} is a word that rows have", stated is None or stated in words or not words
+            require(
+                fits and not isinstance(stated, float), must, repr(stated), "equals", do=nearest(str(stated), words)
+            )
+        else:
+            is_number = all(map(math.isfinite, map(_number, expected.ends("equals"))))
+            must, do = f"{column} is a number", "write a finite number"
+            require(is_number, must, repr(expected.equals), "equals", do=do)
+
+
+_WORDS = {"status": ("ok", "infeasible", "blocked", "refused")}
+"""Column of text -> all its values, where they are known."""
 
 
 def untested(claim: Claim) -> list[Verdict]:
@@ -260,9 +297,11 @@ def condition(text: str, hardware: Hardware) -> Expectation:
             limit = float(stated)
     asked = {"at_most" if match["sign"] == "<=" else "at_least": limit, "over": over}
     try:
-        return Expectation(row=ITSELF, column=" + ".join(parts), why=text, **asked)
+        expected = Expectation(row=ITSELF, column=" + ".join(parts), why=text, **asked)
     except ValidationError as error:
         raise next(iter(faults(error, asked))) from None
+    check_columns(expected, tuple(parts))
+    return expected
 
 
 def named(text: str, columns: Sequence[str]) -> str:
@@ -326,12 +365,15 @@ class Check(NamedTuple):
         The reason for a failure, in one line and in full; empty if it passes.
     skipped
         The reason why it was not checked; empty if it was.
+    seconds
+        How long it took.
     """
 
     name: str
     failure: str = ""
     details: str = ""
     skipped: str = ""
+    seconds: float = 0.0
 
 
 def check(verdict: Verdict) -> Check:
@@ -344,7 +386,7 @@ def check(verdict: Verdict) -> Check:
 
 
 def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
-    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read; all durations are 0.
+    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read.
 
     Parameters
     ----------
@@ -354,8 +396,8 @@ def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
         The file to write or replace; missing folders are made. Characters that XML 1.0 lacks are replaced in the text.
     """
     text = rendered("junit.xml.j2", suites=suites)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
+    with written(file, option="--junit") as (part,):
+        part.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
 
 
 _UNWRITABLE = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"

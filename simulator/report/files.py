@@ -20,7 +20,6 @@ from glob import escape
 from itertools import chain, count
 from pathlib import Path
 from secrets import token_urlsafe
-from tempfile import TemporaryFile
 from typing import Any
 
 import orjson
@@ -31,6 +30,8 @@ from simulator.document import Line
 from simulator.errors import ConfigError, insist, system_message
 from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
+from simulator.metrics import figure_of
+from simulator.outputs import check_beside
 
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
@@ -237,56 +238,6 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
     (folder / "summary.json").write_bytes(dumped(summary))
 
 
-def check_file(option: str, file: Path) -> None:
-    """Refuse a file that cannot be written.
-
-    Parameters
-    ----------
-    option
-        The option that names the file.
-    file
-        The file, which is left unchanged.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be written.
-    """
-    where, rule, do = f"{option} {file}", "the file can be written", "choose another file"
-    if not file.exists():
-        check_beside(where, file, rule, do)
-        return
-    try:
-        file.open("ab").close()
-    except OSError as error:
-        raise ConfigError(where, rule, str(error.strerror), do) from error
-
-
-def check_beside(where: str, path: Path, must: str, do: str) -> None:
-    """Refuse a path if nothing can be created in its folder, or in the nearest existing one above it.
-
-    To find out, create an unnamed file there: permissions alone do not tell, and it leaves nothing behind.
-
-    Parameters
-    ----------
-    where, must, do
-        See `HosimError`.
-    path
-        The path.
-
-    Raises
-    ------
-    ConfigError
-        If nothing can be created.
-    """
-    above = next(p for p in path.resolve().parents if p.exists())
-    try:
-        with TemporaryFile(dir=above):
-            pass
-    except OSError as error:
-        raise ConfigError(where, must, f"that nothing can be made in {above} ({error.strerror})", do) from error
-
-
 def folder_names(labels: Sequence[str]) -> dict[str, str]:
     """Choose a folder name for each row: its label without special characters, numbered where names collide.
 
@@ -314,6 +265,10 @@ def plan_names(programs: Sequence[str]) -> list[str]:
         Names of the programs, all different.
     """
     return [f"plan-{name}.jsonl" for name in folder_names(programs).values()] if programs[1:] else ["plan.jsonl"]
+
+
+_TYPES = {"text": (str, "text"), "ns": (int, "a whole number"), "B": (int, "a whole number")}
+"""Unit of a figure -> the type of its values, and the word for it; of others, a number."""
 
 
 class _Verdict(TypedDict):
@@ -381,6 +336,11 @@ def read_summary(result: Path) -> dict[str, Any]:
         raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
     labels = Counter(row.get("policy") for row in summary["rows"])
     for row in summary["rows"]:
+        for figure, value in ((figure_of(column), value) for column, value in row.items() if value is not None):
+            kind, word = _TYPES.get(figure.unit, (int | float, "a number"))
+            fits = isinstance(value, kind) or not (figure.meaning or kind is str)  # of other columns nothing is known
+            where = f"{path}, row {row.get('policy')!r}"
+            insist(fits, where, f"{figure.column} is {word}", repr(value), _AGAIN)
         filled_ns, label = sum(ns for _, ns in spent(row, summary)), row.get("policy")
         is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
         if not is_named or (row["status"] == "ok" and row.get("step_ns") != filled_ns):

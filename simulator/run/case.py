@@ -20,12 +20,13 @@ from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.decide import Policy, decided
 from simulator.policies.problem import Problem
+from simulator.report.expectations import check_columns
 from simulator.report.files import folder_names
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
 from simulator.trace import Trace
-from simulator.units import nearest
+from simulator.units import FieldError, nearest
 
 Policies = Sequence[str] | Mapping[str, Policy]
 
@@ -217,17 +218,15 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
-def _check_expectations(loaded: Loaded) -> None:
-    """Check that each expectation of a scenario names columns that its rows have."""
-    question, expected = loaded.scenario.question, loaded.scenario.expect
+def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
+    """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
+    question = loaded.scenario.question
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
-    columns = (*metrics.columns(loaded.hardware), *asked) if expected else ()
-    for position, expectation in enumerate(expected):
-        for column in expectation.columns:
-            if column not in columns:
-                where = loaded.place("expect", str(position), "column")
-                must = "an expectation names a column of the summary"
-                raise ConfigError(where, must, repr(column), nearest(column, columns))
+    for position, expected in enumerate(loaded.scenario.expect):
+        try:
+            check_columns(expected, columns or (*metrics.columns(loaded.hardware), *asked))
+        except FieldError as error:
+            raise error.at(loaded.place("expect", str(position), *error.path)) from None
 
 
 def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, with_bounds: bool = True) -> Case:
@@ -252,7 +251,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     if job is None:
         reader = partial(formats.read_graph, views=loaded.workload.views)
         job = build_job(loaded.workload, loaded.workload_dir, reader)
-    _check_expectations(loaded)
+    check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
     homes, hardware, scenario = home_ids(loaded, job.graphs), loaded.hardware, loaded.scenario
     lasting = (with_lasting_outputs(loaded, graph, home) for graph, home in zip(job.graphs, homes, strict=True))

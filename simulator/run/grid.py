@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -27,7 +27,7 @@ from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
-from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, default_folder, key_of
+from simulator.run.kept import SUFFIXES, appending, code_key, key_of, open_rows
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
@@ -85,10 +85,13 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     insist(listed and "" not in listed, where, "an axis has values", repr(asked), _WRITE)
     units = {unit_of(value) for value in listed}
     unit = units.pop() if len(units) == 1 and "inf" not in listed else None
-    values = [parse(value, unit) if unit else _plain(value) for value in listed]
+    if unit:
+        made, values = Axis(key, (key,), where, unit), [parse(value, unit) for value in listed]
+    else:
+        made, values = Axis.listing(key, (key,), where, [_plain(value) for value in listed])
     rule, do = "the values of an axis are distinct", "leave one of them out"
     insist(kind == "list" or len(set(values)) == len(values), where, rule, repr(asked), do)
-    return Axis(key, (key,), where, unit), values
+    return made, values
 
 
 def _plain(value: Any) -> Any:
@@ -230,7 +233,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
-    folder = Path(cache) if isinstance(cache, str | Path) else default_folder()
+    folder = Path(cache) if isinstance(cache, str | Path) else None
     file = Path(out) if out is not None else None
     if file is not None and file.suffix not in SUFFIXES:
         file = file.with_name(f"{file.name}.points.csv")
@@ -240,7 +243,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     workers = workers or os.cpu_count() or 1
     pace, run_tasks = Pace(progress, workers, by_line=True), partial(clustered, cluster) if cluster else spawned
     with ExitStack() as using:
-        kept = using.enter_context(closing(KeptRows(folder))) if measured.key else None
+        kept = open_rows(folder, pace.say) if measured.key else None
+        using.callback(kept.close if kept else tuple)
         append = using.enter_context(appending(file, head)) if file else None
         for new in streamed([measured], workers, pace, kept, run_tasks):
             if append is not None:

@@ -25,6 +25,7 @@ import orjson
 from simulator.errors import ConfigError, import_extra, insist, system_message
 from simulator.interrupts import complete
 from simulator.metrics import figure_of
+from simulator.outputs import check_file, written
 
 _FILE, _FORM = "rows.sqlite", 1
 _WAIT_S = 30
@@ -32,8 +33,11 @@ _WAIT_S = 30
 
 
 def default_folder() -> Path:
-    """Return the default folder of kept rows: in ``XDG_CACHE_HOME``, or ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hosim"
+    """Return the default folder of kept rows: in ``XDG_CACHE_HOME``, or ``~/.cache``; refuse if there is none."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hosim"
+    except RuntimeError as error:  # a user whom the system does not know
+        raise ConfigError("cache", _KEEPS, str(error), f"set XDG_CACHE_HOME, {_ELSE}") from None
 
 
 def code_key() -> str:
@@ -56,6 +60,8 @@ class KeptRows:
     ----------
     folder
         The folder; it is created if it does not exist.
+    say
+        Called with a line, once, if it can no longer be written; without, that is an error.
 
     Raises
     ------
@@ -63,8 +69,8 @@ class KeptRows:
         If it cannot be created, read or written, or another version of hosim keeps rows there in another form.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _FILE
+    def __init__(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
+        self._path, self._say, self._is_kept = folder / _FILE, say, True
         with self._refusing():
             folder.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
@@ -84,9 +90,17 @@ class KeptRows:
 
     def put(self, key: bytes, rows: list[dict[str, Any]]) -> None:
         """Keep rows; they are on disk when this returns."""
-        with self._refusing():
-            self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
-        if (phrase := f"what was measured so far, in {self._path},") not in complete:
+        if not self._is_kept:
+            return
+        try:
+            with self._refusing():
+                self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
+        except ConfigError as error:
+            if self._say is None:
+                raise
+            self._is_kept = False
+            self._say(_unkept(error))
+        if self._is_kept and (phrase := f"what was measured so far, in {self._path},") not in complete:
             complete.append(phrase)
 
     def close(self) -> None:
@@ -107,6 +121,34 @@ class KeptRows:
 _KEEPS = "rows that were measured can be kept and read again"
 _ELSE = "name another folder with --cache, or keep nothing with --no-cache"
 _REMOVE = f"remove that file, {_ELSE}"
+
+
+def open_rows(asked: Path | None, say: Callable[[str], None]) -> KeptRows | None:
+    """Open the folder that is asked for; or else the default one, and go on without it if it cannot be used.
+
+    Parameters
+    ----------
+    asked
+        The folder; None: the default one.
+    say
+        Called with a line if the default folder cannot be used.
+
+    Raises
+    ------
+    ConfigError
+        As `KeptRows`, if a folder is asked for.
+    """
+    try:
+        return KeptRows(asked or default_folder(), None if asked else say)
+    except ConfigError as error:
+        if asked:
+            raise
+        say(_unkept(error))
+        return None
+
+
+def _unkept(error: ConfigError) -> str:
+    return f"{error.where}: rows are not kept from here on ({error.found}); {_ELSE}"
 
 
 PARQUET = ".parquet"
@@ -150,6 +192,7 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
         _append(file, columns, more)
 
     try:
+        check_file("", rows)
         path.parent.mkdir(parents=True, exist_ok=True)
         with rows.open("ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,13 +240,11 @@ def _to_parquet(rows: Path, path: Path, columns: Sequence[str]) -> None:
     """Write a table as Parquet, block by block."""
     _, arrow_csv, parquet = _arrow(path)
     types = {column: _TYPES[unit] for column in columns if (unit := figure_of(column).unit) in _TYPES}
-    types |= dict.fromkeys(("policy", "notes", "remarks", "short_at"), "string")
     options = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-    beside = path.with_name(path.name + ".partial")
     with (
+        written(path) as (part,),
         arrow_csv.open_csv(rows, convert_options=options) as reader,
-        parquet.ParquetWriter(beside, reader.schema) as to,
+        parquet.ParquetWriter(part, reader.schema) as to,
     ):
         for batch in reader:
             to.write_batch(batch)
-    beside.replace(path)

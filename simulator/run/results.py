@@ -108,8 +108,8 @@ class Result(Row):
     ----------
     case
         What ran.
-    remarks, tries
-        The referee's remarks that are no breach; how many plans the policy tried.
+    remarks, tries, seconds
+        The referee's remarks that are no breach; how many plans the policy tried; how long planning and running took.
     section
         Its section of the page, if that was made where the row ran.
     """
@@ -117,6 +117,7 @@ class Result(Row):
     case: Case = field(repr=False, kw_only=True)
     remarks: tuple[str, ...] = field(default=(), repr=False)
     tries: int = field(default=0, repr=False)
+    seconds: float = field(default=0.0, repr=False)
     section: dict[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
@@ -294,9 +295,11 @@ class Results(dict[str, Result]):
         failure = "" if "ok" in states else f"no row ran to its end, all are {' or '.join(sorted(states))}"
         by_question = {verdict.asks: check(verdict) for verdict in self.expectations}
         why = "something was set for this run" if self.case.is_changed else "not all of its rows were run"
-        asked = map(expectations.asks, self.case.loaded.scenario.expect)
-        of_rows = [by_question.get(asks, Check(asks, skipped=why)) for asks in asked]
-        return [Check("a row runs to its end", failure), *of_rows]
+        seconds, of_rows = {label: row.seconds for label, row in self.items()}, list[Check]()
+        for expected in self.case.loaded.scenario.expect:
+            asked = by_question.get(asks := expectations.asks(expected), Check(asks, skipped=why))
+            of_rows.append(asked._replace(seconds=seconds.pop(expected.row, 0.0)))  # later checks of the row take none
+        return [Check("a row runs to its end", failure, seconds=sum(seconds.values())), *of_rows]
 
     @cached_property
     def card(self) -> dict[str, Card]:

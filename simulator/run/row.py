@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from simulator import catalog, metrics, referee
@@ -93,7 +94,7 @@ def _rows_in_forks(
     return [Result.of(case.for_row(label), label, **attributes[position]) for position, label in enumerate(rows)]
 
 
-_SENT = ("summary", "shortfall", "remarks", "tries")
+_SENT = ("summary", "shortfall", "remarks", "tries", "seconds")
 """Attributes of a row that a fork sends back as they are."""
 
 
@@ -117,6 +118,12 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
     advice
         Whether to look for levers if the row does not fit.
     """
+    begun_s = monotonic()
+    row = _row_of(case, label, decide, progress, advice=advice)
+    return replace(row, seconds=monotonic() - begun_s)
+
+
+def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool) -> Result:
     case, plans, errors = case.for_row(label), list[Plan](), list[CapacityError]()
     try:
         if unfit := case.unfit(label):

@@ -59,8 +59,14 @@ def points_of(loaded: Loaded) -> Study:
     scaling = loaded.scenario.scaling
     rule, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
     insist(scaling, loaded.place("scaling"), rule, "none", do)
-    axes = tuple(Axis(key, (f"workload.{key}",), loaded.place("scaling", key)) for key in scaling)
-    return Study(loaded.without_questions(), Cells(), axes, list(zip(*scaling.values(), strict=True)))
+    axes, columns = zip(
+        *(
+            Axis.listing(key, (f"workload.{key}",), loaded.place("scaling", key), values)
+            for key, values in scaling.items()
+        ),
+        strict=True,
+    )
+    return Study(loaded.without_questions(), Cells(), axes, list(zip(*columns, strict=True)))
 
 
 def scaling(

@@ -151,8 +151,12 @@ class Pace:
         """Add the number of further points, and of the new ones among them."""
         self._total = self._done + tasks
         self._done += tasks - new
-        if self._by_line:  # -1 means a line that stays
-            self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
+        if self._by_line:
+            self.say(f"{tasks:,} points, {tasks - new:,} of them kept from before")
+
+    def say(self, line: str) -> None:
+        """Report a line that stays."""
+        self._progress(line, 0, -1)
 
     def tell(self) -> None:
         """Report that another point was measured."""
@@ -164,7 +168,7 @@ class Pace:
         left = human(round(each_s * lacking * 10**9), "ns")
         self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
         if self._by_line and self._new == self._workers + 1 and lacking:  # some process has measured its second point
-            self._progress(f"about {left} for the other {lacking:,}", 0, -1)
+            self.say(f"about {left} for the other {lacking:,}")
 
 
 def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None = None) -> Rows:

@@ -230,14 +230,18 @@ class Scenario(Document):
         return self.least or self.largest
 
     def figures(self) -> Iterator[str]:
-        """Iterate over the hardware field paths that the scenario or one of its rows sets."""
+        """Iterate over the field paths that need an origin: of the machine, as set here or for a row; room, and draws.
+
+        What a policy is told, what is asked and what is expected are no figures.
+        """
         yield from dict.fromkeys([*self.set_, *(path for choice in self.policies for path in choice.set_)])
+        yield from (path for path in super().figures() if path.startswith(("budget", "kv_tiers.", "draws.")))
 
     def _keys(self, path: str) -> tuple[str, ...]:
         if path in self.set_:
             return "set", path
-        row = next(index for index, choice in enumerate(self.policies) if path in choice.set_)
-        return "policies", str(row), "set", path
+        row = next((index for index, choice in enumerate(self.policies) if path in choice.set_), None)
+        return super()._keys(path) if row is None else ("policies", str(row), "set", path)
 
     def _stated(self) -> tuple[str, ...]:
         return (*with_prefixes(self.figures()), *super()._stated())
