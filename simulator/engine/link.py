@@ -177,6 +177,8 @@ class LinkQueue:
             if not size or places.tiers[target].admit(self, key | COPIES, size):
                 places.hold((tensor,), target)
                 self._start()
+            elif self.watchers:
+                self._rounds.wake(self.watchers)
 
     def _start(self) -> None:
         channel = self.channels[heappop(self.free)]

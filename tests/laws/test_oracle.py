@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from oracle import Given, Oracle, Told
 from oracle.causes import Reason, Wait
 from oracle.ranks import Residency
+from oracle_cases import Run, choosing, ranks_that_meet, staged, with_holes
 from replays import rows
 from strategies import Case, cases
 
@@ -34,6 +34,28 @@ def test_the_oracle_agrees(case: Case, waits_for: str) -> None:
 @given(any_cases, st.sampled_from(["start", "end"]))
 def test_the_oracle_agrees_on_many(case: Case, waits_for: str) -> None:
     _agree(case, waits_for)
+
+
+kinds = {"ranks": ranks_that_meet(), "staged": staged(), "dynamic": choosing(), "best_fit": with_holes()}
+
+
+@pytest.mark.parametrize("kind", kinds)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_it_agrees_on_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
+    _agree_on(data.draw(kinds[kind]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", kinds)
+@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_it_agrees_on_many_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
+    _agree_on(data.draw(kinds[kind]))
+
+
+def _agree_on(run: Run) -> None:
+    agree(run.programs, run.hardware, run.budget_bytes)
 
 
 def _agree(case: Case, waits_for: str) -> None:
@@ -82,7 +104,7 @@ def _told(trace: Trace, programs: Sequence[engine.Program], hardware: Hardware) 
         tuple(row[n] for n in ("rank", "time_ns", "tensor", "offset_bytes", "delta_bytes")) for row in rows(trace.addresses)
     ]
     makespan = max((span[4] for span in spans), default=0)
-    step = summarise(programs[0].graph, hardware, trace)["step_ns"] if len(programs) == 1 else None
+    step = summarise(programs[0].graph, hardware, trace)["step_ns"] if len(programs) == 1 and programs[0].plan.fixed else None
     return Told(
         trace.status, spans, sorted(waits), sorted(residencies), peaks, makespan, step, sorted(compactions), sorted(addresses)
     )

@@ -56,13 +56,12 @@ class Ledger:
             self.parts.append((last[0], then, reason))
 
     def close(self) -> None:
-        """Write the waits before each compute that has begun since."""
+        """Write the waits before a compute that has started since, and those of a collective that has begun since."""
         running = self.rank.runs(self.stream)
-        if running is None or running.begin_ns is None or running is self.told:
-            return
-        self.told = running
-        self.rows += [Wait(self.rank.number, self.stream, running.a, running.issue, *part) for part in self.parts]
-        self.parts.clear()
+        if running is not None and (running is not self.told or running.begin_ns is not None):
+            self.told = running
+            self.rows += [Wait(self.rank.number, self.stream, running.a, running.issue, *part) for part in self.parts]
+            self.parts.clear()
 
     def _reason(self) -> Reason | None:
         """Walk from the stream's head to what it waits for; None if nothing is left to run."""

@@ -228,8 +228,10 @@ class Oracle:
             sorted((i, *row) for i, space in enumerate(found) if space for row in space.rows),
         )  # fmt: skip
 
-    def _step_ns(self, makespan: int) -> int:
-        """The distance of the ends of the last two steps; the makespan in a run of one."""
+    def _step_ns(self, makespan: int) -> int | None:
+        """Of one rank with a fixed plan, the distance of the ends of its last two steps; the makespan in a run of one."""
+        if len(self.ranks) > 1 or self.ranks[0].given.plan.fixed is None:
+            return None
         computes = [a for rank in self.ranks for a in rank.of(COMPUTE)]
         last = max((a.lap for a in computes), default=0)
         ends = [max((a.end_ns or 0 for a in computes if a.lap == lap), default=0) for lap in range(last + 1)]
