@@ -11,8 +11,9 @@ later ones wait for it. Computes of one stream are in order anyway, so two kinds
   an exclusive action can begin before that has ended, a count is enough.
 
 Room in the compute tier is given in issue order: with several streams, a compute that takes room, or a copy into that
-tier, waits for the start of the last compute before it that takes some. Otherwise one stream could take what another
-needs to go on, although all fits in issue order.
+tier, waits for the start of the last compute before it that takes some, and of the copies into it that computes of
+other streams before it need. Otherwise one stream could take what another needs to go on, although all fits in issue
+order.
 
 Once a compute has waited for a tensor, later computes of its stream need not, until the tensor is detached. While a
 tensor has been neither detached nor copied since a compute wrote it, no other copy of it is valid.
@@ -32,7 +33,7 @@ from simulator.draws import Draws
 from simulator.engine.link import LinkQueue, QueuedCopy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.stream import NEVER, QueuedCompute, Stream, Waits, unmet
+from simulator.engine.stream import NEVER, Count, QueuedCompute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.graph import Graph
 from simulator.plan import ABSENT, VALID, Code, PlacesAsIssued
@@ -159,6 +160,9 @@ class DependencyCounter:
         self._issued = PlacesAsIssued(program.plan.home, len(places.tiers), columns.compute_tier)
         self._last_stream, self._room_stream = 0, 0
         self._room_count = NEVER
+        self._copies = dict.fromkeys((link.started for row in routes for link in row if link), 0)
+        self._brought: dict[int, tuple[Count, int]] = {}  # tensors to their last copies into the compute tier
+        self._needed: list[dict[Count, int]] = [{} for _ in streams]  # copies since a stream's last compute with room
         self._count: tuple[Callable[[int, int, int], Action], ...]
         self._count = (self._compute, self._copy, self._detach, self._sync)
 
@@ -192,6 +196,10 @@ class DependencyCounter:
                 counts[:] = [count - per_lap for count in counts]
         self._fence = [fence - moved for fence, moved in zip(self._fence, moves, strict=True)]
         self._room_count -= computes[self._room_stream]
+        for count, copies in self._copies.items():
+            count.per_lap, self._copies[count] = copies, 0
+        self._brought = {t: (count, copy - count.per_lap) for t, (count, copy) in self._brought.items()}
+        self._needed = [{count: copy - count.per_lap for count, copy in of.items()} for of in self._needed]
         self._moves, self._computes = [0] * len(moves), [0] * len(computes)
         self._waited = [[NEVER] * len(computes) for _ in computes]
         for tensors in (*self._ready, self._sole):
@@ -227,16 +235,24 @@ class DependencyCounter:
         if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line_before(stream)
             self._room_stream, self._room_count = stream, count
+            self._needed[stream].clear()
+        elif len(self._streams) > 1:
+            needed = self._needed[stream]
+            for started, copy in [self._brought[t] for t in (*reads, *writes) if t in self._brought]:
+                needed[started] = max(copy, needed.get(started, NEVER))
         self._issued.write(writes)
         if dynamic is not None and is_timed:
             dynamic.set_time(op, compute)
         return compute
 
     def _line_before(self, stream: int) -> Waits:
-        """Return the start of the last compute that takes room, unless it is on this stream."""
-        if self._room_stream == stream or self._room_count <= NEVER:
+        """Return the starts of other streams that room waits for: of the last compute with room, and copies since."""
+        if len(self._streams) == 1:
             return ()
-        return ((self._streams[self._room_stream].started, self._room_count),)
+        line = [count for other, needed in enumerate(self._needed) if other != stream for count in needed.items()]
+        if self._room_stream != stream and self._room_count > NEVER:
+            line.append((self._streams[self._room_stream].started, self._room_count))
+        return tuple(line)
 
     def _awaited_ends(self, op: int, stream: int) -> Waits:
         """Return the last ends of other streams' computes that write what this one reads, or use what it writes.
@@ -274,8 +290,10 @@ class DependencyCounter:
         self._moves[tensor] += 1
         self._sole.discard(tensor)
         after: Waits = ((self._streams[self._last_stream].pace, self._computes[self._last_stream]),)
+        self._copies[link.started] += 1
         if target == self._columns.compute_tier:
             after += self._line_before(self._last_stream)
+            self._brought[tensor] = link.started, self._copies[link.started]
         return QueuedCopy(link, tensor, self._fence[tensor], after, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:

@@ -15,7 +15,7 @@ from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.event_loop import ISSUE_MASK, Gate, Recurring, Wanted, Watchers
 from simulator.engine.places import COPIES, Places, Transfer
 from simulator.engine.sharing import Network, Path
-from simulator.engine.stream import Waits, must_wait, unmet
+from simulator.engine.stream import Count, Waits, must_wait, unmet
 from simulator.hardware import Link
 from simulator.plan import COPY
 from simulator.trace import Recorder, span_row
@@ -32,7 +32,8 @@ class QueuedCopy:
     moves
         Number of moves of the tensor that must have ended.
     after
-        The start (or the end, by a switch) of the last compute issued before it, and its line, as for a compute.
+        The start (or the end, by a switch) of the last compute issued before it; if it takes room of the compute tier,
+        its line, as for a compute.
     writers
         Ends of computes issued before that write the tensor.
     """
@@ -91,6 +92,8 @@ class LinkQueue:
         Ids of the tiers that it joins.
     queue, free, running
         Transfers that have not started; channels that are free, and in use.
+    started
+        Counts the transfers of the queue that have started.
     gate
         Stops it while closed.
     watchers
@@ -104,6 +107,7 @@ class LinkQueue:
         self.queue: deque[Transfer] = deque()
         self.free, self.running = list(range(link.channels)), list[Channel]()
         self.channels = [Channel(self, i) for i in self.free]
+        self.started = Count(self)
         self._path: Path | None = None
         self.gate = Gate()
         self.considered = False
@@ -124,6 +128,7 @@ class LinkQueue:
     def share_queue(self, other: LinkQueue) -> None:
         """Share the queue and the channels of another link."""
         self.queue, self.free, self.running, self.watchers = other.queue, other.free, other.running, other.watchers
+        self.started = other.started
 
     def append(self, transfer: Transfer) -> None:
         """Take an issued copy into the queue."""
@@ -140,8 +145,8 @@ class LinkQueue:
         if not must_wait(copy.after, lap, self.look_again):
             self._rounds.consider(copy.link, key)
 
-    def waits_for_compute(self, copy: QueuedCopy, lap: int) -> bool:
-        """Return whether the copy waits for the last compute before it, or for the last one that takes room."""
+    def is_early(self, copy: QueuedCopy, lap: int) -> bool:
+        """Return whether the copy waits for the last compute before it, or for what is ahead of it in line."""
         return unmet(copy.after, lap) is not None
 
     def lacks_tensor(self, copy: QueuedCopy, lap: int) -> bool:
@@ -184,6 +189,10 @@ class LinkQueue:
         channel = self.channels[heappop(self.free)]
         channel.transfer, channel.start_ns = self.queue.popleft(), self.clock.now
         self.running.append(channel)
+        started = self.started
+        started.reached += 1
+        if started.reached in started.waiters:
+            started.call()
         if self.watchers:
             self._rounds.wake(self.watchers)
         size = self.places.size_bytes[channel.transfer[1].tensor]

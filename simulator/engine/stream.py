@@ -10,7 +10,7 @@ from typing import Protocol
 
 import simpy
 
-from simulator.engine.event_loop import ISSUE_MASK, Account, Gate, Recurring, Wanted, Watchers
+from simulator.engine.event_loop import ISSUE_MASK, Account, Gate, Head, Recurring, Wanted, Watchers
 from simulator.engine.places import Places
 from simulator.engine.program import Columns
 from simulator.offsets import workspace
@@ -22,12 +22,12 @@ NEVER = -(1 << 60)
 
 
 class Count:
-    """Counts the computes of a stream that have started (or ended), and calls back those who wait for a count.
+    """Counts the actions of a queue that have started (or ended), and calls back those who wait for a count.
 
     Parameters
     ----------
-    stream
-        The stream.
+    queue
+        The stream, or a link of the queue of copies.
 
     Attributes
     ----------
@@ -37,10 +37,10 @@ class Count:
         By count, what to call once it is reached.
     """
 
-    __slots__ = ("per_lap", "reached", "stream", "waiters")
+    __slots__ = ("per_lap", "queue", "reached", "waiters")
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self.reached, self.per_lap = stream, 0, 0
+    def __init__(self, queue: Head) -> None:
+        self.queue, self.reached, self.per_lap = queue, 0, 0
         self.waiters: dict[int, list[Callable[[], None]]] = {}
 
     def wait(self, goal: int, look_again: Callable[[], None]) -> None:
@@ -88,8 +88,8 @@ class QueuedCompute:
     after
         Ends of computes of other streams.
     line
-        The start of the last compute before it that takes room, if that is one of another stream: room is given in
-        issue order.
+        Room is given in issue order: the start of the last compute before it that takes some, and those of copies that
+        other streams' computes before it need.
     is_free
         Whether there is nothing to wait for, to take or to make valid.
     duration_ns, chosen_bytes
@@ -281,13 +281,13 @@ class Stream:
             self._lacked.pop()
         return None
 
-    def awaited_stream(self) -> Stream | None:
-        """Return the stream with a compute that must end first, or is ahead of the head in line for room, if any."""
+    def awaited(self) -> Head | None:
+        """Return the stream whose compute must end first, or the stream or link that is ahead of the head in line."""
         _, _, compute, _, lap = self.queue[0]
         awaited = unmet(compute.after, lap)
         if awaited is None and compute.line and self.lacked_tensor() is None and self.room_bytes():
             awaited = unmet(compute.line, lap)
-        return None if awaited is None else awaited[0].stream
+        return None if awaited is None else awaited[0].queue
 
     def room_bytes(self) -> int:
         """Return the room that the head takes: new places for what it writes, and its workspace [B]."""

@@ -3,8 +3,8 @@
 The ledger walks from the waiting op along what each thing waits for. If it comes to a wait for room, the cause is
 ``capacity``. Else it is the first thing under way: a ``transfer``, the ``host``, a ``collective``, or the wait for a
 ``peer`` that has not arrived at one; or ``order``, if the last thing waits for a compute of another stream. Standing in
-line for room behind a compute of another stream that has not started is no wait for room, as there may be plenty: the
-walk goes on to what that compute waits for. A walk is repeated when the thing at its end changes, because nothing
+line for room behind another stream's compute, or a copy that it needs, is no wait for room, as there may be plenty: the
+walk goes on to what that waits for. A walk is repeated when the thing at its end changes, because nothing
 before that can change.
 """
 
@@ -105,8 +105,11 @@ class Ledger:
             if not stream.is_issued:
                 return self._reason_of_host()
             passed.append(stream)
-            if before := stream.awaited_stream():
-                stream = before
+            ahead = stream.awaited()
+            if isinstance(ahead, LinkQueue):
+                return self._reason_of_tensor(ahead.queue[0][1].tensor, stream.queue[0][0])
+            if isinstance(ahead, Stream):
+                stream = ahead
             elif lacked := stream.lacked_tensor():
                 return self._reason_of_tensor(lacked[0], stream.queue[0][0])
         return CAPACITY, -1, stream.columns.compute_tier, -1
@@ -142,7 +145,7 @@ class Ledger:
                 return TRANSFER, lacked, under_way.link.index, under_way.transfer[1].tensor
             before, head, _, lap = link.queue[0]
             tensor = head.tensor
-            if head.link.waits_for_compute(head, lap):
+            if head.link.is_early(head, lap):
                 break
             if not head.link.lacks_tensor(head, lap):
                 return CAPACITY, lacked, head.link.target, tensor
@@ -195,9 +198,9 @@ class Explainer:
         return f"op {self._graph.ops[queued[1]].name!r} (action {queued[0] & ISSUE_MASK})"
 
     def _about_compute(self, stream: Stream) -> Iterator[str]:
-        """Explain why a stream's head cannot start; not if it waits for another stream, which is explained itself."""
+        """Explain why a stream's head cannot start; not if it waits for another stream or a link, explained itself."""
         name, lacked = self._op_name(stream.queue[0]), stream.lacked_tensor()
-        if stream.awaited_stream():
+        if stream.awaited():
             return
         if lacked is None:
             yield self._about_room(name, stream.columns.compute_tier, stream.room_bytes())
@@ -221,8 +224,8 @@ class Explainer:
         link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
         copy = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
-        if link.waits_for_compute(head[1], head[3]):
-            yield f"{copy} waits for the compute issued before it"
+        if link.is_early(head[1], head[3]):
+            yield f"{copy} waits for what was issued before it"
         elif link.lacks_tensor(head[1], head[3]):
             yield f"{copy} waits for its source"
             yield from self._about_tensor(tensor, head[0])

@@ -271,14 +271,29 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
 
 
 def _line_allows(facts: Facts, taken: Ints) -> Ints:
-    """Return, by issue, when the last compute before that takes room had started, or arrived at its meeting.
+    """Return, by issue, when what comes before an action in line for room of the compute tier had started.
 
-    A compute that takes room, and a copy into the compute tier, wait for that. It is a position of the clock; `NONE`
-    for other actions, and where there is no such compute.
+    A compute that takes room, and a copy into the compute tier, wait for the last compute before that takes some (until
+    it arrived, if it meets others), and for the copies into that tier that computes of other streams before need. It is
+    a position of the clock; `NONE` for other actions, and where there is nothing to wait for.
     """
-    latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
+    is_compute = facts.kind == COMPUTE
+    latest = facts.latest(np.where(is_compute & (taken > 0), facts.arrived, NONE))
+    last = np.maximum.accumulate(np.where(is_compute, np.arange(len(facts.kind)), NONE))
+    stream, needed = np.where(last == NONE, 0, facts.b[last]), _needed_copies(facts)
+    for own in np.unique(stream):
+        others = facts.latest(np.where(is_compute & (facts.b != own), needed, NONE))
+        latest = np.where(stream == own, np.maximum(latest, others), latest)
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
-    return np.where(np.where(facts.kind == COMPUTE, taken > 0, is_copy_in), latest, NONE)
+    return np.where(np.where(is_compute, taken > 0, is_copy_in), latest, NONE)
+
+
+def _needed_copies(facts: Facts) -> Ints:
+    """Return, by issue, when the last copies into the compute tier of what a compute names had started."""
+    issue, kind, place, _reads, makes = facts.accesses
+    brought = facts.latest(np.where(makes & (kind == COPY), facts.start[issue], NONE), place)
+    named = kind == COMPUTE
+    return facts.by_issue(issue[named], brought[named])
 
 
 def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:

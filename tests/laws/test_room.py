@@ -127,9 +127,9 @@ def test_only_a_detach_frees_and_not_before_earlier_users_have_ended(case: Case,
     assert not any(frees.values())
 
 
-@given(cases(queues=False))
+@given(st.integers(1, 3).flatmap(lambda streams: cases(queues=False, streams=streams)))
 def test_a_plan_whose_live_bytes_in_issue_order_fit_never_blocks(case: Case):
-    """One stream, a queue for each link, and room below the compute tier is endless.
+    """A queue for each link, and room below the compute tier is endless; computes on one to three streams.
 
     Premise: between a copy of a tensor into the compute tier and a copy out of it an op uses it. Without it a later
     compute may take the room that such a copy in still waits for, while what would free that room waits for the copy.

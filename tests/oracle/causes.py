@@ -75,8 +75,12 @@ class Ledger:
         while True:
             computes = rank.awaited_computes(head)
             lacked = [] if computes else self._in_order(head)
-            if not computes and not lacked and rank.must_stand_behind(head) and head.line is not None:
-                computes = [head.line]
+            if not computes and not lacked and (ahead := rank.ahead_in_line(head)):
+                first = min(ahead, key=lambda a: (a.kind != COPY, a.issue))
+                if first.kind == COPY:
+                    copy = next(a for a in rank.queue(first) if not a.has_started)
+                    return self._reason_of_tensor(copy.a, head.issue)
+                computes = [first]
             if computes:
                 stream = min(compute.b for compute in computes)
                 running = rank.runs(stream)

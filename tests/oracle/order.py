@@ -42,7 +42,7 @@ class Action:
     needs: Sequence[int] = ()
     chosen: Sequence[int] = ()
     after: list[Action] = field(default_factory=list)
-    line: Action | None = None
+    line: list[Action] = field(default_factory=list)
     gate: Action | None = None
     issued_ns: int | None = None
     start_ns: int | None = None
@@ -80,7 +80,9 @@ class Order:
         self.valid = [set(place) for place in self.places]
         self.times: dict[int, int] = {}
         self.last: Action | None = None
-        self.taker: Action | None = None
+        self.taker: list[Action] = []
+        self.brought: dict[int, Action] = {}
+        self.needed: list[tuple[int, Action]] = []
 
     def add(self, code: tuple[int, int, int, int], lap: int) -> Action:
         """Lay out the next action."""
@@ -131,14 +133,22 @@ class Order:
         self.valid[t].discard(action.b)
 
     def _stand_in_line(self, action: Action) -> None:
-        """Rule 8, between the streams of a rank: what takes room of the compute tier, after whom."""
+        """Rule 8, between the streams of a rank: what takes room of the compute tier, after whom.
+
+        That is the last compute before it that takes some, and the copies that computes of other streams need.
+        """
+        stream = action.b if action.kind == COMPUTE else self.last.b if self.last else 0
+        line = self.taker + [copy for other, copy in self.needed if other != stream]
         if action.kind == COPY and action.c == self.tier:
-            action.line = self.taker
+            action.line = line
+            self.brought[action.a] = action
         elif action.kind == COMPUTE:
             op = self.given.graph.ops[action.a]
-            action.line, self.last = self.taker, action
+            action.line, self.last = line, action
             if op.workspace_bytes or any(self.sizes[t] for t in op.writes if self.tier not in self.places[t]):
-                self.taker = action
+                self.taker = [action]
+            used = [t for t in action.named if t in action.needs or t in op.writes]
+            self.needed += [(action.b, self.brought[t]) for t in used if t in self.brought]
             for t in op.writes:
                 self.places[t].add(self.tier)
                 self.valid[t] = {self.tier}

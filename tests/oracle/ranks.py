@@ -185,7 +185,7 @@ class Rank:
         """Rules 4 and 8: the last compute before a copy has started, or ended; and the line between streams is past."""
         if copy.gate is not None and not (copy.gate.has_ended if self.wait_for_end else copy.gate.has_started):
             return False
-        return copy.line is None or copy.line.has_started
+        return all(before.has_started for before in copy.line)
 
     def has_source(self, copy: Action) -> bool:
         """Rule 4: whether what a copy copies is valid, and all has ended that must have."""
@@ -208,9 +208,9 @@ class Rank:
         new = [(t, self.sizes[t]) for t in op.writes if not self.held[self.tier][t]]
         return [(item, size) for item, size in (*new, (-1 - action.a, op.workspace_bytes)) if size]
 
-    def must_stand_behind(self, compute: Action) -> bool:
-        """Rule 8, between streams: whether a compute that takes room comes after one that has not started."""
-        return bool(self.wanted(compute)) and compute.line is not None and not compute.line.has_started
+    def ahead_in_line(self, compute: Action) -> list[Action]:
+        """Rule 8, between streams: what must have started before a compute that takes room, and has not."""
+        return [before for before in compute.line if self.wanted(compute) and not before.has_started]
 
     def start(self, action: Action) -> bool:
         """Start an action if it can."""
@@ -221,7 +221,7 @@ class Rank:
                 return False
         elif self.runs(action.b) or self.awaited_computes(action) or self.lacked(action):
             return False
-        elif self.must_stand_behind(action):
+        elif self.ahead_in_line(action):
             return False
         if not self._take(action):
             return False
