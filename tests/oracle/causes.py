@@ -76,10 +76,9 @@ class Ledger:
             computes = rank.awaited_computes(head)
             lacked = [] if computes else self._in_order(head)
             if not computes and not lacked and (ahead := rank.ahead_in_line(head)):
-                first = min(ahead, key=lambda a: (a.kind != COPY, a.issue))
+                first = min((self._first_waiting(action) for action in ahead), key=lambda action: action.issue)
                 if first.kind == COPY:
-                    copy = next(a for a in rank.queue(first) if not a.has_started)
-                    return self._reason_of_tensor(copy.a, head.issue)
+                    return self._reason_of_tensor(first.a, head.issue)
                 computes = [first]
             if computes:
                 stream = min(compute.b for compute in computes)
@@ -93,6 +92,11 @@ class Ledger:
                 return self._reason_of_tensor(lacked[0], head.issue)
             else:
                 return Reason("capacity", on=rank.tier)
+
+    def _first_waiting(self, action: Action) -> Action:
+        """The head of the queue that an action waits in."""
+        queue = self.rank.queue(action) if action.kind == COPY else [a for a in self.rank.of(COMPUTE) if a.b == action.b]
+        return next(a for a in queue if not a.has_started)
 
     def _head(self, stream: int) -> Action | None:
         return next((a for a in self.rank.heads() if (a.kind, a.b) == (COMPUTE, stream)), None)
@@ -136,7 +140,7 @@ class Ledger:
             if not rank.free_channels(copy):
                 first = min((a for a in queue if a.is_under_way), key=lambda a: (a.start_ns, a.issue))
                 return Reason("transfer", lacked, index(rank.link(first)), first.a)
-            head = next(a for a in queue if not a.has_started)
+            head = self._first_waiting(copy)
             if not rank.is_eligible(head):
                 return Reason("order", lacked)
             if rank.has_source(head):

@@ -135,7 +135,7 @@ class Order:
     def _stand_in_line(self, action: Action) -> None:
         """Rule 8, between the streams of a rank: what takes room of the compute tier, after whom.
 
-        That is the last compute before it that takes some, and the copies that computes of other streams need.
+        That is the last compute before it that takes some, and the copies that computes of other streams since need.
         """
         stream = action.b if action.kind == COMPUTE else self.last.b if self.last else 0
         line = self.taker + [copy for other, copy in self.needed if other != stream]
@@ -146,9 +146,10 @@ class Order:
             op = self.given.graph.ops[action.a]
             action.line, self.last = line, action
             if op.workspace_bytes or any(self.sizes[t] for t in op.writes if self.tier not in self.places[t]):
-                self.taker = [action]
-            used = [t for t in action.named if t in action.needs or t in op.writes]
-            self.needed += [(action.b, self.brought[t]) for t in used if t in self.brought]
+                self.taker, self.needed = [action], []
+            else:
+                used = [t for t in action.named if t in action.needs or t in op.writes]
+                self.needed += [(action.b, self.brought[t]) for t in used if t in self.brought]
             for t in op.writes:
                 self.places[t].add(self.tier)
                 self.valid[t] = {self.tier}
