@@ -69,12 +69,12 @@ class Wires:
         return uses
 
     def of_phase(self, fabric: str, source: int, target: int) -> dict[Wire, int]:
-        """The wires of what one rank sends and another one receives: a bus that caps both ports carries it once."""
+        """The wires of what one rank sends and another one receives: a bus that caps both ports carries it twice."""
         uses: dict[Wire, int] = {}
         for port, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             self._add(uses, ("port", port, rank), self.port(fabric))
             self._add_buses(uses, port, rank)
-        return dict.fromkeys(uses, 1)
+        return uses
 
     def port(self, fabric: str) -> int | float:
         """The bandwidth of a port [B/s]."""
