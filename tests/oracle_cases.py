@@ -11,13 +11,13 @@ from dynamic_strategies import graphs_of, origins, seeds
 from dynamic_strategies import machines as dynamic_machines
 from hypothesis import strategies as st
 from strategies import allocators, cases, graphs, homes, least_budget, links, machines, rates, tighten, with_links
-from walks import Walk
+from walks import SSD, Walk
 
 from simulator.cost import durations_ns
 from simulator.draws import drawn
 from simulator.engine import Program
 from simulator.graph import Collective, CollectiveKind, Graph, Group, OpKind
-from simulator.hardware import Hardware
+from simulator.hardware import Compaction, Hardware
 from simulator.plan import Plan
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -57,9 +57,12 @@ class OwnStreams(Walk):
         super().run(op, self.streams.get(op, stream))
 
 
-def _walk(draw: Callable[..., Any], graph: Graph, hardware: Hardware, streams: dict[int, int]) -> OwnStreams:
-    """Walk through a graph, in as much room as is drawn."""
-    home = draw(homes(graph, hardware))
+def _walk(
+    draw: Callable[..., Any], graph: Graph, hardware: Hardware, streams: dict[int, int],
+    tiers: tuple[int, ...] = (HBM, DDR, SSD),
+) -> OwnStreams:  # fmt: skip
+    """Walk through a graph, in as much room as is drawn, with homes among these tiers."""
+    home = draw(homes(graph, hardware, tiers))
     room = least_budget(graph, home) + draw(st.integers(0, 60))
     walk = OwnStreams(lambda options: draw(st.sampled_from(options)), graph, hardware, home, room)
     walk.streams = streams
@@ -165,7 +168,7 @@ def staged_machines(draw) -> Hardware:
         if name == "direct" or draw(st.booleans()):
             over_servers = any(document["links"][wire]["sharing"] == "servers" for wire in way)
             document["links"][name] = {
-                "source": ends[0], "target": ends[1], "via": way, "chunk": f"{draw(st.integers(1, 60))} B",
+                "source": ends[0], "target": ends[1], "via": way, "chunk": f"{draw(st.integers(1, 25))} B",
                 "sharing": "servers" if over_servers else draw(st.sampled_from(sharing)),
                 "channels": draw(st.integers(1, 2)),
                 **draw(st.sampled_from([{}, {"latency": "3 ns"}, {"bandwidth": "0.5 GB/s"}])),
@@ -184,7 +187,7 @@ def staged_machines(draw) -> Hardware:
 def staged(draw) -> Run:
     """One rank whose copies may go chunk by chunk over two links that others use."""
     hardware, graph = draw(staged_machines()), draw(graphs(max_ops=8))
-    walk = _walk(draw, graph, hardware, {})
+    walk = _walk(draw, graph, hardware, {}, (SSD, SSD, DDR, DDR, HBM))
     if draw(st.booleans()):
         hardware = tighten(hardware, walk.peak)
     program = Program(graph, _plan(walk, graph, hardware), durations_ns(graph, hardware))
@@ -211,11 +214,14 @@ def choosing(draw) -> Run:
 @st.composite
 def with_holes(draw) -> Run:
     """One rank whose places get addresses by best fit, on a machine that compacts, or does not."""
-    case = draw(cases(max_ops=8, max_steps=2))
-    hardware = case.hardware.model_copy(update={"allocator": draw(allocators)})
+    case, allocator = draw(cases(max_ops=8, max_steps=2)), draw(allocators)
+    if allocator.compaction is None and draw(st.booleans()):
+        cost = Compaction.model_validate({"per_event": f"{draw(st.integers(0, 60))} ns"})
+        allocator = allocator.model_copy(update={"compaction": cost})
+    hardware = case.hardware.model_copy(update={"allocator": allocator})
     if draw(st.booleans()):  # one queue for all copies, also for those that compaction does not stop
         channels = draw(st.integers(1, 2))
         hardware = with_links(hardware, channels=channels)
         hardware = hardware.model_copy(update={"copy_queues": {"copies": tuple(hardware.links)}})
     program = Program(case.graph, case.plan, durations_ns(case.graph, hardware), allocator="best_fit")
-    return Run([program], hardware, case.budget_bytes + draw(st.sampled_from([0, 0, 3, 20])))
+    return Run([program], hardware, case.budget_bytes + draw(st.sampled_from([0, 0, 0, 5])))

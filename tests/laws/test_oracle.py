@@ -106,5 +106,15 @@ def _told(trace: Trace, programs: Sequence[engine.Program], hardware: Hardware) 
     makespan = max((span[4] for span in spans), default=0)
     step = summarise(programs[0].graph, hardware, trace)["step_ns"] if len(programs) == 1 and programs[0].plan.fixed else None
     return Told(
-        trace.status, spans, sorted(waits), sorted(residencies), peaks, makespan, step, sorted(compactions), sorted(addresses)
+        trace.status, spans, _joined(waits), sorted(residencies), peaks, makespan, step, sorted(compactions), sorted(addresses)
     )
+
+
+def _joined(waits: list[Wait]) -> list[Wait]:
+    """Stretches that follow one another with one reason as one: the engine may begin a new one within an instant."""
+    found: list[Wait] = []
+    for wait in sorted(waits):
+        if found and found[-1]._replace(start_ns=found[-1].end_ns, end_ns=wait.end_ns) == wait:
+            wait = wait._replace(start_ns=found.pop().start_ns)
+        found.append(wait)
+    return found
