@@ -100,7 +100,7 @@ def clusters(draw, ranks: int) -> Hardware:
 
 @st.composite
 def ranks_that_meet(draw, most: int = 4) -> Run:
-    """Ranks that run the same ops at their own pace, each by a plan of its own, and meet in collectives."""
+    """Ranks that meet: all do the same, or each runs the same ops at its own pace by a plan of its own."""
     ranks = draw(st.integers(2, most))
     hardware, graph = draw(clusters(ranks)), draw(graphs(max_steps=2))
     pairs = tuple((r, r + 1) for r in range(0, ranks - 1, 2))
@@ -111,12 +111,18 @@ def ranks_that_meet(draw, most: int = 4) -> Run:
         if draw(st.booleans()):
             group = draw(st.sampled_from([g.name for g in groups] + ["next"] * (len(pairs) * 2 == ranks)))
             kind = CollectiveKind.SEND if group == "next" else CollectiveKind(draw(st.sampled_from(KINDS)))
-            algorithms = ["auto"] if kind == CollectiveKind.SEND else ["auto", "ring", "tree" if kind in TREES else "direct"]
+            algorithms = (
+                ["auto"] if kind == CollectiveKind.SEND else ["auto", "ring", "tree" if kind in TREES else "direct"]
+            )
             met[op] = Collective(kind, group, draw(st.integers(0, 60)), draw(st.sampled_from(algorithms)))
     groups.append(Group("next", pairs))
     streams = {g.name: draw(st.integers(0, 2)) for g in groups}
     programs = []
+    in_step = draw(st.booleans()) and all(c.kind != CollectiveKind.SEND for c in met.values())
     for rank in range(ranks):
+        if in_step and programs:  # all come at once to what they share
+            programs.append(programs[0])
+            continue
         mine = _of_rank(draw, graph, groups, met, rank)
         walk = _walk(draw, mine, hardware, {op: streams[c.group] for op, c in met.items()})
         starts_ns = draw(st.sampled_from([0, 0, 0, 7]))

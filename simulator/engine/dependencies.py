@@ -162,7 +162,9 @@ class DependencyCounter:
         self._room_count = NEVER
         self._copies = dict.fromkeys((link.started for row in routes for link in row if link), 0)
         self._brought: dict[int, tuple[Count, int]] = {}  # tensors to their last copies into the compute tier
-        self._needed: list[dict[Count, int]] = [{} for _ in streams]  # copies since the last compute with room, by stream
+        self._needed: list[dict[Count, int]] = [
+            {} for _ in streams
+        ]  # copies since the last compute with room, by stream
         self._count: tuple[Callable[[int, int, int], Action], ...]
         self._count = (self._compute, self._copy, self._detach, self._sync)
 

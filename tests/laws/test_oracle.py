@@ -101,12 +101,25 @@ def _told(trace: Trace, programs: Sequence[engine.Program], hardware: Hardware) 
         tuple(row[n] for n in ("rank", "asked_ns", "start_ns", "end_ns", "pages")) for row in rows(trace.compactions)
     ]
     addresses = [
-        tuple(row[n] for n in ("rank", "time_ns", "tensor", "offset_bytes", "delta_bytes")) for row in rows(trace.addresses)
+        tuple(row[n] for n in ("rank", "time_ns", "tensor", "offset_bytes", "delta_bytes"))
+        for row in rows(trace.addresses)
     ]
     makespan = max((span[4] for span in spans), default=0)
-    step = summarise(programs[0].graph, hardware, trace)["step_ns"] if len(programs) == 1 and programs[0].plan.fixed else None
+    step = (
+        summarise(programs[0].graph, hardware, trace)["step_ns"]
+        if len(programs) == 1 and programs[0].plan.fixed
+        else None
+    )
     return Told(
-        trace.status, spans, _joined(waits), sorted(residencies), peaks, makespan, step, sorted(compactions), sorted(addresses)
+        trace.status,
+        spans,
+        _joined(waits),
+        sorted(residencies),
+        peaks,
+        makespan,
+        step,
+        sorted(compactions),
+        sorted(addresses),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from oracle.order import Action
-
 from simulator.hardware import Allocator
 
 Wanted = list[tuple[int, int]]

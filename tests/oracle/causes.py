@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from oracle.order import Action
 from oracle.ranks import Rank
-
 from simulator.plan import COMPUTE, COPY
 
 
@@ -95,7 +94,9 @@ class Ledger:
 
     def _first_waiting(self, action: Action) -> Action:
         """The head of the queue that an action waits in."""
-        queue = self.rank.queue(action) if action.kind == COPY else [a for a in self.rank.of(COMPUTE) if a.b == action.b]
+        queue = (
+            self.rank.queue(action) if action.kind == COPY else [a for a in self.rank.of(COMPUTE) if a.b == action.b]
+        )
         return next(a for a in queue if not a.has_started)
 
     def _head(self, stream: int) -> Action | None:

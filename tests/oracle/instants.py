@@ -11,7 +11,6 @@ from oracle.flows import Flow, Wires, set_rates
 from oracle.meetings import Forms, Meeting, members_of
 from oracle.order import Action, Given
 from oracle.ranks import Rank, Residency, Room, usable
-
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH
 
@@ -99,7 +98,9 @@ class Oracle:
     def _next_ns(self) -> int | None:
         found = [rank.host_ns for rank in self.ranks if rank.pending is not None]
         found += [meeting.begins_ns for meeting in self.meetings.values()]
-        found += [rank.addresses.compaction.end_ns for rank in self.ranks if rank.addresses and rank.addresses.compaction]
+        found += [
+            rank.addresses.compaction.end_ns for rank in self.ranks if rank.addresses and rank.addresses.compaction
+        ]
         for flow in self.flows:
             found.append(flow.joins_ns if flow not in self.active else self.now - (-max(flow.left, 0) // flow.rate))
         for rank in self.ranks:
@@ -126,7 +127,7 @@ class Oracle:
             ended |= self._go_on_with(meeting)
         for rank in self.ranks:
             compaction = rank.addresses.compaction if rank.addresses else None
-            if rank.addresses and compaction is not None and 0 <= compaction.start_ns and compaction.end_ns <= self.now:
+            if rank.addresses and compaction is not None and compaction.start_ns >= 0 and compaction.end_ns <= self.now:
                 rank.addresses.finish(self.now)
                 ended = True
         return ended

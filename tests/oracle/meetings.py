@@ -13,7 +13,6 @@ from itertools import product
 
 from oracle.flows import ONE, Flow, Wires, work
 from oracle.order import Action
-
 from simulator.graph import Collective, Graph
 from simulator.hardware import Hardware
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from oracle.addresses import Addresses, Wanted
 from oracle.flows import work
 from oracle.order import Action, Given, Order
-
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Code
 
@@ -219,9 +218,7 @@ class Rank:
         if action.kind == COPY:
             if not self.free_channels(action) or not self.is_eligible(action) or not self.has_source(action):
                 return False
-        elif self.runs(action.b) or self.awaited_computes(action) or self.lacked(action):
-            return False
-        elif self.ahead_in_line(action):
+        elif self.runs(action.b) or self.awaited_computes(action) or self.lacked(action) or self.ahead_in_line(action):
             return False
         if not self._take(action):
             return False

@@ -131,7 +131,10 @@ def test_a_bus_over_both_ports_carries_what_is_sent_and_what_is_received():
     give, take = (team("a 4 persistent", f"give: a -> a, {way} all 40", groups=PAIR) for way in ("send", "recv"))
     for scope, times in (("device", (80, 40)), ("node", (160, 80))):
         h = cluster(2, buses={"duplex": {**duplex, "scope": scope}})
-        for programs, took in ([(g, "compute sum")] * 2, times[0]), ([(give, "compute give"), (take, "compute give")], times[1]):
+        for programs, took in (
+            ([(g, "compute sum")] * 2, times[0]),
+            ([(give, "compute give"), (take, "compute give")], times[1]),
+        ):
             t = perform(h, programs, "a hbm")
             assert {line.split()[1] for line in spans(t, programs, h)} == {f"0-{took}"}, scope
 
