@@ -16,12 +16,16 @@ from simulator.trace import Table, Trace
 
 
 def run(
-    case: Case, hardware: Hardware | None = None, plan: Plan | None = None, switches: Switches | None = None
+    case: Case,
+    hardware: Hardware | None = None,
+    plan: Plan | None = None,
+    switches: Switches | None = None,
+    budget_bytes: int | None = None,
 ) -> Trace:
-    """Replay a case, perhaps on another machine or under another plan."""
-    hardware = hardware or case.hardware
+    """Replay a case, perhaps on another machine, under another plan or with another budget."""
+    hardware, budget = hardware or case.hardware, case.budget_bytes if budget_bytes is None else budget_bytes
     program = engine.Program(case.graph, plan or case.plan, durations_ns(case.graph, hardware))
-    return engine.run([program], hardware, budget_bytes=case.budget_bytes, switches=switches)
+    return engine.run([program], hardware, budget_bytes=budget, switches=switches)
 
 
 def rows(table: Table) -> list[dict[str, int]]:

@@ -16,7 +16,7 @@ from walks import DDR, HBM, SSD, Walk
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Allocator, Hardware
-from simulator.plan import COMPUTE, COPY, NOWHERE, Actions, Plan
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Plan
 
 sizes = st.integers(0, 40)
 times = st.integers(0, 30)
@@ -253,13 +253,13 @@ def scaled(case: Case, factor: int) -> Case:
     )
 
 
-def passes_through(case: Case) -> bool:
-    """Whether a tensor is copied into HBM and out of it again before an op uses it, within a step or across two."""
+def leaves_unused(case: Case) -> bool:
+    """Whether a tensor is copied into HBM and leaves it again before an op uses it, within a step or across two."""
     fresh: set[int] = set()
-    for kind, a, source, target in [*(case.plan.fixed or Actions()).codes()] * 2:
+    for kind, a, tier, target in [*(case.plan.fixed or Actions()).codes()] * 2:
         if kind == COMPUTE:
             fresh -= {*case.graph.ops[a].reads, *case.graph.ops[a].writes}
-        elif kind == COPY and source == HBM and a in fresh:
+        elif kind in {COPY, DETACH} and tier == HBM and a in fresh:
             return True
         elif kind == COPY and target == HBM:
             fresh.add(a)

@@ -84,6 +84,7 @@ it shares. So all staged links over a link (or bus) count with it, and add nothi
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -98,6 +99,8 @@ from simulator.bounds.precedence import Precedence as Precedence
 from simulator.bounds.precedence import streams_of as streams_of
 from simulator.bounds.traffic import Traffic
 from simulator.bounds.windows import Rematerialisation, Windows
+from simulator.cost import is_contended, roofline, unit_work
+from simulator.cost.service import FULL_RATE, ceil_div
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 
@@ -113,10 +116,10 @@ class Bound:
     ns
         The bound [ns].
     kind
-        What sets it: ``compute``, ``critical path``, ``room at OP`` (or at so many ops, perhaps after a ``link NAME
-        before OP`` that brings what comes from home, or before a ``link NAME after OP`` that takes it there), ``room or
-        recompute at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``, ``links into TIERS``, ``links out of TIERS`` or
-        ``exchange in TIER``.
+        What sets it: ``compute``, ``critical path``, ``matrix unit``, ``vector unit``, ``memory TIER``, ``room at OP``
+        (or at so many ops, perhaps after a ``link NAME before OP`` that brings what comes from home, or before a ``link
+        NAME after OP`` that takes it there), ``room or recompute at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``,
+        ``links into TIERS``, ``links out of TIERS`` or ``exchange in TIER``.
     terms
         Kind -> the time that it alone would take [ns].
     """
@@ -157,6 +160,7 @@ class Limits:
         self._at_home = sum(tensor.size_bytes for tensor, home in placed if home == hardware.compute_tier_id)
         timed = zip(graph.ops, timing.precedence.streams, timing.durations_ns, strict=True)
         self._compute_ns = sum(ns for op, stream, ns in timed if not stream and op.collective is None)
+        self._device = _device_terms(timing, hardware)
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
@@ -170,7 +174,7 @@ class Limits:
         between_starts = self._traffic.terms(budget_bytes)
         if exchange_ns := self._traffic.exchange_ns(budget_bytes):
             between_starts[f"exchange in {self._tier}"] = exchange_ns
-        terms = {"compute": self._compute_ns, "critical path": timing.path_ns}
+        terms = {"compute": self._compute_ns, "critical path": timing.path_ns, **self._device}
         if timing.path_ns <= self._compute_ns:
             del terms["critical path"]
         terms |= {term: max(0, ns - timing.shorter_ns) for term, ns in between_starts.items()}
@@ -197,6 +201,29 @@ class Limits:
             else:
                 most = middle
         return least
+
+
+def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:
+    """Bound a step by what each unit of the device, and its memory, do in it, where several streams share them.
+
+    *Proof.* An op that surely starts after the window has begun (its head is known) and ends before the window does
+    (its tail is known) does all its arithmetic in it, and moves all its traffic. No unit computes faster than at its
+    peak, nor does the memory carry more than its bandwidth (semantics, rule 10). Where ranks meet, windows of several
+    ranks are on the paths that heads and tails come from, so that this holds for runs of one step only.
+    """
+    graph = timing.precedence.graph
+    if not is_contended(graph, enumerate(timing.precedence.streams)) or (graph.meets and graph.steps > 1):
+        return {}
+    ends = zip(graph.ops, timing.heads_ns, timing.tails_ns, strict=True)
+    inside = [
+        op for op, head, tail in ends if min(head, tail) >= 0 and op.collective is None and op.duration_ns is None
+    ]
+    work: Counter[str] = Counter()
+    for op in inside:
+        unit, _, arithmetic = unit_work(op, hardware)
+        work[f"{unit} unit"] += arithmetic
+        work[f"memory {hardware.compute_tier}"] += roofline(op, hardware)[1]
+    return {name: ceil_div(total, FULL_RATE) for name, total in work.items() if total}
 
 
 def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:

@@ -173,7 +173,7 @@ def judged(
     failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
     if not any(row["status"] == "ok" for row in rows):
         statuses = " or ".join(sorted({str(row["status"]) for row in rows}))
-        why = dict.fromkeys(str(row["notes"]) for row in rows if row["status"] == "refused")
+        why = dict.fromkeys(str(row["notes"]) for row in rows if row["status"] in {"refused", "failed"})
         failed.append("; ".join((f"{none}, all are {statuses}" if none.startswith("no row ran") else none, *why)))
     for line in failed:
         click.echo(f"hosim: {line}", err=True)

@@ -43,8 +43,8 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     limits it. --what-if always searches these, however long it takes. hosim frontier asks the same, and
     more, for every row.
 
-    The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
-    ran to its end.
+    The exit code is 1 if an expectation of the scenario fails (--set switches them off), if a row fails
+    because its plan is wrong, or if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.tables import ProgressBar
     from simulator.run import read, run_case
@@ -62,7 +62,12 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
         click.echo(results.json(), nl=False)
     else:
         click.echo("\n\n".join(_paragraphs(results, out)))
-    return common.judged([row.summary for row in results.values()], results.expectations)
+    summaries = [row.summary for row in results.values()]
+    wrong = [f"hosim: {row['policy']} fails: {row['notes']}" for row in summaries if row["status"] == "failed"]
+    code = common.judged(summaries, results.expectations)
+    for line in wrong if len(wrong) < len(summaries) else ():
+        click.echo(line, err=True)
+    return common.FAILED if wrong else code
 
 
 def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:

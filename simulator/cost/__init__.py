@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -33,8 +33,14 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(classes))}; or add compute.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
-    achieved = _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
+    achieved = _achieved(op, hardware)
     return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
+
+
+def _achieved(op: Op, hardware: Hardware) -> Fraction:
+    """Return the share of the peak that an op of its class reaches."""
+    fractions = hardware.compute.achieved_fraction
+    return _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
 
 
 @cache
@@ -68,6 +74,49 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
     bandwidth = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
     traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
     return hardware.compute.launch_ns + _arithmetic_ns(op, hardware), traffic
+
+
+UNITS = ("matrix", "vector")
+"""Units of a device that compute."""
+
+
+def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
+    """Return whether kernels share a device: whether ops whose time is modelled run on more than one stream.
+
+    A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
+
+    Parameters
+    ----------
+    graph
+        Its ops.
+    streams
+        Pairs of an op and a stream that it runs on.
+    """
+    ops = graph.ops
+    return len({stream for op, stream in streams if ops[op].collective is None and ops[op].duration_ns is None}) > 1
+
+
+def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:
+    """Return the unit that does an op's arithmetic, the share of it that the op reaches alone, and its work there.
+
+    Ops of class ``vector`` work in the vector unit, whose peak is what their class reaches, as profiles state no other;
+    all else works in the matrix unit, whose peak is that of the data type.
+
+    Parameters
+    ----------
+    op, hardware
+        An op without a measured duration; the machine.
+
+    Returns
+    -------
+    (str, int, int)
+        One of `UNITS`; a rate as a share in 2^-32; the time at the unit's full rate in 2^-32 ns.
+    """
+    achieved, peak = _achieved(op, hardware), hardware.compute.peak_flops.get(op.dtype, math.inf)
+    is_vector = op.op_class == "vector"
+    unit, share, reach = ("vector", Fraction(1), achieved) if is_vector else ("matrix", achieved, Fraction(1))
+    work_there = 0 if peak == math.inf else math.ceil(op.flops * NS_PER_S * FULL_RATE / (int(peak) * reach))
+    return unit, math.ceil(share * FULL_RATE), work_there
 
 
 def memory_rate_cap(hardware: Hardware) -> int:

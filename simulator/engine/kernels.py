@@ -1,4 +1,4 @@
-"""Kernels whose time depends on others: on the ranks that they meet, or on copies that take their bandwidth.
+"""Kernels whose time depends on others: on the ranks that they meet, or on what shares the device with them.
 
 A collective starts when its last member has arrived, and ends for all at the same instant. A member *arrives* when a
 compute could start: it is its turn, what it reads is valid, and its room and places are taken. Until the collective
@@ -10,15 +10,15 @@ several, side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 
-from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline
+from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, unit_work
 from simulator.cost.collectives import phases
 from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
 from simulator.engine.event_loop import Clock, Recurring, Watchers
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import QueuedCompute, Stream
-from simulator.graph import Collective, Graph
+from simulator.graph import Collective, Graph, Op
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
@@ -127,22 +127,27 @@ class Communicator:
             self._begin_stage()
 
 
+Flow = tuple[Path, int, int]
+"""A flow of a kernel: its path, the most that it gets there, and its work."""
+
+
 class Kernels:
     """Begins kernels whose time depends on others.
 
-    A collective goes to its meeting. With contention each other kernel is arithmetic and a flow of memory traffic side
-    by side, after its launch.
+    A collective goes to its meeting. Where kernels share the device, each other one whose time is modelled is a flow
+    of arithmetic through its unit and a flow of traffic through the memory, side by side, after its launch.
 
     Parameters
     ----------
     graph, hardware
-        Give the traffic and arithmetic of each op; a measured duration counts as arithmetic.
+        Give the traffic and arithmetic of each op.
     network
         Where flows share bandwidth.
     meets
         Op -> its communicator and its collective.
-    path
-        Path of memory traffic; if None, all kernels but collectives take their time alone.
+    paths
+        Paths through the units, by their names, and through the memory (``""``); if empty, all kernels but collectives
+        take their time alone.
     """
 
     def __init__(
@@ -151,34 +156,50 @@ class Kernels:
         hardware: Hardware,
         network: Network,
         meets: Mapping[int, tuple[Communicator, Collective]],
-        path: Path | None,
+        paths: Mapping[str, Path],
     ) -> None:
-        self._graph, self._hardware, self._network, self._meets, self._path = graph, hardware, network, meets, path
-        self._cap, sizes = memory_rate_cap(hardware), [tensor.size_bytes for tensor in graph.tensors]
-        self._sides = [roofline(expected_op(op, sizes), hardware) for op in graph.ops if path is not None]
+        self._graph, self._hardware, self._network, self._meets, self._paths = graph, hardware, network, meets, paths
+        sizes = [tensor.size_bytes for tensor in graph.tensors]
+        self._flows = [self._flows_of(expected_op(op, sizes)) if paths else [] for op in graph.ops]
+
+    def _flows_of(self, op: Op) -> list[Flow]:
+        """Return what an op does in the device, but for its launch; nothing if its time is given."""
+        if op.duration_ns is not None or op.collective is not None:
+            return []
+        unit, share, arithmetic = unit_work(op, self._hardware)
+        _, traffic = roofline(op, self._hardware)
+        flows = (self._paths[unit], share, arithmetic), (self._paths[""], memory_rate_cap(self._hardware), traffic)
+        return [flow for flow in flows if flow[2]]
 
     def begin(self, stream: Stream, op: int, compute: QueuedCompute) -> None:
-        """Begin a kernel now; its launch takes no bandwidth."""
-        path, clock = self._path, stream.places.rounds.clock
+        """Begin a kernel now; its launch takes no bandwidth.
+
+        It ends with the last of its flows, and not before its time alone is over, which is rounded up.
+        """
         if op in self._meets:
             communicator, collective = self._meets[op]
             communicator.arrive(stream, collective)
             return
-        if path is None:
+        flows = self._flows[op]
+        if flows and compute.duration_ns >= 0:
+            flows = self._flows_of(chosen_op(self._graph.ops[op], compute.chosen_bytes))
+        if not flows or stream.running is None:
             stream.end_after(stream.columns.duration_ns[op])
             return
-        least_ns, work = self._sides[op]
-        if work and compute.duration_ns >= 0:
-            _, work = roofline(chosen_op(self._graph.ops[op], compute.chosen_bytes), self._hardware)
-        if not work or stream.running is None:
-            stream.end_after(least_ns)
-            return
-        until_ns, key = clock.now + least_ns, stream.running[0]
+        left, key, clock = len(flows), stream.running[0], stream.places.rounds.clock
+        until_ns = clock.now + stream.columns.duration_ns[op]
 
         def end() -> None:
-            stream.end_after(max(0, until_ns - clock.now))
+            nonlocal left
+            left -= 1
+            if not left:
+                stream.end_after(max(0, until_ns - clock.now))
 
-        _delay(self._hardware.compute.launch_ns, partial(self._network.join, path, self._cap, work, key, end), clock)
+        def flow() -> None:
+            for path, cap, work in flows:
+                self._network.join(path, cap, work, key, end)
+
+        _delay(self._hardware.compute.launch_ns, flow, clock)
 
 
 def _delay(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:

@@ -48,6 +48,14 @@ class Program:
     draws: Draws | None = None
     allocator: AllocatorKind = "ideal"
 
+    def streams(self) -> Iterator[tuple[int, int]]:
+        """Yield pairs of an op and a stream that the plan, or if it decides in the run the graph, gives it."""
+        fixed = self.plan.fixed
+        if fixed is None:
+            yield from enumerate(op.stream for op in self.graph.ops)
+        else:
+            yield from {(a, b) for kind, a, b, _ in fixed.codes() if kind == COMPUTE}
+
 
 def programs_of(
     graph: Graph, plan: Plan, durations_ns: Sequence[int], draws: Sequence[Draws | None], allocator: AllocatorKind

@@ -22,7 +22,7 @@ from simulator.engine.event_loop import Recurring, Rounds
 
 
 class Resource:
-    """Something with a bandwidth that flows share: a link, a bus, a port, or the compute tier.
+    """Something with a bandwidth that flows share: a link, a bus, a port, the compute tier, or a unit that computes.
 
     Attributes
     ----------

@@ -198,17 +198,14 @@ class Rank:
         return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
 
     def _set_kernels(self, roles: Roles) -> None:
-        """Set up kernels whose time depends on copies that share their bandwidth, or on ranks that they meet."""
+        """Set up kernels whose time depends on what shares the device with them, or on ranks that they meet."""
         machine, graph = self._machine, self._program.graph
-        path, meets = None, {}
-        if machine.switches.hbm_contention:
-            bandwidth = machine.compute_bandwidth(self._rank)
-            path = machine.path(bandwidth[0].bandwidth, (bandwidth,))
+        paths, meets = machine.kernel_paths(self._rank), {}
         for op, call in roles.calls.items():
             if (collective := graph.ops[op].collective) is not None:
                 meets[op] = machine.communicator(call, roles.members[call][self._rank]), collective
-        if meets or path is not None:
-            kernels = Kernels(graph, machine.hardware, machine.network, meets, path)
+        if meets or paths:
+            kernels = Kernels(graph, machine.hardware, machine.network, meets, paths)
             for stream in self.streams:
                 stream.kernel = kernels.begin
 

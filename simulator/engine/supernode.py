@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache, partial
 
+from simulator.cost import UNITS, is_contended
+from simulator.cost.service import FULL_RATE
 from simulator.engine.compaction import space_for
 from simulator.engine.event_loop import Clock, Rounds
 from simulator.engine.kernels import Communicator
@@ -53,6 +55,8 @@ class Machine:
         self.rounds = Rounds(Clock())
         self.network = Network(self.rounds)
         self.stands_in, self.has_ranks = stands_in, len(stands_in) > 1
+        contended = {id(program): is_contended(program.graph, program.streams()) for program in programs}
+        self._contended = [contended[id(program)] for program in programs]
         self._sharing = hardware.topology.sharing
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
         self.recorder = Recorder(len(stands_in))
@@ -115,7 +119,7 @@ class Machine:
             if link.via or len(hardware.passing((wire,))) > 1:
                 uses.append(self._resource("link", wire, "device", rank, passed.bandwidth_bytes_per_s))
             uses += self._buses(wire, rank) if link.via else ()
-            if self.switches.hbm_contention and hardware.compute_tier in (passed.source, passed.target):
+            if self._contended[rank] and hardware.compute_tier in (passed.source, passed.target):
                 uses.append(self.compute_bandwidth(rank))
         for resource, count in uses:
             counts[resource] += count
@@ -142,6 +146,14 @@ class Machine:
         bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
         return self._resource("bandwidth", "", tier.scope, rank, bandwidth)
 
+    def kernel_paths(self, rank: int) -> dict[str, Path]:
+        """Return the paths of a rank's kernels through its units, and its memory (``""``), if they share these."""
+        if not self._contended[rank]:
+            return {}
+        uses = {unit: self._resource("unit", unit, "device", rank, FULL_RATE) for unit in UNITS}
+        uses[""] = self.compute_bandwidth(rank)
+        return {name: self.path(resource.bandwidth, ((resource, count),)) for name, (resource, count) in uses.items()}
+
     def communicator(self, call: Call, ranks: Members) -> Communicator:
         """Return the communicator of the ranks that meet at a call."""
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
@@ -160,14 +172,14 @@ class Machine:
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
         """Return the path from one rank's port out of a fabric to another's port into it, and over their buses.
 
-        With the switch `hbm_contention`, it also goes through the memories that are read and written.
+        It also goes through the memories that are read and written, where kernels share them.
         """
         ports = self.hardware.fabrics[fabric]
         bandwidth = ports.planes * ports.bandwidth_bytes_per_s
         counts = Counter[Resource]()  # a bus over both ports carries each byte twice
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             uses = [self._resource("port", name, "device", rank, bandwidth), *self._buses(name, rank)]
-            uses += [self.compute_bandwidth(rank)] if self.switches.hbm_contention else []
+            uses += [self.compute_bandwidth(rank)] if self._contended[rank] else []
             for resource, count in uses:
                 counts[resource] += count
         return self.path(bandwidth, tuple(counts.items()))

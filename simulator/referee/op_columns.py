@@ -13,7 +13,7 @@ from simulator.cost import durations_ns
 from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.trace import ISSUED, Block, Bools, Ints
 
 
@@ -73,6 +73,9 @@ class ProgramColumns:
         Workspace of each op [B].
     meets
         Whether each op is a collective.
+    is_modelled, is_contended
+        Whether the time of each op is modelled, neither measured nor that of a collective; whether such ops run on
+        several streams, which then share the device.
     links
         Source tier, target tier and channels of each link.
     queues
@@ -100,8 +103,12 @@ class ProgramColumns:
             members = [hardware.link_names.index(name) for name in shared]
             self.queues[members] = min(members)
         self._lap: Block = {}
+        ops, streams = np.arange(len(graph.ops)), np.array([op.stream for op in graph.ops], np.int64)
         if plan.fixed is not None:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
+            ops, streams = (self._lap[name][self._lap["kind"] == COMPUTE] for name in ("a", "b"))
+        self.is_modelled = np.array([op.duration_ns is None and op.collective is None for op in graph.ops], bool)
+        self.is_contended = len(np.unique(streams[self.is_modelled[ops]])) > 1
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
         """Return the same program with draws of its dynamic reads."""

@@ -55,7 +55,7 @@ def check_trace(
     budget_bytes
         What may be used of the compute tier [B]; default: its capacity less what is reserved.
     switches
-        Modelling choices about the machine; default: copies wait for a start, kernels are not slowed down.
+        Modelling choices about the machine; default: copies wait for a start.
 
     Returns
     -------
@@ -89,10 +89,10 @@ def check_trace(
         ranks.append(facts)
     room.check_lines(changes, requests)
     if (met := meetings(job, stands_in, ranks)) is not None:
-        check_meetings(hardware, met, complete=is_ok, contended=switches.hbm_contention)
+        check_meetings(hardware, met, complete=is_ok, contended=any(facts.program.is_contended for facts in ranks))
         if is_ok:
             check_peers(met, ranks, stands_in)
-    check_bandwidth(hardware, stands_in, switches, ranks, met)
+    check_bandwidth(hardware, stands_in, ranks, met)
     return merged([findings[rank] for rank in stands_in])
 
 
@@ -151,7 +151,7 @@ def _check_rank(facts: Facts, of_rank: RankPlan, switches: Switches) -> tuple[Ro
         walk.finish(facts.program.graph.steps)
     check_issued(facts)
     check_tracks(facts)
-    check_durations(facts, switches)
+    check_durations(facts)
     held = check_places(facts)
     check_workspace(facts)
     requests, ready = check_starts(facts, held, switches, has_addresses=of_rank.allocator != "ideal")

@@ -16,7 +16,6 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, broken, require
 from simulator.referee.wait_laws import PEER
-from simulator.scenario import Switches
 from simulator.trace import NONE, Ints, at_first, busy, firsts, instances, ordinals, pick
 
 
@@ -212,14 +211,38 @@ def check_peers(met: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int])
 _KERNELS = ""
 """Stands for traffic of kernels, in place of the name of a link or port."""
 
+_UNITS = {"matrix": False, "vector": True}
+"""Units of a device, and whether those are for ops of class ``vector``."""
 
-def check_bandwidth(
-    hardware: Hardware, stands_in: Sequence[int], switches: Switches, ranks: Sequence[Facts], met: Meetings | None
-) -> None:
+_PER_NS = 1024
+"""Arithmetic is counted as time at a unit's peak, in parts of a nanosecond."""
+
+
+class _Carrier(NamedTuple):
+    """Something with a bandwidth, or a peak: words for a message, scope, rate, and what passes it.
+
+    Attributes
+    ----------
+    rate
+        What it carries at most in a second [B, or parts of a ns].
+    passing
+        How often bytes of each link or port pass it.
+    is_shared
+        Whether it counts only for ranks whose kernels share the device.
+    """
+
+    words: str
+    scope: str
+    rate: int | float
+    passing: Mapping[str, int]
+    is_shared: bool = False
+
+
+def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequence[Facts], met: Meetings | None) -> None:
     """Check the bandwidth of each link, port and bus instance, in each stretch in which it is busy without a pause.
 
-    So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth. Dynamic reads are left
-    out there, and kernels whose duration was measured have no traffic.
+    So are, where kernels share a device, its units, and the memory of the compute tier, whose bandwidth they share with
+    copies and collectives. Dynamic reads are left out there, and kernels whose duration was measured do neither.
 
     Parameters
     ----------
@@ -227,8 +250,6 @@ def check_bandwidth(
         The machine.
     stands_in
         For each rank the one that was simulated in its place.
-    switches
-        Modelling choices about the machine.
     ranks
         The rows of those that were simulated.
     met
@@ -244,50 +265,73 @@ def check_bandwidth(
         for name, fabric in hardware.fabrics.items()
         for way in ("out", "in")
     }
-    names = (*hardware.link_names, *ports, _KERNELS)
+    names = (*hardware.link_names, *ports, _KERNELS, *_UNITS)
     ids = dict(zip(names, range(len(names)), strict=True))
-    rows = np.concatenate([*_carried(ranks, ids), *_sent(hardware, met, ids)], axis=1)
-    sharing = hardware.topology.sharing
-    for carrier, scope, rate, passing in _carriers(hardware, ports, switches):
-        times = np.array([passing.get(name, 0) for name in names])
-        instance, counts = instances(sharing[scope], stands_in)
-        name, rank, size, start, end = rows[:, times[rows[0]] > 0]
+    rows = np.concatenate([*_carried(ranks, ids), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
+    sharing, contended = hardware.topology.sharing, [facts.rank for facts in ranks if facts.program.is_contended]
+    for carrier in _carriers(hardware, ports):
+        times = np.array([carrier.passing.get(name, 0) for name in names])
+        instance, counts = instances(sharing[carrier.scope], stands_in)
+        passes = (times[rows[0]] > 0) & (np.isin(rows[1], contended) | (not carrier.is_shared))
+        name, rank, size, start, end = rows[:, passes]
         key, size = instance[rank], size * counts[rank] * times[name]
         order, first, until = busy(key, start, end, joins=False)
-        if rate != math.inf and len(order):
+        if carrier.rate != math.inf and len(order):
             stretches = key[order][first], np.add.reduceat(size[order], first), start[order][first], until
-            _check_stretches(carrier, int(rate), np.stack(stretches))
+            _check_stretches(carrier, int(carrier.rate), np.stack(stretches))
 
 
-def _carriers(
-    hardware: Hardware, ports: Mapping[str, int | float], switches: Switches
-) -> Iterator[tuple[str, str, int | float, Mapping[str, int]]]:
-    """Yield all that has a bandwidth: name, scope, rate [B/s], and how often bytes of each link or port pass it."""
+def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[_Carrier]:
+    """Yield all that has a bandwidth or a peak."""
     for name, link in hardware.links.items():
-        yield f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, hardware.passing((name,))
+        passing = hardware.passing((name,))
+        yield _Carrier(f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, passing)
     for name, rate in ports.items():
-        yield f"port {name!r} of rank", "device", rate, hardware.passing((name,))
+        yield _Carrier(f"port {name!r} of rank", "device", rate, hardware.passing((name,)))
     for name, bus in hardware.buses.items():
-        yield f"bus {name!r} of {bus.scope}", bus.scope, bus.bandwidth_bytes_per_s, hardware.passing(bus.links)
-    tier = hardware.compute_tier
-    memory = hardware.tiers[tier]
-    if switches.hbm_contention and memory.bandwidth_bytes_per_s is not None:
-        ends = [name for name, link in hardware.links.items() if tier in (link.source, link.target)]
+        words = f"bus {name!r} of {bus.scope}"
+        yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, hardware.passing(bus.links))
+    memory = hardware.tiers[hardware.compute_tier]
+    if memory.bandwidth_bytes_per_s is not None:
+        ends = [name for name, link in hardware.links.items() if hardware.compute_tier in (link.source, link.target)]
         passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
-        yield f"memory {tier!r} of {memory.scope}", memory.scope, memory.bandwidth_bytes_per_s, passing
+        words = f"memory {hardware.compute_tier!r} of {memory.scope}"
+        yield _Carrier(words, memory.scope, memory.bandwidth_bytes_per_s, passing, is_shared=True)
+    for unit in _UNITS:
+        yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, is_shared=True)
 
 
 def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
     """Yield columns of copies, and of what kernels read and write for certain: id, rank, bytes, start and end."""
     for facts in ranks:
         ops, copies, computes = facts.program.graph.ops, facts.ran(COPY), facts.ran(COMPUTE)
-        has_traffic = [op.duration_ns is None and op.collective is None for op in ops]
-        traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * has_traffic
+        traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * facts.program.is_modelled
         kernels = np.full(len(computes), ids[_KERNELS])
         links = copies, facts.track[copies], facts.program.sizes
         for issues, name, size in (links, (computes, kernels, traffic)):
-            rank = np.full(len(issues), facts.rank)
-            yield np.stack((name, rank, size[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
+            yield _rows(facts, issues, name, size)
+
+
+def _computed(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
+    """Yield the same columns of units, with parts of a nanosecond at the unit's peak, rounded down."""
+    for facts in (facts for facts in ranks if facts.program.is_contended):
+        program, peaks = facts.program, facts.program.hardware.compute.peak_flops
+        fractions, ops = program.hardware.compute.achieved_fraction, program.graph.ops
+        reached = Fraction(str(fractions.get("vector", fractions.get("default", 1.0))))
+        for unit, is_vector in _UNITS.items():
+            does = program.is_modelled & np.array([(op.op_class == "vector") == is_vector for op in ops], bool)
+            size, share = np.zeros(len(ops), np.int64), reached if is_vector else Fraction(1)
+            for op in np.flatnonzero(does).tolist():
+                if ops[op].flops and peaks[ops[op].dtype] != math.inf:
+                    size[op] = math.floor(ops[op].flops * NS_PER_S * _PER_NS / (int(peaks[ops[op].dtype]) * share))
+            issues = facts.ran(COMPUTE)
+            issues = issues[does[facts.a[issues]]]
+            yield _rows(facts, issues, np.full(len(issues), ids[unit]), size)
+
+
+def _rows(facts: Facts, issues: Ints, name: Ints, size: Ints) -> Ints:
+    rank = np.full(len(issues), facts.rank)
+    return np.stack((name, rank, size[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
 
 
 def _sent(hardware: Hardware, met: Meetings | None, ids: Mapping[str, int]) -> Iterator[Ints]:
@@ -307,7 +351,7 @@ def _sent(hardware: Hardware, met: Meetings | None, ids: Mapping[str, int]) -> I
         yield rows[:, rows[2] > 0]
 
 
-def _check_stretches(carrier: str, rate: int, stretches: Ints) -> None:
+def _check_stretches(carrier: _Carrier, rate: int, stretches: Ints) -> None:
     _, size, start, end = stretches
     # floats find the few stretches that may be too fast; 1e-12 is far above their rounding, and whole numbers decide
     near = size.astype(float) * NS_PER_S > (1 - 1e-12) * rate * (end - start).astype(float)
@@ -315,4 +359,7 @@ def _check_stretches(carrier: str, rate: int, stretches: Ints) -> None:
         if carried * NS_PER_S > rate * (until - since):
             law = "a link, a bus, a port or a memory carries at most its bandwidth times its busy time"
             found = f"{carried:,} B from {since:,} to {until:,} ns at {rate:,} B/s"
-            raise broken(f"trace, {carrier} {instance}", law, found)
+            if rate == _PER_NS * NS_PER_S:
+                law, found = "a unit computes at most at its peak", f"{carried / _PER_NS:,.3f} ns of arithmetic"
+                found += f" from {since:,} to {until:,} ns"
+            raise broken(f"trace, {carrier.words} {instance}", law, found)

@@ -76,7 +76,9 @@ def _not_running(rows: Sequence[Row]) -> str:
     if unfit and len(unfit) == len(rows):
         least = min(unfit.values(), key=lambda short: short.short_bytes)
         parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
-    parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
+    outcomes = {"refused": "is refused", "failed": "fails"}
+    ended = [(row, outcomes.get(row.summary["status"])) for row in rows]
+    parts += [f"{row.label} {outcome}: {row.summary['notes']}" for row, outcome in ended if outcome]
     parts += [f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked]
     return "; ".join(parts)
 

@@ -12,6 +12,7 @@ from typing import Any
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.shelf import errors_at
+from simulator.cost import is_contended
 from simulator.errors import Shortfall, insist
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
@@ -208,7 +209,8 @@ class Search:
         step_ns = case.bound(**kind).ns
         row = {"policy": name, "status": "ok", "step_ns": step_ns, **metrics.per_second(step_ns, **case.loaded.handled)}
         row[f"peak_{case.hardware.compute_tier}_bytes"] = case.problem.budget_bytes
-        if not (kind["may_repeat"] or case.problem.switches.hbm_contention):
+        shares = any(is_contended(task.graph, enumerate(task.problem.streams)) for task in case.tasks)
+        if not (kind["may_repeat"] or shares):
             row["stall_ns"] = max(0, step_ns - case.compute_ns)  # the rest of a step, which may be longer, is compute
             row["recompute_ns"] = 0
         unknown = [clause.why for clause in self._conditions if not {*clause.columns} <= _OF_BOUND & {*row}]

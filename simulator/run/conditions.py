@@ -195,13 +195,8 @@ class Once:
 
     def rows(self, case: Case) -> Rows:
         """Replay the plans in a case; a row whose plan cannot be carried over is ``failed``."""
-        rows = []
-        for label, decide in case.rows(self.policies).items():
-            try:
-                rows.append(row_of(case, label, partial(self._carry_over, label, decide), silent, advice=False).summary)
-            except PlanError as error:
-                rows.append({"policy": label, "status": "failed", "notes": str(error)})
-        return rows
+        decided = {label: partial(self._carry_over, label, of) for label, of in case.rows(self.policies).items()}
+        return [row_of(case, label, decide, silent, advice=False).summary for label, decide in decided.items()]
 
     def _carry_over(self, label: str, decide: Policy, problem: Problem) -> Plan:
         """Return the plan of a row; a reactive policy decides anew, for the case in which it runs."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from simulator import metrics, referee
-from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeError
+from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError, ScopeError
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
 from simulator.processes import forked
@@ -92,7 +92,8 @@ def _refuse(view: View) -> Iterator[Code]:
 def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
     """Run one row; plan nothing if no plan of its kind can fit.
 
-    If the policy finds no plan that fits for several graphs, the row reports the one that lacks most room.
+    If the policy finds no plan that fits for several graphs, the row reports the one that lacks most room. If a plan is
+    wrong, or a law is broken, the row is ``failed`` and says so.
 
     Parameters
     ----------
@@ -128,6 +129,8 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
         return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
     except ScopeError as error:
         return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
+    except (PlanError, InvariantError) as error:  # other rows are sound
+        return Result.of(case, label, {"policy": label, "status": "failed", "notes": str(error)})
 
 
 def checked(

@@ -123,15 +123,12 @@ class Switches(Part):
     ----------
     copies_wait_for
         A copy may start once the last compute issued before it has started (``start``) or ended (``end``).
-    hbm_contention
-        Whether copies and collectives compete with memory-bound kernels for the bandwidth of the compute tier.
     collectives
         Where collectives run: those of each group on a stream of their own (``own_stream``), beside the computes; or
         all in line with the computes (``compute_stream``).
     """
 
     copies_wait_for: Literal["start", "end"] = "start"
-    hbm_contention: StrictBool = False
     collectives: Literal["own_stream", "compute_stream"] = "own_stream"
 
 

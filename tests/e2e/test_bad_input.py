@@ -1,6 +1,7 @@
 """Bad input: one clear message with where, what must hold, what was found and what to do; exit code 1; nothing left."""
 
 import json
+import re
 
 import chain
 import pytest
@@ -168,10 +169,17 @@ def test_check_reads_what_only_other_commands_use(case, hosim, scenario, tmp_pat
 
 
 def test_a_plan_that_reads_what_it_detached(hosim, scenario, tmp_path):
+    """Its row fails; the others are as without it."""
     chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
     scenario.write_text(scenario.read_text().replace("- static", "- mine.jsonl"))
     done = hosim("run", scenario, "--out", tmp_path / "out")
-    _refused(done, ["plan 'mine.jsonl'", "action 2 (detach a0 from hbm)", "'bwd/0' reads later"], tmp_path)
+    assert done.code == 1
+    assert done.err.count("hosim: ") == 1
+    for fragment in ("plan 'mine.jsonl'", "action 2 (detach a0 from hbm)", "'bwd/0' reads later"):
+        assert fragment in done.err
+    assert re.search(r"reactive +ok +1\.90 ms", done.out)
+    assert re.search(r"mine +failed +-", done.out)
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_check_finds_what_run_would_refuse(hosim, scenario):

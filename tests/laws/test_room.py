@@ -7,12 +7,12 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from replays import computes, issued, rows, run, stays, transfers
-from strategies import Case, cases, passes_through
+from strategies import Case, cases, leaves_unused
 
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE
 from simulator.scenario import Switches
 
-switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]), hbm_contention=st.booleans())
+switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]))
 any_cases = cases(streams=2)
 
 
@@ -134,7 +134,7 @@ def test_a_plan_whose_live_bytes_in_issue_order_fit_never_blocks(case: Case):
     Premise: between a copy of a tensor into the compute tier and a copy out of it an op uses it. Without it a later
     compute may take the room that such a copy in still waits for, while what would free that room waits for the copy.
     """
-    assume(not passes_through(case))
+    assume(not leaves_unused(case))
     assume(all(math.isinf(t.capacity_bytes) for t in case.hardware.tiers.values()))
     trace = run(case)
     assert trace.status == "ok", trace.blocked

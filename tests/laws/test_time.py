@@ -21,7 +21,7 @@ from simulator.plan import COMPUTE, DETACH, FREE
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
 
-switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]), hbm_contention=st.booleans())
+switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]))
 any_cases = cases(streams=2)
 NS_PER_S = 10**9
 

@@ -1,7 +1,8 @@
-"""Kernels, copies and collectives that share the bandwidth of the memory (a switch), each with an exact timeline.
+"""Kernels, copies and collectives that share the bandwidth of the memory, each with an exact timeline.
 
-The first three are cases of XLA's own simulator of copies beside memory-bound kernels, with 1 byte per ns here for the
-1 byte per second there: totals and shares are counted by hand.
+They do where kernels of a device run on more than one stream: here two ops that do nothing end each story, on streams
+of their own. The first three are cases of XLA's own simulator of copies beside memory-bound kernels, with 1 byte per ns
+here for the 1 byte per second there: totals and shares are counted by hand.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from stories import graph, machine, timeline
 
 from simulator.engine.kernels import Kernels
 from simulator.errors import InvariantError
-from simulator.graph import Graph
+from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
-from simulator.scenario import Switches
 from simulator.trace import Trace
 
-PORT = Switches(hbm_contention=True)
+TICK = "; compute tick 8; compute tock 9"
 
 
 def port(**links: dict[str, Any]) -> Hardware:
@@ -42,11 +42,21 @@ def by_traffic(g: Graph, *names: str) -> Graph:
     return replace(g, ops=tuple(replace(op, duration_ns=None) if op.name in names else op for op in g.ops))
 
 
+def beside(g: Graph) -> Graph:
+    """The same ops, and two more that do nothing."""
+    return replace(g, ops=(*g.ops, Op("tick"), Op("tock")))
+
+
+def told(trace: Trace, g: Graph, hardware: Hardware) -> list[str]:
+    """The timeline without these."""
+    return [line for line in timeline(trace, beside(g), hardware) if not line.endswith((" tick", " tock"))]
+
+
 def test_a_copy_beside_a_memory_bound_kernel_takes_as_long_as_both_together():
     """XLA: a copy of 32 bytes beside a kernel that reads 16 takes 48 in all."""
     g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
     t = judged(port(), g, "copy w ddr hbm; compute f; compute g; detach w hbm", "w ddr, x hbm")
-    assert timeline(t, g, port()) == ["0-48 h2d w", "0-32 f", "48-49 g"]
+    assert told(t, g, port()) == ["0-48 h2d w", "0-32 f", "48-49 g"]
 
 
 def test_a_short_copy_out_beside_a_long_copy_in():
@@ -54,7 +64,7 @@ def test_a_short_copy_out_beside_a_long_copy_in():
     g = graph("w 512 persistent, a 128 persistent", "f: w ->, 1 ns")
     plan = "copy a hbm ddr; copy w ddr hbm; compute f; detach a ddr; detach w hbm"
     t = judged(port(), g, plan, "w ddr, a hbm")
-    assert timeline(t, g, port()) == ["0-256 d2h a", "0-640 h2d w", "640-641 f"]
+    assert told(t, g, port()) == ["0-256 d2h a", "0-640 h2d w", "640-641 f"]
 
 
 @pytest.mark.parametrize(("copies", "each"), [(1, 64), (2, 32)])
@@ -68,7 +78,7 @@ def test_a_kernel_that_is_busy_elsewhere_leaves_the_memory_to_copies(copies, eac
     )
     h = port(h2d={"channels": 2, "sharing": "fair"})
     t = judged(h, g, plan, ", ".join(f"{w} ddr" for w in named))
-    assert timeline(t, g, h) == [*(f"0-64 h2d {w}" for w in named), "0-64 f", "64-65 g"]
+    assert told(t, g, h) == [*(f"0-64 h2d {w}" for w in named), "0-64 f", "64-65 g"]
 
 
 def test_a_launch_and_arithmetic_take_no_bandwidth():
@@ -79,12 +89,12 @@ def test_a_launch_and_arithmetic_take_no_bandwidth():
     g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
     g = replace(g, ops=(replace(g.ops[0], flops=100_000), g.ops[1]))
     t = judged(h, g, "copy w ddr hbm; compute f; compute g; detach w hbm", "w ddr, x hbm")
-    assert timeline(t, g, h) == ["0-48 h2d w", "0-110 f", "110-111 g"], "10 alone, 32 beside, 6 alone; 10 + 100"
+    assert told(t, g, h) == ["0-48 h2d w", "0-110 f", "110-111 g"], "10 alone, 32 beside, 6 alone; 10 + 100"
 
 
 def judged(hardware: Hardware, g: Graph, text: str, home: str) -> Trace:
-    """Run a plan with the switch on, and have the referee judge it."""
-    return perform(hardware, [(g, text)], home, switches=PORT)
+    """Run a plan beside ops on other streams, and have the referee judge it."""
+    return perform(hardware, [(beside(g), text + TICK)], home)
 
 
 def cluster_port(memory: str) -> Hardware:
@@ -102,8 +112,9 @@ def test_a_member_of_a_collective_reads_what_it_sends_and_writes_what_it_receive
     h = cluster_port("2 GB/s")
     apart = perform(h, programs, "a hbm, x hbm")
     assert spans(apart, programs, h)[:2] == ["0: 0-32 sum", "0: 0-10 f"], "a port's 1 byte per ns; 19 at 2"
-    t = perform(h, programs, "a hbm, x hbm", switches=PORT)
-    found = spans(t, programs, h)[:2]
+    together = [(beside(g), text + TICK) for g, text in programs]
+    t = perform(h, together, "a hbm, x hbm")
+    found = [span for span in spans(t, together, h) if not span.endswith((" tick", " tock"))][:2]
     assert found == ["0: 0-42 sum", "0: 0-29 f"], "2/3 each until 28.5, then the rest of the sum at 1"
 
 
@@ -115,8 +126,10 @@ def test_a_message_is_read_where_it_is_sent_and_written_where_it_is_received():
     into = team("a 30 persistent", "take: a -> a, recv pair 30", groups=PAIR)
     programs = [(out, "compute give 1; compute f"), (into, "compute take 1")]
     h = cluster_port("1 GB/s")
-    t = perform(h, programs, "a hbm, x hbm", switches=PORT)
-    assert spans(t, programs, h) == ["0: 0-45 give", "0: 0-30 f", "1: 0-45 take"]
+    programs = [(beside(g), text + TICK) for g, text in programs]
+    t = perform(h, programs, "a hbm, x hbm")
+    found = [span for span in spans(t, programs, h) if not span.endswith((" tick", " tock"))]
+    assert found == ["0: 0-45 give", "0: 0-30 f", "1: 0-45 take"]
 
 
 def test_the_referee_counts_what_passes_the_memory(monkeypatch):

@@ -128,15 +128,15 @@ def test_10_a_link_without_a_limit_still_feels_its_bus():
     assert timeline(t, g, h) == ["0-10 h2d w", "10-11 f"]
 
 
-def test_10_by_switch_a_copy_takes_bandwidth_of_the_compute_tier_from_kernels():
+def test_10_a_copy_takes_bandwidth_of_the_compute_tier_from_kernels_where_several_streams_compute():
     h = machine(compute={"peak": {"bf16": "inf"}})
-    tensors, ops = "w 30 persistent, x 20 persistent", ("f: x ->", "g: w ->")
+    tensors, ops = "w 30 persistent, x 20 persistent", ("f: x ->", "g: w ->", "k: ->")
     g = graph(tensors, *ops)
     g = type(g)(g.name, g.tensors, tuple(type(op)(op.name, op.reads, op.writes, op.read_bytes) for op in g.ops))
-    plan = "copy w ddr hbm; compute f; compute g; detach w hbm"
-    assert timeline(play(h, g, plan, "w ddr, x hbm"), g, h) == ["0-30 h2d w", "0-20 f", "30-60 g"]
-    t = play(h, g, plan, "w ddr, x hbm", switches=Switches(hbm_contention=True))
-    assert timeline(t, g, h) == ["0-50 h2d w", "0-40 f", "50-80 g"]
+    plan = "copy w ddr hbm; compute f; compute g; compute k{}; detach w hbm"
+    assert timeline(play(h, g, plan.format(""), "w ddr, x hbm"), g, h)[:3] == ["0-30 h2d w", "0-20 f", "30-60 g"]
+    t = play(h, g, plan.format(" 1"), "w ddr, x hbm")
+    assert timeline(t, g, h) == ["0-50 h2d w", "0-40 f", "0-0 k", "50-80 g"]
 
 
 BEHIND = (

@@ -165,8 +165,8 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
         yield "a collective"
-    if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:
-        yield "copies that wait for the end of an op, or take bandwidth from it"
+    if problem.switches.copies_wait_for != "start":
+        yield "copies that wait for the end of an op"
     if hardware.host.fixed.step_ns or hardware.host.queue_depth < len(graph.ops):
         yield f"{hardware.host.fixed.step_ns} ns a step and a queue of {hardware.host.queue_depth}"
     tiers = sorted({problem.away(t)[0] for t in range(len(problem.sizes)) if problem.away(t)})
