@@ -202,7 +202,7 @@ def staged(draw) -> Run:
 
 @st.composite
 def choosing(draw) -> Run:
-    """One or two ranks with dynamic reads: by a plan that brings all candidates, or a runtime that brings what counts."""
+    """One rank with dynamic reads: by a plan that brings all candidates, or a runtime that brings what is chosen."""
     is_decided = draw(st.booleans())
     of_plans = {} if is_decided else {"early": st.booleans(), "readers": st.integers(1, 2)}
     graph, hardware = draw(graphs_of(layers=2, **of_plans)), draw(dynamic_machines())

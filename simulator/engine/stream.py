@@ -316,6 +316,7 @@ class Stream:
             self._clock.at(issued_ns, self._at_issue)
         if self.gate.is_closed or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
             self._rounds.accounts.append(self.ledger)
+            self._rounds.wake(self.watchers)
             return
         self.running, self.start_ns = self.queue.popleft(), now
         if self.ledger.is_open:

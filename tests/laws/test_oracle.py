@@ -127,7 +127,6 @@ def _joined(waits: list[Wait]) -> list[Wait]:
     """Stretches that follow one another with one reason as one: the engine may begin a new one within an instant."""
     found: list[Wait] = []
     for wait in sorted(waits):
-        if found and found[-1]._replace(start_ns=found[-1].end_ns, end_ns=wait.end_ns) == wait:
-            wait = wait._replace(start_ns=found.pop().start_ns)
-        found.append(wait)
+        goes_on = found and found[-1]._replace(start_ns=found[-1].end_ns, end_ns=wait.end_ns) == wait
+        found.append(wait._replace(start_ns=found.pop().start_ns) if goes_on else wait)
     return found

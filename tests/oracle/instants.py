@@ -93,7 +93,7 @@ class Oracle:
             set_rates(active, self.wires.limits)
 
     def _issue(self) -> bool:
-        return any([rank.issue() for rank in self.ranks])
+        return any([rank.issue() for rank in self.ranks])  # noqa: C419  all of them go on
 
     def _next_ns(self) -> int | None:
         found = [rank.host_ns for rank in self.ranks if rank.pending is not None]
@@ -152,7 +152,7 @@ class Oracle:
         did = False
         while True:
             acted = False
-            while any([rank.free() for rank in self.ranks]):
+            while any([rank.free() for rank in self.ranks]):  # noqa: C419  all of them free
                 acted = True
                 self._issue()
             while self._start_first():
@@ -216,21 +216,33 @@ class Oracle:
         is_done = all(a.has_ended for a in actions if a.kind in {COMPUTE, COPY, DETACH})
         is_done &= all(rank.has_issued_all for rank in self.ranks)
         spans = [
-            (a.rank, a.issue, a.issued_ns or 0, (a.start_ns if a.begin_ns is None else a.begin_ns) or 0, a.end_ns, a.channel)
-            for a in actions if a.kind in {COMPUTE, COPY} and a.end_ns is not None
-        ]  # fmt: skip
+            (a.rank, a.issue, a.issued_ns or 0, self._began_ns(a), a.end_ns, a.channel)
+            for a in actions
+            if a.kind in {COMPUTE, COPY} and a.end_ns is not None
+        ]
         makespan = max((span[4] for span in spans), default=0)
-        found = [rank.addresses for rank in self.ranks]
+        spaces = [(rank.number, rank.addresses) for rank in self.ranks if rank.addresses is not None]
         return Told(
-            "ok" if is_done else "blocked", spans, sorted(row for ledger in self.ledgers for row in ledger.rows),
-            sorted(row for rank in self.ranks for row in rank.rows),
-            {place: room.peak for place, room in self.rooms.items()}, makespan, self._step_ns(makespan) if is_done else None,
-            [(i, c.asked_ns, c.start_ns, c.end_ns, c.pages) for i, space in enumerate(found) if space for c in space.done],
-            sorted((i, *row) for i, space in enumerate(found) if space for row in space.rows),
-        )  # fmt: skip
+            status="ok" if is_done else "blocked",
+            spans=spans,
+            waits=sorted(row for ledger in self.ledgers for row in ledger.rows),
+            residencies=sorted(row for rank in self.ranks for row in rank.rows),
+            peaks={place: room.peak for place, room in self.rooms.items()},
+            makespan_ns=makespan,
+            step_ns=self._step_ns(makespan) if is_done else None,
+            compactions=[
+                (rank, c.asked_ns, c.start_ns, c.end_ns, c.pages) for rank, space in spaces for c in space.done
+            ],
+            addresses=sorted((rank, *row) for rank, space in spaces for row in space.rows),
+        )
+
+    @staticmethod
+    def _began_ns(action: Action) -> int:
+        """When its span begins: of a collective, with the last arrival [ns]."""
+        return (action.start_ns if action.begin_ns is None else action.begin_ns) or 0
 
     def _step_ns(self, makespan: int) -> int | None:
-        """Of one rank with a fixed plan, the distance of the ends of its last two steps; the makespan in a run of one."""
+        """Of one rank with a fixed plan, the distance of its last two ends of steps, or the makespan of one step."""
         if len(self.ranks) > 1 or self.ranks[0].given.plan.fixed is None:
             return None
         computes = [a for rank in self.ranks for a in rank.of(COMPUTE)]

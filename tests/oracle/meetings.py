@@ -22,20 +22,21 @@ Part = tuple[str, int, int]
 Stage = list[Part]
 """Parts whose bytes flow side by side."""
 
+
+def depth(members: int) -> int:
+    """Levels of a binary tree with so many leaves."""
+    return next(level for level in range(members) if 2**level >= members)
+
+
 HOPS: dict[tuple[str, str], Callable[[int], int]] = {
     ("all_reduce", "ring"): lambda n: 2 * (n - 1),
     ("all_reduce", "tree"): lambda n: 2 * depth(n),
     ("all_reduce", "direct"): lambda n: 2,
     **{(kind, "ring"): lambda n: n - 1 for kind in ("all_gather", "reduce_scatter", "all_to_all", "broadcast")},
     **{(kind, "direct"): lambda n: 1 for kind in ("all_gather", "reduce_scatter", "all_to_all", "send", "recv")},
-    ("broadcast", "tree"): lambda n: depth(n),
+    ("broadcast", "tree"): depth,
 }
 """In the order in which the first of several equally fast ones is taken: ring, tree, direct."""
-
-
-def depth(members: int) -> int:
-    """Levels of a binary tree with so many leaves."""
-    return next(level for level in range(members) if 2**level >= members)
 
 
 def share(kind: str, algorithm: str, n: int) -> Fraction:
