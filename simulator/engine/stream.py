@@ -312,7 +312,7 @@ class Stream:
         if self.running is not None or not self.queue:
             return
         (key, op, compute, issued_ns, lap), now = self.queue[0], self._clock.now
-        if not self.gate.is_closed and issued_ns > now:
+        if issued_ns > now:
             self._clock.at(issued_ns, self._at_issue)
         if self.gate.is_closed or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
             self._rounds.accounts.append(self.ledger)

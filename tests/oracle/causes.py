@@ -131,7 +131,7 @@ class Ledger:
         rank, tensor = self.rank, lacked
         index = list(rank.hardware.links).index
         while True:
-            copies = [a for a in rank.of(COPY) if a.a == tensor and a.issued_ns is not None and a.issue < before]
+            copies = [a for a in rank.of(COPY) if a.a == tensor and a.issue < before]
             copy = next((a for a in copies if not a.has_ended), None)
             if copy is None:
                 return Reason("order", lacked)

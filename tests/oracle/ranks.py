@@ -60,6 +60,8 @@ class Rank:
         self.actions, self.sizes = self.order.actions, self.order.sizes
         self.queues = [list(names) for names in hardware.copy_queues.values()]
         self.queues += [[name] for name in hardware.links if not any(name in names for names in self.queues)]
+        self.ways = {(link.source, link.target): name for name, link in reversed(hardware.links.items())}
+        self.issued: list[Action] = []
         self.rows: list[Residency] = []
         self.addresses: Addresses | None = None
         if given.allocator == "best_fit":
@@ -82,8 +84,8 @@ class Rank:
         self.streams = sorted(used)
 
     def of(self, kind: int) -> Iterator[Action]:
-        """The actions of a kind that the host knows, in issue order."""
-        return (action for action in self.actions if action.kind == kind)
+        """The actions of a kind that were issued, in issue order."""
+        return (action for action in self.issued if action.kind == kind)
 
     # rule 1: the host
 
@@ -131,13 +133,14 @@ class Rank:
             if self.host_ns > self.now or self._keeps_waiting(self.pending):
                 break
             self.pending.issued_ns = self.host_ns = self.now
+            self.issued.append(self.pending)
             self.pending, did = None, True
         return did
 
     def _keeps_waiting(self, action: Action) -> bool:
         if action.kind == COMPUTE:
             depth = self.hardware.host.queue_depth
-            ahead = sum(a.issued_ns is not None and not a.has_started for a in self.of(COMPUTE))
+            ahead = sum(a.kind == COMPUTE and not a.has_started for a in self.issued)
             self.is_full = ahead > depth // 2 if self.is_full else ahead >= depth
             return self.is_full
         return self.awaited is not None
@@ -154,7 +157,7 @@ class Rank:
 
     def heads(self) -> Iterator[Action]:
         """The first action of each stream and each queue."""
-        waiting = [a for a in self.actions if a.issued_ns is not None and not a.has_started]
+        waiting = [a for a in self.issued if not a.has_started]
         for stream in self.streams:
             yield from [a for a in waiting if (a.kind, a.b) == (COMPUTE, stream)][:1]
         for queue in self.queues:
@@ -162,13 +165,12 @@ class Rank:
 
     def link(self, copy: Action) -> str:
         """The first link between the two tiers of a copy."""
-        ends = (self.names[copy.b], self.names[copy.c])
-        return next(name for name, link in self.hardware.links.items() if (link.source, link.target) == ends)
+        return self.ways[self.names[copy.b], self.names[copy.c]]
 
     def queue(self, copy: Action) -> list[Action]:
-        """All copies of a copy's queue."""
+        """All copies of a copy's queue that were issued."""
         names = next(names for names in self.queues if self.link(copy) in names)
-        return [a for a in self.of(COPY) if self.link(a) in names]
+        return [a for a in self.issued if a.kind == COPY and self.link(a) in names]
 
     def free_channels(self, copy: Action) -> list[int]:
         """The channels of a copy's queue that carry nothing."""
@@ -311,7 +313,7 @@ class Rank:
         """Rule 5: let each detach act whose earlier actions have ended; return whether one did."""
         did = False
         for detach in self.of(DETACH):
-            if detach.issued_ns is not None and not detach.has_ended and all(a.has_ended for a in detach.after):
+            if not detach.has_ended and all(a.has_ended for a in detach.after):
                 detach.end_ns, did = self.now, True
                 if self.held[detach.b][detach.a]:
                     self.held[detach.b][detach.a] = self.valid[detach.b][detach.a] = False
