@@ -123,7 +123,7 @@ class Compactor(Gate):
         """Start once nothing runs any more."""
         if not self.is_closed or self._start_ns >= 0 or any(map(_is_busy, self._streams)):
             return
-        if any(link.running for link in self._links):
+        if any(channel.link is link for link in self._links for channel in link.running):  # a queue may serve others
             return
         now = self._start_ns = self._rounds.clock.now
         compaction, space = self._figures.compaction, self._tier.space

@@ -162,7 +162,9 @@ class DependencyCounter:
         self._room_count = NEVER
         self._copies = dict.fromkeys((link.started for row in routes for link in row if link), 0)
         self._brought: dict[int, tuple[Count, int]] = {}  # tensors to their last copies into the compute tier
-        self._needed: list[dict[Count, int]] = [{} for _ in streams]  # copies since a stream's last compute with room
+        self._needed: list[dict[Count, int]] = [
+            {} for _ in streams
+        ]  # copies since the last compute with room, by stream
         self._count: tuple[Callable[[int, int, int], Action], ...]
         self._count = (self._compute, self._copy, self._detach, self._sync)
 
@@ -235,7 +237,8 @@ class DependencyCounter:
         if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line_before(stream)
             self._room_stream, self._room_count = stream, count
-            self._needed[stream].clear()
+            for needed in self._needed:
+                needed.clear()
         elif len(self._streams) > 1:
             needed = self._needed[stream]
             for started, copy in [self._brought[t] for t in (*reads, *writes) if t in self._brought]:

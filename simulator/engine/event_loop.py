@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 from simpy.events import NORMAL
@@ -44,7 +44,15 @@ class Head(Protocol):
 
 
 class Taker(Head, Protocol):
-    """A head that takes room."""
+    """A head that takes room.
+
+    Attributes
+    ----------
+    queue
+        Its actions that were issued and have not started; each begins with its key.
+    """
+
+    queue: deque[Any]
 
     def wanted(self) -> Wanted:
         """Return the places that its first action takes in the tier that it asks for room."""

@@ -172,6 +172,7 @@ class LinkQueue:
         if issued_ns > self.clock.now:
             self.clock.at(issued_ns, self._at_issue)
         elif self.lacks_tensor(copy, lap):
+            self._rounds.wake(self.watchers)
             if not must_wait(copy.writers, lap, self.look_again):
                 moves = copy.moves + lap * places.moves_per_lap[tensor]
                 places.wait_for_moves(tensor, moves, key, self.look_again)
@@ -182,6 +183,8 @@ class LinkQueue:
             if not size or places.tiers[target].admit(self, key | COPIES, size):
                 places.hold((tensor,), target)
                 self._start()
+            else:
+                self._rounds.wake(self.watchers)
 
     def _start(self) -> None:
         channel = self.channels[heappop(self.free)]

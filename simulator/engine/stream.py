@@ -10,7 +10,7 @@ from typing import Protocol
 
 import simpy
 
-from simulator.engine.event_loop import ISSUE_MASK, Account, Gate, Head, Recurring, Wanted, Watchers
+from simulator.engine.event_loop import ISSUE_MASK, Account, Gate, Recurring, Taker, Wanted, Watchers
 from simulator.engine.places import Places
 from simulator.engine.program import Columns
 from simulator.offsets import workspace
@@ -39,7 +39,7 @@ class Count:
 
     __slots__ = ("per_lap", "queue", "reached", "waiters")
 
-    def __init__(self, queue: Head) -> None:
+    def __init__(self, queue: Taker) -> None:
         self.queue, self.reached, self.per_lap = queue, 0, 0
         self.waiters: dict[int, list[Callable[[], None]]] = {}
 
@@ -281,13 +281,18 @@ class Stream:
             self._lacked.pop()
         return None
 
-    def awaited(self) -> Head | None:
-        """Return the stream whose compute must end first, or the stream or link that is ahead of the head in line."""
+    def awaited(self) -> Taker | None:
+        """Return the stream whose compute must end first, or the stream or link that is ahead of the head in line.
+
+        Of several that are ahead it is the one whose own head was issued first.
+        """
         _, _, compute, _, lap = self.queue[0]
-        awaited = unmet(compute.after, lap)
-        if awaited is None and compute.line and self.lacked_tensor() is None and self.room_bytes():
-            awaited = unmet(compute.line, lap)
-        return None if awaited is None else awaited[0].queue
+        if awaited := unmet(compute.after, lap):
+            return awaited[0].queue
+        if not compute.line or self.lacked_tensor() or not self.room_bytes():
+            return None
+        ahead = [wait[0].queue for wait in compute.line if unmet((wait,), lap)]
+        return min(ahead, key=lambda queue: queue.queue[0][0], default=None)
 
     def room_bytes(self) -> int:
         """Return the room that the head takes: new places for what it writes, and its workspace [B]."""
@@ -307,10 +312,11 @@ class Stream:
         if self.running is not None or not self.queue:
             return
         (key, op, compute, issued_ns, lap), now = self.queue[0], self._clock.now
-        if not self.gate.is_closed and issued_ns > now:
+        if issued_ns > now:
             self._clock.at(issued_ns, self._at_issue)
         if self.gate.is_closed or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
             self._rounds.accounts.append(self.ledger)
+            self._rounds.wake(self.watchers)
             return
         self.running, self.start_ns = self.queue.popleft(), now
         if self.ledger.is_open:

@@ -176,12 +176,10 @@ class Machine:
         """
         ports = self.hardware.fabrics[fabric]
         bandwidth = ports.planes * ports.bandwidth_bytes_per_s
-        uses: list[tuple[Resource, int]] = []
+        counts = Counter[Resource]()  # a bus over both ports carries each byte twice
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
-            uses += (self._resource("port", name, "device", rank, bandwidth), *self._buses(name, rank))
-        memory: Counter[Resource] = Counter()
-        for rank in (source, target):
-            if self._contended[rank]:
-                resource, count = self.compute_bandwidth(rank)
-                memory[resource] += count
-        return self.path(bandwidth, (*dict.fromkeys(uses), *memory.items()))
+            uses = [self._resource("port", name, "device", rank, bandwidth), *self._buses(name, rank)]
+            uses += [self.compute_bandwidth(rank)] if self._contended[rank] else []
+            for resource, count in uses:
+                counts[resource] += count
+        return self.path(bandwidth, tuple(counts.items()))

@@ -4,8 +4,8 @@ The ledger walks from the waiting op along what each thing waits for. If it come
 ``capacity``. Else it is the first thing under way: a ``transfer``, the ``host``, a ``collective``, or the wait for a
 ``peer`` that has not arrived at one; or ``order``, if the last thing waits for a compute of another stream. Standing in
 line for room behind another stream's compute, or a copy that it needs, is no wait for room, as there may be plenty: the
-walk goes on to what that waits for. A walk is repeated when the thing at its end changes, because nothing
-before that can change.
+walk goes on to what that waits for. A walk is repeated when something that it passed starts, ends, or was tried and
+could not start, because nothing else can change it.
 """
 
 from __future__ import annotations

@@ -85,6 +85,15 @@ def test_17_a_copy_that_finds_no_hole_asks_too_and_a_compute_under_way_ends_firs
     assert waits(t, g) == ["40-48 n compaction"], "m runs on, n waits"
 
 
+def test_17_a_copy_between_other_tiers_runs_on_also_in_a_queue_that_serves_copies_of_the_tier():
+    h = with_addresses(queue=("h2d", "d2h", "write"), write={"source": "ddr", "target": "ssd"})
+    g = graph("e 50 persistent, " + THREE[0], *THREE[1:])
+    text = ONE_AFTER_ANOTHER.replace("compute m;", "copy e ddr ssd; compute m;")
+    t = play(h, g, text, "e ddr", allocator="best_fit")
+    assert timeline(t, g, h)[3:] == ["20-70 write e", "36-46 m", "46-51 n"]
+    assert waits(t, g) == ["30-36 m compaction"], "what moves e is no copy from or to hbm"
+
+
 def test_17_without_a_price_what_fits_in_no_hole_waits_for_one():
     h, g = with_addresses(allocator={}), graph(*THREE)
     t = play(h, g, ONE_AFTER_ANOTHER, allocator="best_fit")

@@ -125,6 +125,20 @@ def test_a_collective_shares_a_bus_with_copies():
     assert spans(t, programs, h)[:3] == ["0: 0-80 h2d w", "0: 0-80 sum", "0: 80-81 f"]
 
 
+def test_a_bus_over_both_ports_carries_what_is_sent_and_what_is_received():
+    duplex = {"links": ["net.out", "net.in"], "bandwidth": "1 GB/s"}
+    g = team("a 4 persistent", "sum: a -> a, all_reduce all 40", groups=PAIR)
+    give, take = (team("a 4 persistent", f"give: a -> a, {way} all 40", groups=PAIR) for way in ("send", "recv"))
+    for scope, times in (("device", (80, 40)), ("node", (160, 80))):
+        h = cluster(2, buses={"duplex": {**duplex, "scope": scope}})
+        for programs, took in (
+            ([(g, "compute sum")] * 2, times[0]),
+            ([(give, "compute give"), (take, "compute give")], times[1]),
+        ):
+            t = perform(h, programs, "a hbm")
+            assert {line.split()[1] for line in spans(t, programs, h)} == {f"0-{took}"}, scope
+
+
 def test_a_member_waits_with_its_room_taken():
     h = cluster(2, hbm="50 B")
     a = team("a 40, b 20", "sum: -> a, all_reduce all 40", "f: -> b, 5 ns", groups=PAIR)

@@ -12,6 +12,7 @@ from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan
 from simulator.referee import check_trace
+from simulator.scenario import Switches
 from simulator.trace import Trace
 
 TENSORS = "v 10 persistent, w 40 persistent, a 50, b 60"
@@ -36,6 +37,15 @@ def test_the_line_behind_such_a_copy_is_a_wait_for_what_that_waits_for():
     g, h = graph(TENSORS, *OPS), machine("100 B")
     t = play(h, g, PLAN.format("", " 1"), "v ddr, w ddr")
     assert waits(t, g) == ["0-10 B transfer", "10-200 B capacity"]
+
+
+def test_a_wait_is_split_where_a_copy_becomes_eligible_and_finds_no_room():
+    """The stream that waits has nothing to do with the compute that the copy waits for."""
+    g, h = graph("a 80 persistent, w 40 persistent", "x: ->, 30 ns", "r: w ->, 5 ns"), machine("100 B")
+    text = "copy a hbm ddr; compute x; detach a hbm; copy w ddr hbm; compute r 1"
+    t = play(h, g, text, "a hbm, w ddr", switches=Switches(copies_wait_for="end"))
+    assert timeline(t, g, h) == ["0-80 d2h a", "0-30 x", "80-120 h2d w", "120-125 r"]
+    assert waits(t, g) == ["0-30 r order", "30-80 r capacity", "80-120 r transfer"]
 
 
 def test_a_copy_behind_a_compute_that_may_not_have_been_issued_is_not_judged():
