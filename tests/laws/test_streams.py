@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from random import Random
 
 import pytest
 from bounding import bound
+from policy_problems import problem, replay
 from replays import computes, run
 from strategies import Case, least_budget, leaves_unused
 from walks import DDR, HBM, Walk
 
 from simulator.cost import durations_ns
+from simulator.errors import CapacityError
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.plan import NOWHERE, Actions, Plan
+from simulator.policies import POLICIES, Problem
 from simulator.referee import check_trace
 
 SEEDS = [1, 6, *(pytest.param(block, marks=pytest.mark.slow) for block in range(24) if block not in {1, 6})]
@@ -130,3 +134,41 @@ def test_no_device_is_faster_than_itself_and_no_step_than_its_bound(block):
         step_ns = summarise(case.graph, case.hardware, trace)["step_ns"]
         assert step_ns >= bound(case.graph, case.hardware, alone_ns, case.plan.home, case.budget_bytes).ns
     assert beside > 25
+
+
+def steps_of(seed: int) -> Problem:
+    """A step whose ops are on up to three streams, with weights in HBM or DDR, and little room."""
+    draw, builder = Random(seed), GraphBuilder("step")
+    known = [f"w{i}" for i in range(draw.randint(1, 3))]
+    for name in known:
+        builder.tensor(name, draw.randint(5, 60), "weight", persistent=True)
+    ops = draw.randint(4, 9)
+    for i in range(ops):
+        reads, writes = draw.sample(known, min(len(known), draw.randint(1, 3))), []
+        if draw.random() < 0.6:
+            builder.tensor(f"a{i}", draw.randint(5, 60))
+            known.append(f"a{i}")
+            writes.append(f"a{i}")
+        duration_ns, stream = draw.randint(1, 100), draw.choice([0, 0, 1, 2])
+        phase = "forward" if i < ops // 2 else "backward"
+        builder.op(f"op{i}", reads, writes, duration_ns=duration_ns, stream=stream, phase=phase)
+    graph = builder.build(steps=draw.choice([1, 2]))
+    size = [tensor.size_bytes for tensor in graph.tensors]
+    homes = {tensor.name: draw.choice([HBM, DDR, DDR]) for tensor in graph.tensors if tensor.persistent}
+    pinned = sum(tensor.size_bytes for tensor in graph.tensors if homes.get(tensor.name) == HBM)
+    working = max(sum(size[t] for t in {*op.reads, *op.writes}) for op in graph.ops)
+    return problem(graph, max(working, pinned) + draw.choice([0, 10, 30, 60]), homes)
+
+
+@pytest.mark.parametrize("policy", ["static", "reactive", "offload_saved", "lookahead", "recompute"])
+@pytest.mark.parametrize("block", [17, *(pytest.param(block, marks=pytest.mark.slow) for block in range(17))])
+def test_no_policy_blocks_itself_on_several_streams(policy, block, quick_plans):
+    """In block 17 `static` and `reactive` did."""
+    planned, entry = 0, POLICIES[policy]
+    for seed in range(12 * block, 12 * block + 12):
+        case = steps_of(seed)
+        with suppress(CapacityError):
+            ran = replay(case, entry.plan(case, entry.options()))
+            assert ran.status == "ok", (seed, ran.trace.blocked)
+            planned += 1
+    assert planned > 4
