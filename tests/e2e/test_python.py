@@ -1,5 +1,6 @@
 """The Python door: the same results as tables and figures."""
 
+import math
 import re
 import subprocess
 import sys
@@ -216,13 +217,12 @@ def test_the_module_of_pytorch_is_imported_like_any_other(said):
 
 
 def test_two_streams_of_a_die_are_not_faster_than_the_die(tmp_path):
-    """Two matmuls of 1 TFLOP side by side: alone each is 1 TFLOP / (376 TFLOP/s x 0.869); together they have 376."""
+    """Two matmuls of 1 TFLOP side by side: alone each reaches 77.4 % of 376 TFLOP/s, together they have all of it."""
     ops = [{"op": f"f{i}", "reads": ["w"], "flops": 10**12, "op_class": "matmul", "stream": i} for i in range(2)]
     tensor = {"tensor": "w", "size_bytes": 1_000_000, "kind": "weight", "persistent": True}
     chain.write_lines(tmp_path / "g.jsonl", [{"schema": "hosim-graph/1", "name": "two"}, tensor, *ops])
     (tmp_path / "w.yaml").write_text("schema: hosim/workload/1\nname: two\ngraph: g.jsonl\n")
     row = hosim.run(hardware="ascend_910c_die", workload=tmp_path / "w.yaml", policies=["resident"])["resident"]
-    assert row.summary["step_ns"] >= 2 * 10**12 / 376e3
-    assert 0.99 < row.summary["mfu"] <= 1
+    assert row.summary["compute_ns"] == row.summary["bound_ns"] == math.ceil(2 * 10**12 / 376e3)
     assert row.summary["bound_kind"] == "matrix unit"
-    assert row.summary["gap_fraction"] < 0.01
+    assert 0.85 < row.summary["mfu"] < 1, "the rest is the host's launch of the graph"
