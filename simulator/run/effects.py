@@ -111,8 +111,12 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle |= dict.fromkeys(("compute.launch", "compute.achieved_bandwidth"), "the times of all ops were recorded")
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
-    if case.job.ranks == 1 and not any(link.via for link in case.hardware.links.values()):
-        idle |= dict.fromkeys(("tiers.*.scope", "buses.*.scope", "topology.*"), "there is one rank")
+    if case.job.ranks == 1:
+        links, tiers = case.hardware.links.values(), case.hardware.tiers
+        reserving = {tiers[stage.source].scope for link in links for stage in link.stages[1:]}  # for each who shares it
+        single = ["buses.*.scope", *(() if "supernode" in reserving else ["topology.nodes"])]
+        single += () if reserving else ("tiers.*.scope", "topology.*")
+        idle |= dict.fromkeys(single, "there is one rank")
     if allocators == {"ideal"}:
         idle["allocator.*"] = "each row counts bytes alone (allocator: ideal)"
     elif "caching" not in allocators:

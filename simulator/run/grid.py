@@ -294,6 +294,7 @@ def _keyed_study(
         rows_named(base.scenario, names)
     about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
     about.append([(axis.fields, axis.unit) for axis in axes])
+    about.append(None if "scenario" in base.sha256 else base.scenario.model_dump_json())
     key = partial(key_of, key_of(about).hex())
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 

@@ -6,6 +6,7 @@ import documents
 import pytest
 
 import simulator
+from simulator.scenario import Scenario
 
 HOMES = "homes: {weight: hbm}"
 KINDS = (
@@ -80,6 +81,17 @@ def test_homes_vary_in_a_sweep(story):
     grid = {"homes.optimizer_state": ["hbm", "ddr"], "budget": ["40 kB", "1 MB"]}
     swept = simulator.sweep(story(), grid, policies=["static"], cache=False, workers=1)
     assert [row["peak_hbm_bytes"] > 27_000 for row in swept.rows] == [True, True, False, False]
+
+
+def test_rows_that_are_kept_are_those_of_their_homes(story, tmp_path):
+    """Also of a scenario that is no file."""
+    story()
+    steps = []
+    for homes in ({}, {"optimizer_state": "ddr"}):
+        mine = Scenario(name="mine", hardware="box.yaml", workload="job.yaml", policies=("static",), homes=homes)
+        grid = {"links.*.bandwidth": ["1 GB/s", "2 GB/s"]}
+        steps.append([row["step_ns"] for row in simulator.sweep(mine, grid, cache=tmp_path / "kept", workers=1).rows])
+    assert steps[0] != steps[1]
 
 
 @pytest.mark.parametrize(
