@@ -247,7 +247,6 @@ class Walk:
 NO_FIGURE = {
     *((Document, field) for field in ABOUT_ITSELF),  # prose
     (Scenario, "fold"),  # changes no figure, as its description says
-    (Switches, "hbm_contention"),
     (PolicyChoice, "label"),  # a name
 }
 """Fields that no figure follows from, and why."""
