@@ -1,6 +1,6 @@
 """Breaks the program in many places, one at a time, and says which test sees it; what none sees survives.
 
-    python tests/bench/mutants.py                 all of `mutants.toml`, in a quarter of an hour
+    python tests/bench/mutants.py                 all of `mutants.toml`; takes minutes
     python tests/bench/mutants.py serving TPOT    those whose file or name has one of these words
 
 A mutant is a line or two of the program as it is, and as it would be if it were wrong. Each is written into a copy of

@@ -334,6 +334,17 @@ def test_a_counter_shows_what_is_held_once_an_instant_is_over(results):
         assert event["args"] == {"[B]": delta[time_ns <= round(event["ts"] * 1000)].sum()}
 
 
+@pytest.mark.parametrize(
+    ("step_ns", "said"), [(1_004_999, "static and later tie at 1.00 ms"), (1_005_001, "static is fastest: 1.00 ms")]
+)
+def test_steps_within_half_a_per_cent_tie(results, step_ns, said):
+    first, later = (
+        replace(results["static"], label=label, summary=results["static"].summary | {"step_ns": ns})
+        for label, ns in (("static", 1_000_000), ("later", step_ns))
+    )
+    assert sentences([first, later])[0].startswith(f"{said} a step")
+
+
 def test_what_is_free_lies_in_holes(in_pieces):
     kept = space(in_pieces["fit"])
     used = next(usage for usage in usages(in_pieces["fit"]) if usage.tier == "hbm")
