@@ -144,6 +144,12 @@ def _rows(draw: Draw, options: tuple[tuple[str, dict[str, Any]], ...], **more: t
     return found
 
 
+def homes_of(graphs: list[Graph], **kinds: str) -> dict[str, str]:
+    """Homes of these kinds as far as some tensor is of them, all else free."""
+    there = {str(tensor.kind) for graph in graphs for tensor in graph.tensors}
+    return {"*": "free", **{kind: home for kind, home in kinds.items() if kind in there}}
+
+
 def _walks(draw: Draw) -> Drawn:
     """Random plans on a random machine, some of them decided as they run."""
     machine, graph = machine_of(draw), graph_of(draw, 8, 3)
@@ -167,7 +173,7 @@ def _policies(draw: Draw) -> Drawn:
     stays = of_kind(graph, "weight") if home == "hbm" else set()
     scenario = {
         "policies": _rows(draw, (*PLANNERS, *RUNTIMES)),
-        "homes": {"*": "free", "weight": home, "optimizer_state": "free"},
+        "homes": homes_of([graph], weight=home, optimizer_state="free"),
         "budget": f"{budget_of(draw, graph, stays)} B",
         "switches": {"copies_wait_for": draw.choice(("start", "start", "end"))},
         "assumed": {"budget": "drawn"},
@@ -255,7 +261,7 @@ def _ranks(draw: Draw, *, is_walked: bool) -> Drawn:
         row | (draw.choice(ways) if row["policy"] == "static" else {}) for row in _rows(draw, (*PLANNERS, *RUNTIMES))
     ]
     budget = max(budget_of(draw, graph, of_kind(graph, "weight") if home == "hbm" else set()) for graph in graphs)
-    scenario |= {"policies": rows, "homes": {"*": "free", "weight": home}, "budget": f"{budget} B"}
+    scenario |= {"policies": rows, "homes": homes_of(graphs, weight=home), "budget": f"{budget} B"}
     return Drawn(job, machine, scenario)
 
 
