@@ -194,7 +194,7 @@ def test_sentences_name_the_gap_and_the_op():
     assert sentences([_row("resident", shortfall=short), fast]) == [
         "resident does not fit in hbm: short by 30 B at op 'L31/fwd/loss'.",
         (
-            "static takes 1.00 us a step, 50 % above the lower bound (link d2h); "
+            "static takes 1.00 us a step, at most 50 % above the best (link d2h); "
             "it overlaps 97 % of its copying with compute."
         ),
     ]
