@@ -253,7 +253,7 @@ _WHATEVER_HOMES = ("compute", "critical path")
 """Kinds of bounds that do not depend on the placement."""
 
 
-def held_to(rows: Sequence[Row], row: Row) -> str:
+def held_to(rows: Sequence[Row], row: Row, to: str = "lower bound") -> str:
     """Name the bound of a row by the plans that it covers, such as ``lower bound for this placement``.
 
     Where other rows recompute and it does not, the bound covers only plans that do not, either.
@@ -262,11 +262,13 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
     ----------
     rows, row
         The rows of a table, and one of them.
+    to
+        What is named.
     """
     also = "without recompute" if any(row.recompute_ns for row in rows) and not row.recompute_ns else ""
     kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
     given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
-    return " ".join(filter(None, ("lower bound", also, given)))
+    return " ".join(filter(None, (to, also, given)))
 
 
 def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:

@@ -96,8 +96,8 @@ def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
     leads = "tie at" if leaders[1:] else "is fastest:" if running[1:] else "takes"
     text, gap = f"{listed(leaders)} {leads} {quantity(step, 'ns')} a step", row.summary.get("gap_fraction")
     if gap is not None and present(gap):
-        far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
-        text += f", {far} the {held_to(rows, row)} ({row.summary.get('bound_kind') or 'compute'})"
+        far, to = (f"at most {percent(gap)} above", "best") if gap >= _NO_GAP else ("at", "lower bound")
+        text += f", {far} the {held_to(rows, row, to)} ({row.summary.get('bound_kind') or 'compute'})"
     return f"{text}; {row.label if leaders[1:] else 'it'} {_spends(row, is_whole=True) or 'never waits'}"
 
 

@@ -220,7 +220,7 @@ def test_sentences_name_the_gap_and_the_op():
     assert sentences([_row("resident", shortfall=short), fast]) == [
         "resident does not fit in hbm: short by 30 B at op 'L31/fwd/loss'.",
         (
-            "static takes 1.00 us a step, 50 % above the lower bound (link d2h); "
+            "static takes 1.00 us a step, at most 50 % above the best (link d2h); "
             "it overlaps 97 % of its copying with compute."
         ),
     ]
@@ -272,7 +272,7 @@ def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_
     recompute, static = again["recompute"].summary, again["static"].summary
     assert recompute["bound_kind"] == "room or recompute at fwd/5"
     assert recompute["bound_ns"] < static["bound_ns"]
-    assert "the lower bound for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
+    assert "the best for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
 
 
 def test_a_bound_that_other_homes_can_beat_says_so():
@@ -287,7 +287,7 @@ def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
     fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", slowdown_vs_fastest=1.0)
     slow = _row("recompute", 1300, slowdown_vs_fastest=1.3, recompute_ns=300, compute_ns=1000)
     first, second = sentences([fast, slow])
-    assert "the lower bound without recompute (link d2h)" in first
+    assert "the best without recompute (link d2h)" in first
     assert second == "recompute takes 1.30x as long as static: it spends 300 ns on recompute."
 
 

@@ -80,6 +80,8 @@ def test_points_of_one_rank_are_compared_by_tokens_per_second():
         "stall",
         "transfer",
         "gap",
+        "at",
+        "most",
         "bounded",
         "by",
         "tokens/s",

@@ -107,7 +107,7 @@ def plan(problem: Problem, options: Options) -> Plan:
         late = "the replay delays what the program finds best"
         why = late if best.is_over else f"the search stopped after {options.time_limit_s:g} s"
         gap = best.step_ns / max(1, best.least_ns) - 1
-        note = f"not proved optimal ({why}): {others} takes less than {best.least_ns:,} ns, a gap of {gap:.2%}"
+        note = f"not proved optimal ({why}): {others} takes less than {best.least_ns:,} ns, a gap of at most {gap:.2%}"
     return replace(best.plan, policy="optimal", notes=(note,))
 
 
