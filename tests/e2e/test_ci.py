@@ -380,3 +380,36 @@ def test_a_summary_with_another_type_is_one_message(hosim, folders, tmp_path, co
         done = hosim("diff", *pair)
         assert (done.code, done.out) == (2, "")
         assert f"new.json, row 'static': {column} is {must}, found {value!r}; run again" in done.err
+
+
+@pytest.mark.parametrize(
+    ("expectation", "key", "said"),
+    [
+        ("column: compactions, equals: .nan", "equals", "compactions is a number, found '.nan'; write a finite number"),
+        ("column: compactions, equals: inf", "equals", "compactions is a number, found 'inf'; write a finite number"),
+        ("column: gap_fraction, equals: low", "equals", "gap_fraction is a number, found 'low'"),
+        ("column: gap_fraction, at_most: inf", "at_most", "found 'inf'; write a finite number"),
+        ("column: gap_fraction, at_least: inf", "at_least", "found 'inf'; write a finite number"),
+        ("column: status, equals: .nan", "equals", "status is a word that rows have, found '.nan'; use one of ok, inf"),
+        ("column: status, equals: okay", "equals", "found 'okay'; use one of ok, .*did you mean 'ok'"),
+        ("column: bound_kind, equals: 7", "equals", "bound_kind is a word that rows have, found 7.0"),
+        ("column: status, at_most: 5", "at_most", "status is a text, which only equals compares, found at_most"),
+        ("column: status, over: reactive, at_most: 2x", "over", "status is a text, which only equals compares"),
+    ],
+)
+def test_an_expectation_that_can_never_hold_is_refused(hosim, tmp_path, expectation, key, said):
+    path = chain.write(tmp_path, scenario=f"{chain.SCENARIO}expect:\n  - {{row: static, {expectation}}}\n")
+    for command in ("check", "run"):
+        done = hosim(command, path)
+        assert (done.code, done.out) == (1, "")
+        assert re.search(rf"scenario.yaml:\d+, expect.0.{key}: .*{said}", done.err), done.err
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [("status <= 5", "only equals compares"), ("stall <= inf", "finite"), ("gap <= nan", "finite")],
+)
+def test_a_condition_that_can_never_hold_is_refused(hosim, tmp_path, condition, said):
+    done = hosim("frontier", chain.write(tmp_path), "--of", "links.*.bandwidth", "--such-that", condition)
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(rf"hosim: --such-that: .*{said}.*\n", done.err)
