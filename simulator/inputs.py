@@ -39,7 +39,7 @@ STDIN, _PIPE = Path("-"), "a device or a pipe"
 
 
 @cache
-def _from_stdin() -> Path:
+def from_stdin() -> Path:
     """Copy standard input, which can be read once only, into a file that lasts as long as the process."""
     copy = NamedTemporaryFile()  # noqa: SIM115 - closed, and so removed, at exit
     atexit.register(copy.close)
@@ -51,6 +51,8 @@ def _from_stdin() -> Path:
 
 def shown(path: Path) -> str:
     """Write a path for people, relative to the working directory if it lies below it."""
+    if path == STDIN:
+        return "standard input"
     try:
         return path.absolute().relative_to(Path.cwd()).as_posix()
     except (ValueError, FileNotFoundError):  # also if the working directory is gone
@@ -82,10 +84,10 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
         If it is not a file, cannot be read, or is truncated.
     """
     try:
-        found, do = no_file(path), "correct the path; hosim downloads nothing"
-        do = f"save it in a file, or import it as {STDIN}, standard input" if found == _PIPE else do
-        insist(path == STDIN or isfile(path), shown(path), "an input is a file", found, do)
-        place = _from_stdin() if path == STDIN else path
+        do = "correct the path; hosim downloads nothing"
+        do = f"save it in a file, or import it as {STDIN}, standard input" if no_file(path) == _PIPE else do
+        insist(path == STDIN or isfile(path), shown(path), "an input is a file", no_file(path), do)
+        place = from_stdin() if path == STDIN else path
         with place.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"
         with cast(BinaryIO, gzip.open(place)) if is_packed else place.open("rb") as file:

@@ -39,7 +39,7 @@ def written(*files: Path, option: str = "") -> Iterator[list[Path]]:
         check_file(option, file)
     targets = [Path(realpath(file)) for file in files]  # what a link leads to is replaced, not the link
     parts = [file.with_name(f".part-{token_urlsafe(6)}{file.suffix}") for file in targets]
-    try:
+    with refusing(f"{option} {files[0]}".strip(), _MUST, f"make room, or {_DO}"):
         try:
             if option:
                 targets[0].parent.mkdir(parents=True, exist_ok=True)
@@ -47,16 +47,21 @@ def written(*files: Path, option: str = "") -> Iterator[list[Path]]:
             with waiting():
                 for part, target in zip(parts, targets, strict=True):
                     part.replace(target)
-                if option:
-                    complete.append(str(files[0]))
+                complete.extend([str(files[0])] if option else [])
         finally:
             for part in parts:
                 part.unlink(missing_ok=True)
+
+
+@contextmanager
+def refusing(where: str, must: str, do: str) -> Iterator[None]:
+    """Turn an error of the system into a `ConfigError`, or into a `MemoryError`; parameters as for `HosimError`."""
+    try:
+        yield
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise MemoryError from error
-        found = error.strerror or str(error)
-        raise ConfigError(f"{option} {files[0]}".strip(), _MUST, found, f"make room, or {_DO}") from error
+        raise ConfigError(where, must, error.strerror or str(error), do) from error
 
 
 def check_file(option: str, file: Path) -> None:
@@ -75,13 +80,10 @@ def check_file(option: str, file: Path) -> None:
         If it is no file, or cannot be written.
     """
     where = f"{option} {file}".strip()
-    try:
-        is_there = file.exists()
-        insist(not is_there or file.is_file(), where, "an output is a file", no_file(file), _DO)
-        if is_there:
+    with refusing(where, _MUST, _DO):
+        if file.exists():
+            insist(file.is_file(), where, "an output is a file", no_file(file), _DO)
             file.open("ab").close()
-    except OSError as error:
-        raise ConfigError(where, _MUST, str(error.strerror), _DO) from error
     check_beside(where, file, _MUST, _DO)
 
 

@@ -200,10 +200,7 @@ class Validation(Sweep):
     def checks(self) -> dict[str, list[Check]]:
         """Expectations as test cases, by scenario."""
         by_scenario = grouped(self.judged, attrgetter("scenario"))
-        return {
-            scenario: [check(claim.verdict)._replace(seconds=claim.seconds) for claim in group]
-            for scenario, group in by_scenario.items()
-        }
+        return {name: [check(c.verdict)._replace(seconds=c.seconds) for c in by_scenario[name]] for name in by_scenario}
 
 
 def claims(has: Callable[[Scenario], object] = attrgetter("expect")) -> list[str]:
@@ -314,17 +311,15 @@ def checked(loaded: Loaded, point: Point) -> Rows:
     insist(scenario.expect, loaded.place("expect"), rule, "nothing", do)
     begun_s = monotonic()
     judgements = judged(loaded, scenario.expect) + (untested(claim) if claim else [])
-    seconds = [monotonic() - begun_s] + [0.0] * len(judgements)
+    seconds = monotonic() - begun_s
     fits: dict[str, dict[Fit, dict[str, None]]] = {choice.row: {} for choice in scenario.policies}
     for document in (scenario, loaded.hardware, loaded.workload):
         for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
             if choice.allocator != "ideal" or not path.startswith("allocator."):
                 fits[choice.row].setdefault(fit, {})[path] = None
     more = (claim.chosen, () if point else claim.counted) if claim else ()
-    return [
-        {"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)._replace(seconds=spent)}
-        for verdict, spent in zip(judgements, seconds, strict=False)
-    ]
+    first, *others = (Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more) for verdict in judgements)
+    return [{"judged": each} for each in (first._replace(seconds=seconds), *others)]
 
 
 def judged(loaded: Loaded, expected: Sequence[Expectation], *, with_bounds: bool = True) -> list[Verdict]:

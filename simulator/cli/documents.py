@@ -231,6 +231,7 @@ def import_() -> None:
     Examples:
       hosim import hf config.json --phase decode -o mine.yaml
       hosim import hf --help
+      zcat trace.json.gz | hosim import kineto - -o mine.yaml
       hosim run --hardware h100_sxm --workload mine.yaml
 
     Each figure in them has its origin. The command prints what was kept, what was derived and from what, and

@@ -43,7 +43,7 @@ def unpacked(path: Path, most: int | None = None) -> bytes:
         If it cannot be read, is too large or empty, or is a pickle.
     """
     where, data = inputs.shown(path), inputs.whole(path, most or MOST_BYTES)
-    if path.name.endswith((".tar", ".tar.gz", ".tgz")):
+    if path.name.endswith((".tar", ".tar.gz", ".tgz")) or (path == inputs.STDIN and data[257:262] == b"ustar"):
         data = _first_file(data, where)
     inputs.data_only(data, path)
     insist(data and not data.isspace(), where, "a file holds something", "an empty one", "write it again")

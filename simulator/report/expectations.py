@@ -112,10 +112,8 @@ def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
 
     Parameters
     ----------
-    expected
-        The expectation.
-    columns
-        The columns of the summary.
+    expected, columns
+        The expectation, and the columns of the summary.
 
     Raises
     ------
@@ -139,8 +137,7 @@ def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
             require(is_number, must, repr(expected.equals), "equals", do=do)
 
 
-_WORDS = {"status": ("ok", "infeasible", "blocked", "refused")}
-"""Column of text -> all its values, where they are known."""
+_WORDS = {"status": ("ok", "infeasible", "blocked", "refused")}  # column of text -> all its values, if known
 
 
 def untested(claim: Claim) -> list[Verdict]:

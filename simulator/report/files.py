@@ -7,7 +7,6 @@ run that was killed.
 from __future__ import annotations
 
 import csv
-import errno
 import fcntl
 import os
 import re
@@ -27,11 +26,11 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from simulator.document import Line
-from simulator.errors import ConfigError, insist, system_message
+from simulator.errors import ConfigError, insist
 from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
 from simulator.metrics import figure_of
-from simulator.outputs import check_beside
+from simulator.outputs import check_beside, refusing
 
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
@@ -107,28 +106,24 @@ def replaced(out: Path) -> Iterator[Path]:
     out = out.resolve()
     made = [p for p in (out.parent, *out.parent.parents) if not p.exists()]
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _clear(out)
-        workspace = out.with_name(_PARTIAL.format(out.name) + token_urlsafe(6))
-        try:
-            workspace.mkdir(0o700)
-            with _locked(workspace):
-                new = workspace / "new"
-                new.mkdir()
-                yield new
+        with refusing(f"--out {out}", "the results can be written", "make room for them, or choose another folder"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _clear(out)
+            workspace = out.with_name(_PARTIAL.format(out.name) + token_urlsafe(6))
+            try:
+                workspace.mkdir(0o700)
+                with _locked(workspace):
+                    new = workspace / "new"
+                    new.mkdir()
+                    yield new
+                    with waiting():
+                        if os.path.lexists(out):
+                            out.rename(workspace / _OLD)
+                        new.rename(out)
+                        complete.append(str(out))
+            finally:
                 with waiting():
-                    if os.path.lexists(out):
-                        out.rename(workspace / _OLD)
-                    new.rename(out)
-                    complete.append(str(out))
-        finally:
-            with waiting():
-                _settle(workspace, out)
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            raise MemoryError from error
-        do = "make room for them, or choose another folder"
-        raise ConfigError(f"--out {out}", "the results can be written", system_message(error), do) from error
+                    _settle(workspace, out)
     finally:
         for parent in made:
             with suppress(OSError):

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -27,7 +27,7 @@ from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
-from simulator.run.kept import SUFFIXES, appending, code_key, key_of, open_rows
+from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, key_of
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
@@ -243,8 +243,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     workers = workers or os.cpu_count() or 1
     pace, run_tasks = Pace(progress, workers, by_line=True), partial(clustered, cluster) if cluster else spawned
     with ExitStack() as using:
-        kept = open_rows(folder, pace.say) if measured.key else None
-        using.callback(kept.close if kept else tuple)
+        say = None if folder else pace.say
+        kept = using.enter_context(closing(KeptRows(folder, say))) if measured.key else None
         append = using.enter_context(appending(file, head)) if file else None
         for new in streamed([measured], workers, pace, kept, run_tasks):
             if append is not None:

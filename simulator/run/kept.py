@@ -59,9 +59,10 @@ class KeptRows:
     Parameters
     ----------
     folder
-        The folder; it is created if it does not exist.
+        The folder, which is created if it does not exist; None: the default one.
     say
-        Called with a line, once, if it can no longer be written; without, that is an error.
+        Called with a line, once, if the folder cannot be used, or no longer be written, and nothing is kept from there
+        on; without, that is an error.
 
     Raises
     ------
@@ -69,43 +70,56 @@ class KeptRows:
         If it cannot be created, read or written, or another version of hosim keeps rows there in another form.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
-        self._path, self._say, self._is_kept = folder / _FILE, say, True
-        with self._refusing():
+    def __init__(self, folder: Path | None, say: Callable[[str], None] | None = None) -> None:
+        self._path, self._say, self._is_kept = Path(), say, True
+        self._base: sqlite3.Connection | None = None
+        with self._forgiving():
+            folder = folder or default_folder()
+            self._path = folder / _FILE
             folder.mkdir(parents=True, exist_ok=True)
-            self._base = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
-            (form,) = self._base.execute("PRAGMA user_version").fetchone()
+            base = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
+            (form,) = base.execute("PRAGMA user_version").fetchone()
             rule = f"rows are kept in form {_FORM}"
             insist(form in (0, _FORM), str(self._path), rule, f"form {form}", _REMOVE)
-            self._base.execute("PRAGMA journal_mode = WAL")
-            self._base.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a lost host the last
-            self._base.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, rows BLOB NOT NULL)")
-            self._base.execute(f"PRAGMA user_version = {_FORM}")
+            base.execute("PRAGMA journal_mode = WAL")
+            base.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a lost host the last
+            base.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, rows BLOB NOT NULL)")
+            base.execute(f"PRAGMA user_version = {_FORM}")
+            self._base = base
 
     def get(self, key: bytes) -> list[dict[str, Any]] | None:
         """Return the rows of a key; None if none are kept."""
+        if self._base is None:
+            return None
         with self._refusing():
             record = self._base.execute("SELECT rows FROM rows WHERE key = ?", (key,)).fetchone()
             return orjson.loads(record[0]) if record else None
 
     def put(self, key: bytes, rows: list[dict[str, Any]]) -> None:
         """Keep rows; they are on disk when this returns."""
-        if not self._is_kept:
+        if self._base is None or not self._is_kept:
             return
+        with self._forgiving():
+            self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
+            if (phrase := f"what was measured so far, in {self._path},") not in complete:
+                complete.append(phrase)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._base is not None:
+            self._base.close()
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Say what cannot be used, and keep nothing from there on, if that is allowed."""
         try:
             with self._refusing():
-                self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
+                yield
         except ConfigError as error:
             if self._say is None:
                 raise
             self._is_kept = False
-            self._say(_unkept(error))
-        if self._is_kept and (phrase := f"what was measured so far, in {self._path},") not in complete:
-            complete.append(phrase)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._base.close()
+            self._say(f"{error.where}: rows are not kept from here on ({error.found}); {_ELSE}")
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -121,34 +135,6 @@ class KeptRows:
 _KEEPS = "rows that were measured can be kept and read again"
 _ELSE = "name another folder with --cache, or keep nothing with --no-cache"
 _REMOVE = f"remove that file, {_ELSE}"
-
-
-def open_rows(asked: Path | None, say: Callable[[str], None]) -> KeptRows | None:
-    """Open the folder that is asked for; or else the default one, and go on without it if it cannot be used.
-
-    Parameters
-    ----------
-    asked
-        The folder; None: the default one.
-    say
-        Called with a line if the default folder cannot be used.
-
-    Raises
-    ------
-    ConfigError
-        As `KeptRows`, if a folder is asked for.
-    """
-    try:
-        return KeptRows(asked or default_folder(), None if asked else say)
-    except ConfigError as error:
-        if asked:
-            raise
-        say(_unkept(error))
-        return None
-
-
-def _unkept(error: ConfigError) -> str:
-    return f"{error.where}: rows are not kept from here on ({error.found}); {_ELSE}"
 
 
 PARQUET = ".parquet"

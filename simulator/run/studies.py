@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from simulator import catalog
@@ -59,13 +60,9 @@ def points_of(loaded: Loaded) -> Study:
     scaling = loaded.scenario.scaling
     rule, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
     insist(scaling, loaded.place("scaling"), rule, "none", do)
-    axes, columns = zip(
-        *(
-            Axis.listing(key, (f"workload.{key}",), loaded.place("scaling", key), values)
-            for key, values in scaling.items()
-        ),
-        strict=True,
-    )
+    place, listed = partial(loaded.place, "scaling"), scaling.items()
+    made = [Axis.listing(key, (f"workload.{key}",), place(key), values) for key, values in listed]
+    axes, columns = zip(*made, strict=True)
     return Study(loaded.without_questions(), Cells(), axes, list(zip(*columns, strict=True)))
 
 

@@ -1,7 +1,14 @@
 """Bad input: one clear message with where, what must hold, what was found and what to do; exit code 1; nothing left."""
 
 import json
+<<<<<<< HEAD
 import re
+=======
+import os
+import re
+import subprocess
+from html import unescape
+>>>>>>> faults
 
 import chain
 import pytest
@@ -286,3 +293,22 @@ def test_an_op_of_a_class_that_no_one_knows(hosim, scenario, tmp_path, monkeypat
     _refused(
         hosim("run", scenario, "--out", "out"), ["op 'update' of class 'matmull'", "did you mean 'matmul'?"], tmp_path
     )
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_names_that_are_not_utf_8_are_read_and_written(hosim, scenario, tmp_path, monkeypatch, command):
+    """A name is bytes; the page tells them to a shell, from which the command gives the same again."""
+    name = os.fsdecode(b"in\xff'\\.yaml")
+    scenario.rename(scenario.with_name(name))
+    monkeypatch.chdir(scenario.parent)
+    out = os.fsdecode(b"out\xfe")
+    more = ["--grid", "workload.steps=1,2", "--workers", "1"] if command == "sweep" else []
+    done = hosim(command, name, *more, "--policy", "static", "--out", out)
+    assert done.code == 0, done.err
+    page = unescape((scenario.parent / out / "report.html").read_text(encoding="utf-8"))
+    (line,) = re.findall(rf"hosim {command} [^<]*", page)[:1]
+    shell = ["bash", "-c", f"printf '%s\\0' {line.strip()}"]
+    words = subprocess.run(shell, check=True, capture_output=True).stdout.split(b"\0")[:-1]
+    assert words == [
+        os.fsencode(word) for word in ("hosim", command, name, *more[:2], "--policy", "static", "--out", out)
+    ]

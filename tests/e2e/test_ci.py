@@ -1,6 +1,7 @@
 """What other people's CI needs: expectations in every column, JSON, JUnit, and `hosim diff` with its exit codes."""
 
 import json
+import os
 import re
 import shutil
 
@@ -8,8 +9,11 @@ import chain
 import junit_grammar
 import pytest
 import small_job
+from full import small_files
 
 import simulator as hosim_api
+from simulator.report.expectations import write_junit
+from simulator.run import row as rows
 
 FASTER = "links.*.bandwidth=8 GB/s"
 HOLD = """\
@@ -309,3 +313,104 @@ def test_a_report_that_is_there_is_kept_until_it_is_replaced(hosim, tmp_path):
     file.write_text("earlier")
     assert hosim("run", tmp_path / "no_such.yaml", "--junit", file).code == 1
     assert file.read_text() == "earlier"
+
+
+@pytest.mark.parametrize(
+    "line", ["run SCENARIO --junit FILE", "validate SCENARIO --junit FILE", "diff OLD OLD --html FILE",
+             "sweep SCENARIO --grid links.*.bandwidth=1..2GB/s:2 --out FILE.csv",
+             "import graph GRAPH --force -o FILE.yaml"],
+)  # fmt: skip
+def test_a_pipe_is_refused_before_anything_runs(hosim, folders, tmp_path, line):
+    """Nobody reads from it: opening it would wait for ever."""
+    scenario = chain.write(tmp_path, scenario=chain.SCENARIO + HOLD)
+    words = {"SCENARIO": scenario, "OLD": folders / "old", "GRAPH": tmp_path / "graph.jsonl"}
+    words |= {f"FILE{suffix}": tmp_path / f"pipe{suffix}" for suffix in ("", ".csv", ".yaml")}
+    for suffix in ("", ".csv", ".yaml"):
+        os.mkfifo(tmp_path / f"pipe{suffix}")
+    done = hosim(*(words.get(word, word) for word in line.split()))
+    assert (done.code, done.out) == (2 if line.startswith("diff") else 1, "")
+    assert re.fullmatch(r"hosim: .*/pipe[.a-z]*: an output is a file, found a device or a pipe; choose .*\n", done.err)
+
+
+@pytest.mark.parametrize("line", ["run SCENARIO --junit FILE", "diff OLD FAST --html FILE"])
+def test_on_a_full_disk_the_earlier_file_stays_and_is_named(hosim, folders, tmp_path, line):
+    file = tmp_path / "file"
+    file.write_text("earlier")
+    scenario = chain.write(tmp_path, scenario=chain.SCENARIO + HOLD)
+    words = {"SCENARIO": scenario, "OLD": folders / "old", "FAST": folders / "fast", "FILE": file}
+    with small_files(100):
+        done = hosim(*(words.get(word, word) for word in line.split()))
+    assert done.code == (2 if line.startswith("diff") else 1)
+    assert f" {file}: the file can be written, found File too large; make room" in done.err
+    assert file.read_text() == "earlier"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_case_takes_the_time_of_its_row(hosim, tmp_path, monkeypatch):
+    """The first check of a row takes what the row took; a row that no check is about counts for the first of all."""
+    now_s = iter(range(100))
+    monkeypatch.setattr(rows, "monotonic", lambda: next(now_s) ** 2)
+    scenario = chain.SCENARIO + "expect: [{row: static, at_most: 1 s}, {row: static, column: status, equals: ok}]\n"
+    hosim_api.run(chain.write(tmp_path, scenario=scenario))
+    now_s = iter(range(100))
+    checks = hosim_api.run(chain.write(tmp_path, scenario=scenario)).checks
+    assert [check.seconds for check in checks] == [1 + 5, 9, 0]
+    write_junit({"chain": checks}, tmp_path / "x.xml")
+    root = junit_grammar.read(tmp_path / "x.xml")
+    assert [case.get("time") for case in root.iter("testcase")] == ["6.000", "9.000", "0.000"]
+    assert root.get("time") == "15.000"
+
+
+def test_times_are_told_of_rows_in_forks_and_of_claims(hosim, tmp_path):
+    scenario = chain.write(tmp_path, scenario=chain.SCENARIO + HOLD)
+    for command in ("run", "validate"):
+        assert hosim(command, scenario, "--junit", tmp_path / "x.xml").code == 0
+        assert float(junit_grammar.read(tmp_path / "x.xml").get("time")) > 0
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "must"),
+    [("peak_ddr_bytes", "5", "a whole number"), ("peak_ddr_bytes", 5.5, "a whole number"),
+     ("hidden_fraction", "most", "a number"), ("notes", 5, "text"), ("bound_kind", 1, "text")],
+)  # fmt: skip
+def test_a_summary_with_another_type_is_one_message(hosim, folders, tmp_path, column, value, must):
+    changed = json.loads((folders / "old" / "summary.json").read_bytes())
+    changed["rows"][-1][column] = value
+    (tmp_path / "new.json").write_text(json.dumps(changed))
+    for pair in ((folders / "old", tmp_path / "new.json"), (tmp_path / "new.json", folders / "old")):
+        done = hosim("diff", *pair)
+        assert (done.code, done.out) == (2, "")
+        assert f"new.json, row 'static': {column} is {must}, found {value!r}; run again" in done.err
+
+
+@pytest.mark.parametrize(
+    ("expectation", "key", "said"),
+    [
+        ("column: compactions, equals: .nan", "equals", "compactions is a number, found '.nan'; write a finite number"),
+        ("column: compactions, equals: inf", "equals", "compactions is a number, found 'inf'; write a finite number"),
+        ("column: gap_fraction, equals: low", "equals", "gap_fraction is a number, found 'low'"),
+        ("column: gap_fraction, at_most: inf", "at_most", "found 'inf'; write a finite number"),
+        ("column: gap_fraction, at_least: inf", "at_least", "found 'inf'; write a finite number"),
+        ("column: status, equals: .nan", "equals", "status is a word that rows have, found '.nan'; use one of ok, inf"),
+        ("column: status, equals: okay", "equals", "found 'okay'; use one of ok, .*did you mean 'ok'"),
+        ("column: bound_kind, equals: 7", "equals", "bound_kind is a word that rows have, found 7.0"),
+        ("column: status, at_most: 5", "at_most", "status is a text, which only equals compares, found at_most"),
+        ("column: status, over: reactive, at_most: 2x", "over", "status is a text, which only equals compares"),
+    ],
+)
+def test_an_expectation_that_can_never_hold_is_refused(hosim, tmp_path, expectation, key, said):
+    path = chain.write(tmp_path, scenario=f"{chain.SCENARIO}expect:\n  - {{row: static, {expectation}}}\n")
+    for command in ("check", "run"):
+        done = hosim(command, path)
+        assert (done.code, done.out) == (1, "")
+        assert re.search(rf"scenario.yaml:\d+, expect.0.{key}: .*{said}", done.err), done.err
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [("status <= 5", "only equals compares"), ("stall <= inf", "finite"), ("gap <= nan", "finite")],
+)
+def test_a_condition_that_can_never_hold_is_refused(hosim, tmp_path, condition, said):
+    done = hosim("frontier", chain.write(tmp_path), "--of", "links.*.bandwidth", "--such-that", condition)
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(rf"hosim: --such-that: .*{said}.*\n", done.err)

@@ -1,10 +1,18 @@
 """`hosim import`: a file of another kind becomes documents, and what is given to another command says so."""
 
+import gzip
+import io
 import json
+import os
 import re
+import sys
+import tarfile
 
 import pytest
 import recorded
+
+from simulator import inputs
+from simulator.importers import imported
 
 
 def test_a_graph_is_imported_told_and_checked(hosim, scenario, tmp_path, monkeypatch):
@@ -188,3 +196,82 @@ def test_a_program_is_refused_by_each_command_that_takes_a_document(command, hos
     done = hosim(command[0], file, *command[1:])
     assert done.code == 1
     assert "found a Python program, which is not run; run `hosim import torch train:FUNCTION -o train.yaml`" in done.err
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_hidden_layers": 64, "vocab_size": 100, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Put bytes into standard input."""
+
+    def pipe(content):
+        inputs.from_stdin.cache_clear()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    yield pipe
+    inputs.from_stdin.cache_clear()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["graph", "hf", "requests"])
+def test_standard_input_is_read_as_a_file_is(hosim, scenario, tmp_path, monkeypatch, piped, kind, packed):
+    content = {
+        "graph": scenario.with_name("graph.jsonl").read_bytes(),
+        "hf": json.dumps(CONFIG).encode(),
+        "requests": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,10,5\n",
+    }[kind]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").write_bytes(content)
+    piped(gzip.compress(content) if packed else content)
+    done = hosim("import", kind, "-", "-o", "piped.yaml")
+    assert (done.code, done.err) == (0, "")
+    assert hosim("import", kind, "source", "-o", "read.yaml").code == 0
+    texts = [(tmp_path / name).read_text() for name in ("piped.yaml", "read.yaml")]
+    name = "(?m)piped|read|imported|source|standard input|-(?=;|, served|$)"  # what it is called is all that differs
+    assert re.sub(name, "mine", texts[0]) == re.sub(name, "mine", texts[1])
+    assert "; - reads standard input." in " ".join(hosim("import", kind, "--help").out.split())
+
+
+def test_an_archive_is_known_by_its_content_where_it_has_no_name(hosim, tmp_path, piped):
+    archive = io.BytesIO()
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with tarfile.open(fileobj=archive, mode="w:gz") as packed:
+        packed.add(tmp_path / "config.json", "config.json")
+    piped(archive.getvalue())
+    done = hosim("import", "hf", "-", "-o", tmp_path / "mine.yaml")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_what_pipes_in_nothing_is_one_message(hosim, tmp_path, piped):
+    piped(b"")
+    done = hosim("import", "kineto", "-", "-o", tmp_path / "mine.yaml")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "hosim: standard input: a file holds something, found an empty one; write it again\n"
+
+
+def test_a_pipe_is_told_how_it_is_read(hosim, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    done = hosim("import", "kineto", tmp_path / "pipe", "-o", tmp_path / "mine.yaml")
+    assert (done.code, done.out) == (1, "")
+    assert "found a device or a pipe; save it in a file, or import it as -, standard input" in done.err
+
+
+@pytest.mark.parametrize("options", ["--phase prefill --chunk 7", "--phase decode --new-tokens 1000"])
+def test_a_large_model_is_told_without_being_built(hosim, tmp_path, monkeypatch, options):
+    """Its ops are counted from two layers; building a million of them takes a minute and a gigabyte."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    build, built = imported.build_job, []
+    monkeypatch.setattr(imported, "build_job", lambda work: built.append(work.chunk) or build(work))
+    source, out = tmp_path / "config.json", tmp_path / "mine.yaml"
+    done = hosim("import", "hf", source, "-o", out, *options.split())
+    assert (done.code, done.err) == (0, "")
+    ops = int(re.search(r"graph: up to ([0-9,]+) ops, not built here", done.out)[1].replace(",", ""))
+    assert built == []
+    small = hosim("import", "hf", source, "-o", out, "--force", "--phase", options.split()[1])
+    times = 586 if "chunk" in options else 1000
+    assert ops == times * int(re.search(r"graph: ([0-9,]+) ops", small.out)[1].replace(",", ""))
+    assert built == [None]

@@ -1,10 +1,13 @@
 """`hosim import torch`: a function of the user's becomes a graph that runs; without torch one line says what to do."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -66,6 +69,12 @@ def empty():
 
 def only_options():
     return {"loss": None},
+
+def word():
+    return nn.Linear(8, 8), torch.empty(2, 8), {"loss": torch.sum, "optimizer": "adamw"}
+
+def word_loss():
+    return nn.Linear(8, 8), torch.empty(2, 8), {"loss": "mse"}
 
 def ends():
     raise SystemExit("the code ends")
@@ -158,10 +167,16 @@ def test_options_reach_the_capture(hosim, mine):
         ("mine_steps:nothing", "the function returns a module or a step, and its inputs, found NoneType"),
         ("mine_steps:empty", "the function returns a module or a step, and its inputs, found tuple"),
         ("mine_steps:only_options", "the function returns a module or a step, and its inputs, found tuple"),
+        (
+            "mine_steps:word",
+            "optimizer is a function, such as torch.optim.AdamW, found 'adamw'; write it without quotes",
+        ),
+        ("mine_steps:word_loss", "loss is a function, such as my_loss, found 'mse'; write it without quotes"),
         ("mine_steps:ends", r"mine_steps.py:\d+: .*found SystemExit: the code ends"),
         ("mine_broken:step", "import torch mine_broken:step: .*found SyntaxError"),
         ("mine_steps:absent", "import torch mine_steps:absent: .*has no attribute 'absent'; correct its name"),
         ("mine_absent:step", "import torch mine_absent:step: .*No module named 'mine_absent'; run this in the folder"),
+        ("mine_steps.absent:step", "the module is found, found No module named 'mine_steps.absent'; run this in"),
         ("mine_steps.py:alone", "import torch mine_steps.py:alone: .*and name it without .py"),
         ("mine_needs:step", r"mine_needs.py:1: .*No module named 'absent_library'; correct it there"),
         ("mine_steps.py", "a step is named as package.module:function, found 'mine_steps.py'"),
@@ -219,3 +234,20 @@ def test_help_says_that_the_function_runs(hosim):
     text = " ".join(hosim("import", "torch", "--help").out.split())
     assert "Run a function that makes a model" in text
     assert "--free-early" in text
+
+
+@pytest.mark.parametrize("module", ["mine_absent", "package.absent", "space.inner.absent", "package.steps.absent"])
+def test_a_module_that_is_not_there_is_refused_before_torch_is_imported(tmp_path, module):
+    """Its import takes seconds; and no code of the user's packages runs before it."""
+    for folder, file in (("package", "__init__.py"), ("package", "steps.py"), ("space/inner", "steps.py")):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / file).write_text("raise SystemExit('it ran')\n")
+    program = "import sys\nfrom simulator.importers.torch import read_torch\nfrom simulator.errors import ConfigError\n"
+    program += f"try:\n    read_torch('{module}:step')\nexcept ConfigError as error:\n"
+    program += "    print('torch' in sys.modules, error)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    said = f"False import torch {module}:step: the module is found, found No module named '{module}'; run this in"
+    assert done.stdout.startswith(said)

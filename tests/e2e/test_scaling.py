@@ -208,3 +208,12 @@ def test_a_scenario_without_points_is_told_how_to_list_some(hosim, scenario):
     done = hosim("scaling", scenario)
     assert (done.code, done.out) == (1, "")
     assert "a scenario that is scaled lists points, found none; add such as 'scaling: {parallel.data: " in done.err
+
+
+def test_a_point_may_set_a_field_that_holds_a_mapping(hosim, curve):
+    done = hosim("scaling", curve("dtypes: [{compute: bf16}, {compute: fp16}]"), "--policy", "resident")
+    assert (done.code, done.err) == (0, "")
+    assert [line.split("  ")[1] for line in done.out.splitlines()[1:3]] == ["{compute: 'bf16'}", "{compute: 'fp16'}"]
+    wrong = hosim("scaling", curve("batch: [[1], 2]"))
+    assert (wrong.code, wrong.out) == (1, "")
+    assert "curve.yaml:7, scaling.batch (batch: [1]): input should be a valid integer" in wrong.err

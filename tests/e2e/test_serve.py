@@ -174,8 +174,10 @@ def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):
         (
             "{row: static, column: step_ns, at_most: 1 us}",
             1,
-            "names a column of its summary, and no faster_than, found",
+            "names a column of the summary, found 'step_ns'",
         ),
+        ("{row: static, column: status, equals: okay}", 1, "status is a word that rows have, found 'okay'"),
+        ("{row: static, faster_than: on demand}", 1, "an expectation of what is served has no faster_than, found one"),
     ):
         path.write_text(f"{text}expect:\n  - {expected}\n")
         done = hosim("serve", path)
@@ -214,7 +216,7 @@ def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario)
 
 def test_a_scenario_of_requests_is_checked_without_running(hosim, tmp_path):
     path = write(tmp_path)
-    assert hosim("check", path).out == f"{path}: scenario, 2 rows, 12 requests: ok\n"
+    assert hosim("check", path).out == f"{path}: scenario, 2 rows, 12 requests, 3 figures without a source: ok\n"
 
 
 def test_a_workload_of_requests_is_checked_with_its_file(hosim, filed, tmp_path):

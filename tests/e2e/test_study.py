@@ -52,6 +52,29 @@ def study(tmp_path, scenario):
 # what varies
 
 
+@pytest.mark.parametrize("kind", ["grid", "list"])
+@pytest.mark.parametrize(("listed", "first"), [("[[1], 2]", "[1]"), ("[{a: 1}, 2]", "{a: 1}"), ("[[], 2]", "[]")])
+def test_a_value_that_is_no_number_is_refused_where_a_number_belongs(hosim, study, kind, listed, first):
+    path = study(f"{kind}: {{{STEPS}: {listed}}}\n")
+    for command in ("check", "sweep"):
+        done = hosim(command, path)
+        assert (done.code, done.out) == (1, "")
+        where = f"hosim: {kind}, {STEPS} ({STEPS}: {first}): "
+        assert done.err.splitlines()[-1].startswith(f"{where}input should be a valid integer, found {first}; ")
+
+
+def test_lists_and_mappings_are_values_of_a_field_that_holds_them(study, tmp_path):
+    """They are named as a document states them, and the study that is written with the rows says the same."""
+    path = study("grid: {scenario.homes: [{}, {weight: ddr}]}\n")
+    found = hosim_api.sweep(path, policies=["static"], workers=1, cache=False)
+    assert [row["scenario.homes"] for row in found.rows] == ["{}", "{weight: 'ddr'}"]
+    found.write(tmp_path / "out")
+    again = hosim_api.sweep(tmp_path / "out" / "study.yaml", workers=1, cache=False)
+    assert [row["step_ns"] for row in again.rows] == [row["step_ns"] for row in found.rows]
+    with pytest.raises(ConfigError, match="the values of an axis are distinct"):
+        hosim_api.sweep(study("grid: {scenario.homes: [{}, {}]}\n"), workers=1)
+
+
 def test_points_are_cells_with_entries_of_the_list_and_draws(study):
     more = f"grid: {{{LINK}: 2..4 GB/s:2}}\nlist: {{{STEPS}: [1, 2, 2], {BUDGET}: [4 MB, 5 MB, 5.5 MB]}}\n"
     found = hosim_api.sweep(study(f"{more}sample: {{size: 2, of: {{{LATENCY}: {UNIFORM}}}}}\n"), workers=1)
@@ -282,7 +305,11 @@ def test_the_rows_of_the_file_are_those_of_the_table(scenario, tmp_path):
     hosim_api.sweep(scenario, ASKED, workers=1, out=tmp_path / "a.parquet")
     assert str(shown) == str(whole)
     for read in (
+<<<<<<< HEAD
         pd.read_csv(tmp_path / "a.csv", float_precision="round_trip"),
+=======
+        pd.read_csv(tmp_path / "a.csv"),
+>>>>>>> faults
         pd.read_parquet(tmp_path / "a.parquet"),
     ):
         assert set(whole.table) <= set(read)
@@ -331,6 +358,30 @@ def test_on_a_full_disk_the_file_ends_with_a_whole_row(hosim, scenario, tmp_path
     assert (done.code, done.out) == (1, "")
     assert "rows can be written, found No space left on device; make room" in done.err
     assert (tmp_path / "a.csv").read_bytes() == b"".join(calls[:3])
+
+
+@pytest.mark.parametrize(
+    ("name", "out"), [("a.csv", "a.csv"), ("a.parquet.csv", "a.parquet"), ("out.points.csv", "out")]
+)
+def test_a_pipe_in_place_of_the_rows_is_refused(scenario, tmp_path, name, out):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"{name}: an output is a file, found a device or a pipe"):
+        hosim_api.sweep(scenario, {STEPS: [1]}, workers=1, out=tmp_path / out)
+
+
+def test_a_parquet_file_is_whole_or_as_it_was(scenario, tmp_path, monkeypatch):
+    from pyarrow import parquet
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "a.parquet").write_text("earlier")
+    monkeypatch.setattr(parquet.ParquetWriter, "write_batch", full)
+    with pytest.raises(ConfigError, match=r"a\.parquet: the file can be written, found No space left on device"):
+        hosim_api.sweep(scenario, {STEPS: [1]}, workers=1, cache=False, out=tmp_path / "a.parquet")
+    assert sorted(path.name for path in tmp_path.glob("*a.parquet*")) == ["a.parquet", "a.parquet.csv"]
+    assert not list(tmp_path.glob(".part*"))
+    assert (tmp_path / "a.parquet").read_text() == "earlier"
 
 
 def test_a_file_that_another_process_writes_is_left_alone(hosim, scenario, tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import sqlite3
 from itertools import product
+from pathlib import Path
 
 import documents
 import pytest
@@ -210,6 +212,44 @@ def test_a_cache_that_cannot_be_read_is_one_message(hosim, scenario, tmp_path):
     done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..2 GB/s:2", "--cache", folder)
     assert done.code == 1
     assert "rows.sqlite: rows that were measured can be kept and read again, found file is not a database" in done.err
+
+
+@pytest.mark.parametrize("fault", ["a home that is a file", "a home that nobody has", "a spoilt file", "a full disk"])
+def test_without_the_default_cache_a_sweep_goes_on_and_says_so(hosim, scenario, tmp_path, monkeypatch, fault):
+    home = tmp_path / "home"
+    asked = ("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..3 GB/s:3", "--policy", "static", "--workers", 1)
+    usual = hosim(*asked, "--no-cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    if fault == "a home that is a file":
+        home.write_text("")
+    elif fault == "a home that nobody has":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(kept.Path, "home", lambda: os.fspath(Path("~nobody-at-all").expanduser()))
+    elif fault == "a spoilt file":
+        (home / "cache" / "hosim").mkdir(parents=True)
+        (home / "cache" / "hosim" / "rows.sqlite").write_bytes(b"no database" * 100)
+    else:
+        monkeypatch.setattr(kept.orjson, "dumps", lambda *_, dumps=kept.orjson.dumps, **__: _full(dumps, *_, **__))
+    done = hosim(*asked)
+    assert (done.code, done.out) == (0, usual.out)
+    (said,) = (line for line in done.err.splitlines() if "not kept" in line)
+    assert re.fullmatch(
+        r"hosim: .*: rows are not kept from here on \(.*\); name another folder with --cache, or .*", said
+    )
+
+
+def _full(dumps, data, **more):
+    """Write JSON for keys, and find the disk full when rows are kept."""
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return dumps(data, **more)
+
+
+def test_a_folder_that_is_asked_for_is_used_or_refused(hosim, scenario, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..2 GB/s:2", "--cache", tmp_path / "file" / "inner")
+    assert (done.code, done.out) == (1, "")
+    assert "rows that were measured can be kept and read again, found [Errno 20]" in done.err
 
 
 def test_a_row_that_is_spoilt_in_a_cache_is_one_message(tmp_path):

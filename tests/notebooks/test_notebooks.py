@@ -1,6 +1,7 @@
-"""Every notebook runs from top to bottom, from any folder, without a warning; its page shows what it then prints."""
+"""Every notebook runs from top to bottom, from any folder, without a warning; it and its page show what it prints."""
 
 import re
+from base64 import b64decode
 from html import unescape
 from pathlib import Path
 
@@ -58,12 +59,48 @@ def test_there_are_notebooks():
     assert [path.stem for path in NOTEBOOKS] == [*SAID]
 
 
+RENEW = "python docs/build.py --pictures stores what is printed now"
+
+
+def told(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells print, and their tables, without the style."""
+    texts = []
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        assert output.get("name") != "stderr", output
+        html = output.get("data", {}).get("text/html", "")
+        texts += [output.get("text", ""), re.sub(r"<style scoped>.*?</style>\n", "", html, flags=re.DOTALL)]
+    return [" ".join(text.split()) for text in texts]
+
+
+def pictures(notebook: nbformat.NotebookNode) -> list[bytes]:
+    """What the cells draw."""
+    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [b64decode(data["image/png"]) for data in outputs if "image/png" in data]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_committed_without_outputs(path):
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+def test_outputs_are_stored_small_and_are_those_of_the_page(path):
+    """Where a forge renders it, a notebook shows what it prints and draws."""
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    assert not any(cell.metadata for cell in notebook.cells), "when it ran tells nobody anything"
+    assert path.stat().st_size < 200_000
+    drawn, sentences = SAID[path.stem]
+    folder = ROOT / "docs" / "notebooks"
+    page = " ".join((folder / f"{path.stem}.md").read_text(encoding="utf-8").split())
+    assert all(text in page for text in told(notebook)), RENEW
+    assert all(" ".join(line.split()) in page for cell in code for line in cell.source.splitlines()), RENEW
+    stored = pictures(notebook)
+    assert len(stored) == drawn
+    assert sorted(stored) == sorted(file.read_bytes() for file in (folder / f"{path.stem}_files").iterdir()), RENEW
+    for sentence in sentences:
+        assert sentence in unescape(" ".join(told(notebook)))
+
+
+def test_users_import_hosim():
+    for path in [*NOTEBOOKS, *(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "simulator" / "__init__.py"]:
+        assert "import simulator" not in path.read_text(encoding="utf-8"), path
 
 
 SLOW = {*SAID} - {"06_pool_contention_in_a_supernode"}
@@ -79,24 +116,10 @@ SLOW = {*SAID} - {"06_pool_contention_in_a_supernode"}
 def test_runs_from_any_folder(path, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     notebook = nbformat.read(path, as_version=4)
+    stored = told(notebook)
     NotebookClient(notebook, timeout=170, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    texts, pictures = [], 0
-    page = " ".join((ROOT / "docs" / "notebooks" / f"{path.stem}.md").read_text(encoding="utf-8").split())
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            assert output.get("name") != "stderr", output
-            texts.append(output.get("text", ""))
-            pictures += "image/png" in output.get("data", {})
-            table = re.sub(
-                r"<style scoped>.*?</style>", "", output.get("data", {}).get("text/html", ""), flags=re.DOTALL
-            )
-            for stored in (texts[-1], table):
-                assert " ".join(stored.split()) in page, "python docs/build.py --pictures stores what is printed now"
-            texts.append(unescape(table))
-    drawn, sentences = SAID[path.stem]
-    assert pictures == drawn
-    for sentence in sentences:
-        assert sentence in "".join(texts)
+    assert told(notebook) == stored, RENEW
+    assert len(pictures(notebook)) == SAID[path.stem][0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +130,7 @@ def test_results_are_written_in_a_kernel(tmp_path, monkeypatch):
     """A kernel has threads of its own, so that it cannot be forked."""
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    source = "import simulator as hosim\nhosim.run('tiny_train_910c').write('out')"
+    source = "import hosim\nhosim.run('tiny_train_910c').write('out')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     NotebookClient(notebook, timeout=170, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert notebook.cells[0].outputs == []

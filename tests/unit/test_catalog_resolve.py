@@ -227,6 +227,32 @@ def test_figures_that_a_scenario_sets_are_its_own_unless_origins_are_asked_for(f
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "lines"),
+    [
+        ("budget", "budget: 1 kB"),
+        ("kv_tiers.ddr", "kv_tiers: {ddr: 1 GB}"),
+        ("draws.skew", "draws: {distribution: zipf, skew: 1.2}"),
+        ("draws.stickiness", "draws: {stickiness: 0.5}"),
+    ],
+)
+def test_room_and_draws_are_figures_that_need_an_origin(folder, key, lines):
+    text = STORY.replace("homes:", f"{lines}\nhomes:")
+    Path("story.yaml").write_text(text)
+    assert catalog.load("story.yaml", "scenario").document.origins()["mine"] == 1
+    said = refusal(catalog.load, "story.yaml", "scenario", is_strict=True)
+    assert f", {key}: each figure has an origin under sources, assumed or fitted, found none; cite {key!r} in" in said
+    Path("story.yaml").write_text(f"{text}\nassumed: {{{key}: a test}}\n")
+    assert catalog.load("story.yaml", "scenario", is_strict=True).document.origins()["assumed"] == 1
+
+
+def test_what_is_asked_and_what_policies_are_told_are_no_figures(folder):
+    more = "largest: {field: steps, at_most: 4}\nseed: 7\nslo: {ttft: 1 s}\n"
+    options = "[{policy: reactive, options: {look_ahead: 3}}]"
+    Path("story.yaml").write_text(STORY.replace("[resident]", options).replace("homes:", f"{more}homes:"))
+    assert catalog.load("story.yaml", "scenario", is_strict=True).document.origins()["mine"] == 0
+
+
 def test_files_that_documents_name_are_inputs(folder):
     Path("step.jsonl").write_text("{}\n")
     Path("best.jsonl").write_text("{}\n")

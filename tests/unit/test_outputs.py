@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from full import small_files
 
 from simulator.errors import ConfigError
 from simulator.outputs import check_file, written
 
 
-@contextmanager
-def small_files(most: int) -> Iterator[None]:
-    """A disk on which a file gets no more than some bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_all_files_are_replaced_or_none(tmp_path: Path) -> None:
     files = [tmp_path / "a.yaml", tmp_path / "b.jsonl.gz"]
     files[0].write_text("old")
-    with pytest.raises(KeyboardInterrupt), written(*files) as parts:
-        for part in parts:
-            part.write_text("new")
+    with suppress(KeyboardInterrupt), written(*files) as parts:
+        parts[0].write_text("new")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
     assert files[0].read_text() == "old"
@@ -46,9 +33,9 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path: Path) -> None:
     file = tmp_path / "x.xml"
     file.write_text("old")
     must = "the file can be written, found File too large; make room"
-    with pytest.raises(ConfigError, match=f"--junit {file}: {must}"), small_files(100):
-        with written(file, option="--junit") as (part,):
-            part.write_text("x" * 1000)
+    fails = pytest.raises(ConfigError, match=f"--junit {file}: {must}")
+    with fails, small_files(100), written(file, option="--junit") as (part,):
+        part.write_text("x" * 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["x.xml"]
     assert file.read_text() == "old"
 
