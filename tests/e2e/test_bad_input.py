@@ -1,14 +1,10 @@
 """Bad input: one clear message with where, what must hold, what was found and what to do; exit code 1; nothing left."""
 
 import json
-<<<<<<< HEAD
-import re
-=======
 import os
 import re
 import subprocess
 from html import unescape
->>>>>>> faults
 
 import chain
 import pytest
