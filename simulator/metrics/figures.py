@@ -103,8 +103,8 @@ FIGURES = (
            "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
-    Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - 1`; "
-           "where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
+    Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - "
+           "1`; where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
     Figure("ranks", "count", "ranks", "How many ranks there are.", of="ranks"),
     Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step, which the times are of.",
            of="ranks"),

@@ -46,6 +46,8 @@ class CacheOp(NamedTuple):
         The op that must have run before, and the op that needs it, or `NOWHERE`.
     first, last
         The window of program points, both included.
+    turn
+        Order at a point: by last use, and of prefetches by next use, unless the search found a better one.
     position
         The point that was chosen.
     stall_ns, residency_ns
@@ -64,13 +66,12 @@ class CacheOp(NamedTuple):
     before: int
     first: int
     last: int
+    turn: float
     position: int
     stall_ns: int = 0
     residency_ns: int = 0
 
 
-def issue_order(cache_op: CacheOp) -> tuple[int, bool, int, int, bool]:
-    """Return the sort key: by point; at a point stores and detaches by last use, and then prefetches by next use."""
-    comes = cache_op.role is PREFETCH
-    use = cache_op.before if comes else cache_op.after
-    return cache_op.position, comes, use, cache_op.tensor, cache_op.role is DETACH
+def issue_order(cache_op: CacheOp) -> tuple[int, bool, float, int, bool]:
+    """Return the sort key: by point; at a point first what leaves, in turn, and then what comes in."""
+    return cache_op.position, cache_op.role is PREFETCH, cache_op.turn, cache_op.tensor, cache_op.role is DETACH

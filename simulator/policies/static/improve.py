@@ -1,34 +1,82 @@
 """Extra pass for small graphs: local search by replays.
 
-Where a replay takes a millisecond, the compiler can afford to try changes one by one: move a cache operator; drop, add
-or swap an idle interval. A change stays if the replayed step is shorter, or just as long with a lower sum of the starts
-of its ops. After a round without gain the search goes on from a neighbour of the best plan (drawn with a fixed seed),
-until its replays are used up or the bound is met.
+Where a replay takes a millisecond, the compiler can afford to try changes one by one. A *state* is a set of idle
+intervals, the order in which copies come in, and program points that differ from those that `place` chooses. A change
+
+- lets a copy in come ahead of the one before it, or of those for its own op too: a large one for a later use may need
+  the room first, which a small one that comes early would hold;
+- takes an idle interval out, adds one, or swaps two. The set is then *repaired*: by the ranking, what is short of room
+  is made up for, and what turns out needless is given back. So several intervals may take the place of one;
+- moves a cache operator to the next point.
+
+A change stays if the replayed step is shorter, or just as long with a lower sum of the starts of its ops.
+
+*Homes first.* What lives away costs a copy in each step, whatever else is done, so the lower bound for given homes says
+what they can come to. From the homes of the start, the search goes on to those that differ by one tensor or two, in the
+order of their bounds, and looks for a good order of copies with each: with what must be away, and with a few more idle
+intervals, whose room lets copies begin earlier. Then the best state is changed in all ways until nothing helps, and
+again from its neighbours (drawn with a fixed seed), until the replays are used up or the bound is met. Homes whose
+bound is no better than the best plan are never tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
 
+from simulator.plan import FREE
 from simulator.policies.problem import Replay
+from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle
-from simulator.policies.static.cache_ops import CacheOp, Role
-from simulator.policies.static.place import Augmented, insert
-from simulator.policies.static.select import by_op_and_tensor
+from simulator.policies.static.cache_ops import DETACH, PREFETCH, CacheOp, Role
+from simulator.policies.static.place import Augmented, insert, place
+from simulator.policies.static.select import add, by_op_and_tensor, exceeds
 
-REPLAYS = 250
-"""Most replays of a search: about a second of planning."""
+REPLAYS = 500
+"""Most replays of a search, of which a graph of more than `TINY` ops has half: about a second of planning."""
 
+TINY = 64
+"""Most ops of a graph whose replays cost so little that it has all of them."""
+
+HOMES_SHARE = 0.6
+"""Share of the replays that may be spent on other homes before all else is tried."""
+
+MOST_HOMES = 200
+"""Most homes of which a bound is computed: each costs about as much as a replay."""
+
+MORE = (0, 2, 4)
+"""Counts of idle intervals that are added to those that must be away: their room lets copies begin earlier."""
+
+Chosen = frozenset[PricedIdle]
 Offer = Callable[[Augmented], Replay | None]
 CacheOpKey = tuple[PricedIdle, Role]
 """A cache operator by its idle interval and role, whatever else is chosen."""
 
+EARLY, URGENT, LATE = PLACEMENTS = range(3)
+"""Copies in as early as there is room: the next use first, or first what must begin first to be hidden; or just in
+time."""
 
-State = tuple[frozenset[PricedIdle], Mapping[CacheOpKey, int]]
-"""Idle intervals that are spent away, and the program points of cache operators that are not at their default."""
+
+class State(NamedTuple):
+    """What is spent away, and when its copies are issued.
+
+    Attributes
+    ----------
+    chosen
+        Idle intervals that are spent away.
+    placement
+        One of `PLACEMENTS`.
+    turns, points
+        Turns and program points of cache operators that differ from that.
+    """
+
+    chosen: Chosen
+    placement: int
+    turns: Mapping[CacheOpKey, float]
+    points: Mapping[CacheOpKey, int]
 
 
 class Trial(NamedTuple):
@@ -56,81 +104,173 @@ class Improver:
         Augmented graph that the search starts from.
     offer
         Replays a candidate and keeps the fastest; None if it does not fit.
+
+    Attributes
+    ----------
+    best
+        The trial of least cost; None if none ran.
+    left
+        Replays that are left.
     """
 
     def __init__(self, base: Augmented, offer: Offer) -> None:
         self._base, self._analysis, self._offer = base.selection, base.selection.analysis, offer
-        self._enough_ns, self.left = base.problem.bound_ns, REPLAYS
+        self._problem, self._random = base.problem, Random(0)
+        self.left = REPLAYS if len(self._problem.graph.ops) <= TINY else REPLAYS // 2
         self._seen: dict[tuple[object, ...], Trial | None] = {}
-        self._random = Random(0)
-        intervals = base.selection.intervals
-        points = {(intervals[cache_op.trip], cache_op.role): cache_op.position for cache_op in base.cache_ops}
-        self._start = frozenset(intervals), points
+        self._bounds: dict[Chosen, int] = {}
+        self._ranking = [idle for idle, _ in self._analysis.ranking]
+        asked = (idle for idle in self._ranking if idle.tensor in self._analysis.asked)
+        self._kept = {*self._analysis.forced, *asked}
+        points = {_key(base, cache_op): cache_op.position for cache_op in base.cache_ops}
+        self.best: Trial | None = None
+        self._try(State(frozenset(base.selection.intervals), LATE, {}, points))
 
     def run(self) -> None:
         """Search for better plans."""
-        start = best = self._try(self._start)
-        states_before = -1
-        while start is not None and best is not None and self._goes_on(best) and len(self._seen) > states_before:
+        for state in self._elsewhere():
+            self._climb(self._try(state), self._orders)
+        start, states_before = self.best, -1
+        while self._goes_on() and len(self._seen) > states_before:
             states_before = len(self._seen)
-            best = min(best, self._climb(start), key=lambda trial: trial.cost)
-            start = self._kick(best)
+            self._climb(start, self._orders, self._sets, self._moves)
+            start = self._kick()
 
-    def _goes_on(self, best: Trial) -> bool:
-        return self.left > 0 and best.cost[0] > self._enough_ns
+    def _goes_on(self) -> bool:
+        return self.left > 0 and self.best is not None and self.best.cost[0] > self._problem.bound_ns
 
-    def _climb(self, best: Trial) -> Trial:
-        """Make changes that help until none does."""
-        while self._goes_on(best):
-            changes = list(self._neighbours(best))
-            self._random.shuffle(changes)
-            tried = (self._try(state) for state in changes if self.left > 0)
-            better = next((trial for trial in tried if trial is not None and trial.cost < best.cost), None)
-            if better is None:
-                break
-            best = better
-        return best
+    def _climb(self, trial: Trial | None, *kinds: Callable[[Trial], Iterator[State]]) -> None:
+        """Make changes of some kinds that help until none does, those of the first kind first."""
+        while trial is not None and self._goes_on():
+            start, trial = trial, None
+            for kind in kinds:
+                changes = [*kind(start)]
+                self._random.shuffle(changes)
+                tried = (self._try(state) for state in changes if self.left > 0)
+                trial = next((other for other in tried if other is not None and other.cost < start.cost), None)
+                if trial is not None:
+                    break
 
-    def _kick(self, best: Trial) -> Trial:
+    def _kick(self) -> Trial | None:
         """Change the best state three times at random, to start again from there."""
-        start = best
+        start = self.best
         for _ in range(3):
-            changes = list(self._neighbours(start))
-            if not changes:
-                return best
-            other = self._try(self._random.choice(changes))
-            start = other or start
+            changes = [] if start is None else [*self._orders(start), *self._sets(start), *self._moves(start)]
+            start = (self._try(self._random.choice(changes)) if changes else None) or start
         return start
 
-    def _neighbours(self, trial: Trial) -> Iterator[State]:
-        """Yield the states that one change leads to."""
-        (chosen, points), intervals = trial.state, trial.augmented.selection.intervals
-        for cache_op in trial.augmented.cache_ops:
-            key = intervals[cache_op.trip], cache_op.role
-            for point in _other_points(cache_op):
-                yield chosen, {**points, key: point}
-        forced, asked = {*self._analysis.forced}, self._analysis.asked
-        movable = [idle for idle in intervals if idle not in forced and idle.tensor not in asked]
-        others = [idle for idle in self._analysis.candidates if idle not in chosen]
-        for idle in movable:
-            yield chosen - {idle}, points
-            for other in others:
-                yield chosen - {idle} | {other}, points
-        for other in others:
-            yield chosen | {other}, points
+    def _elsewhere(self) -> Iterator[State]:
+        """Yield states whose homes promise most, each a step away from others, while replays may be spent on them."""
+        wraps, budget = [i for i in self._ranking if i.wraps], self._problem.budget_bytes
+        start = frozenset(wraps).intersection(self._base.intervals)
+        heap, seen, until = [(0, 0, start)], {start}, self.left * (1 - HOMES_SHARE)
+        while heap and self._goes_on() and self.left > until:
+            bound_ns, _, homes = heappop(heap)
+            if self.best is not None and bound_ns >= self.best.cost[0]:
+                break
+            chosen = self._repaired(homes.union(self._analysis.forced), frozenset(wraps))
+            more = [i for i in self._ranking if not (i in chosen or i.wraps or i.exposed_ns)]
+            live = self._live(chosen)
+            for count in MORE if not live.exceeds(0, live.length - 1, budget) else ():
+                yield from (State(chosen.union(more[:count]), placement, {}, {}) for placement in (EARLY, URGENT))
+            for idle in wraps:
+                swaps = (homes ^ {idle, other} for other in wraps if idle not in homes and other in homes)
+                for others in (homes ^ {idle}, *swaps):
+                    if others not in seen and len(seen) < MOST_HOMES:
+                        seen.add(others)
+                        heappush(heap, (self._bound_ns(others), len(seen), others))
+
+    def _bound_ns(self, chosen: Chosen) -> int:
+        """Return a lower bound of the step with the homes that these idle intervals lead to [ns]."""
+        problem, wraps = self._problem, frozenset(idle for idle in chosen if idle.wraps)
+        if wraps not in self._bounds:
+            away = {idle.tensor: FREE if problem.neighbours[1:] else idle.away for idle in wraps}
+            free = (t for t, home in enumerate(problem.known_homes) if home == FREE and problem.lifetimes.uses[t])
+            chosen_homes = {t: away.get(t, problem.compute_tier) for t in free}
+            homes = tuple([chosen_homes.get(t, home) for t, home in enumerate(problem.homes)])
+            self._bounds[wraps] = replace(problem, homes=homes).bound_ns
+        return self._bounds[wraps]
+
+    def _orders(self, trial: Trial) -> Iterator[State]:
+        """Yield states in which a copy in comes ahead of one before it."""
+        state, augmented = trial.state, trial.augmented
+        comes = sorted((c for c in augmented.cache_ops if c.role is PREFETCH), key=lambda c: (c.turn, c.tensor))
+        for index, then in enumerate(comes):
+            ahead = comes[index - 1 : index]
+            ahead += [first for first in comes[:index] if first.before != then.before][-1:]
+            for first in dict.fromkeys(ahead):
+                yield state._replace(turns={**state.turns, _key(augmented, then): first.turn - 0.25}, points={})
+
+    def _sets(self, trial: Trial) -> Iterator[State]:
+        """Yield states with other idle intervals, one more, one less, or one for another, and what follows."""
+        chosen, sets = trial.state.chosen, dict[Chosen, None]()
+        movable = [idle for idle in self._ranking if idle in chosen and idle not in self._kept]
+        others = [idle for idle in self._ranking if idle not in chosen]
+        swaps = ({idle, other} for idle in movable for other in others)
+        for change in (*({idle} for idle in (*movable, *others)), *swaps):
+            sets[chosen ^ change] = sets[self._repaired(chosen ^ change, frozenset(change))] = None
+        for changed in sets:
+            if self._bound_ns(changed) < trial.cost[0]:
+                yield trial.state._replace(chosen=changed)
+                yield from (State(changed, placement, {}, {}) for placement in (EARLY, URGENT))
+        yield from (State(chosen, placement, {}, {}) for placement in PLACEMENTS)
+
+    def _moves(self, trial: Trial) -> Iterator[State]:
+        """Yield states in which a cache operator is a point away."""
+        state, augmented = trial.state, trial.augmented
+        for cache_op in augmented.cache_ops:
+            for point in (cache_op.position - 1, cache_op.position + 1):
+                if cache_op.role is not DETACH and cache_op.first <= point <= cache_op.last:
+                    yield state._replace(points={**state.points, _key(augmented, cache_op): point})
+
+    def _repaired(self, chosen: Chosen, fixed: Chosen) -> Chosen:
+        """Add idle intervals until live bytes fit the budget, and take out needless ones; leave some as they are."""
+        live, limit, repaired = self._live(chosen), self._problem.budget_bytes, set(chosen)
+        for idle in self._ranking:
+            if idle not in repaired and idle not in fixed and exceeds(live, idle, limit):
+                repaired.add(idle)
+                add(live, idle, -idle.size_bytes)
+        for idle in reversed(self._ranking):
+            is_free = idle in repaired and idle not in fixed and idle not in self._kept
+            if is_free and not exceeds(live, idle, limit - idle.size_bytes):
+                repaired.remove(idle)
+                add(live, idle, idle.size_bytes)
+        return frozenset(repaired)
+
+    def _live(self, chosen: Chosen) -> Profile:
+        """Return live bytes by op if these idle intervals are spent away [B]."""
+        live = Profile(self._analysis.live_bytes)
+        for idle in chosen:
+            add(live, idle, -idle.size_bytes)
+        return live
 
     def _try(self, state: State) -> Trial | None:
-        """Replay a state, unless it cannot fit or was tried before."""
-        chosen, points = state
-        selection = replace(self._base, intervals=tuple(sorted(chosen, key=by_op_and_tensor)))
-        augmented = _move_to(insert(selection), points)
+        """Replay a state, unless it cannot fit or was tried before, and note the best."""
+        augmented = self._augmented(state)
         key = tuple((c.tensor, c.role, c.source, c.target, c.position) for c in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(augmented)
             self.left -= replay is not None
             if replay is not None and replay.status == "ok":
-                self._seen[key] = Trial((replay.step_ns, replay.begun_ns), state, augmented)
+                trial = self._seen[key] = Trial((replay.step_ns, replay.begun_ns), state, augmented)
+                if self.best is None or trial.cost < self.best.cost:
+                    self.best = trial
         return self._seen[key]
+
+    def _augmented(self, state: State) -> Augmented:
+        """Return the graph that a state leads to."""
+        intervals, clock = tuple(sorted(state.chosen, key=by_op_and_tensor)), self._problem.clock
+        augmented = insert(replace(self._base, intervals=intervals, live_bytes=self._live(state.chosen).values()))
+        turned = {}
+        for cache_op in augmented.cache_ops:
+            is_urgent = state.placement == URGENT and cache_op.role is PREFETCH
+            turn = clock[cache_op.before] - cache_op.alone_ns if is_urgent else cache_op.turn
+            turned[cache_op] = cache_op._replace(turn=state.turns.get(_key(augmented, cache_op), turn))
+        return _move_to(place(augmented.moved(turned), eager=state.placement != LATE), state.points)
+
+
+def _key(augmented: Augmented, cache_op: CacheOp) -> CacheOpKey:
+    return augmented.selection.intervals[cache_op.trip], cache_op.role
 
 
 def _move_to(augmented: Augmented, points: Mapping[CacheOpKey, int]) -> Augmented:
@@ -148,9 +288,3 @@ def _move_to(augmented: Augmented, points: Mapping[CacheOpKey, int]) -> Augmente
             if point != cache_op.position:
                 changed[cache_op] = cache_op._replace(position=point)
     return augmented.moved(changed)
-
-
-def _other_points(cache_op: CacheOp) -> list[int]:
-    """List the other points of the window, the nearest first; a detach does not move."""
-    window = () if cache_op.role is Role.DETACH else range(cache_op.first, cache_op.last + 1)
-    return sorted((p for p in window if p != cache_op.position), key=lambda p: abs(p - cache_op.position))

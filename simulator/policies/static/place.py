@@ -176,14 +176,14 @@ def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored:
         stored[tensor] = writer
         first = max(writer + 1, problem.fences[min(point, ops)])
         where = (tensor, tier, idle.away, idle.size_bytes, problem.copy_ns(tensor, tier, idle.away))
-        cache_ops.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
+        cache_ops.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, writer, point))
     if leaves:
         where = (tensor, tier, NOWHERE, idle.size_bytes, 0)
-        cache_ops.append(CacheOp(DETACH, trip, *where, idle.after, NOWHERE, point, last, point))
+        cache_ops.append(CacheOp(DETACH, trip, *where, idle.after, NOWHERE, point, last, idle.after, point))
     if idle.returns:
         first = max(0 if idle.wraps else point, problem.fences[idle.before])
         where = (tensor, idle.away, tier, idle.size_bytes, idle.in_ns)
-        cache_ops.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, idle.before, idle.before))
+        cache_ops.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, *(idle.before,) * 3))
     return cache_ops
 
 
@@ -208,7 +208,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
     live, points = Profile(selection.live_bytes), dict[CacheOp, int]()
     last_points, free_until = Counter[int](), dict[int, list[int]]()
     prefetches = (cache_op for cache_op in augmented.cache_ops if cache_op.role is PREFETCH)
-    for cache_op in sorted(prefetches, key=lambda cache_op: (cache_op.before, cache_op.tensor), reverse=not eager):
+    for cache_op in sorted(prefetches, key=lambda cache_op: (cache_op.turn, cache_op.tensor), reverse=not eager):
         hop = _compute_hop(problem, cache_op)
         queue = problem.queues[hop]
         # Until when each channel is free, laid out backwards; negative, so that the heap finds the latest.
