@@ -34,6 +34,7 @@ from simulator.catalog.settings import apply, factor, setting
 from simulator.catalog.shelf import (
     KINDS,
     Entry,
+    MistypedError,
     dump,
     errors_at,
     load,
@@ -53,9 +54,9 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 
 __all__ = [
-    "KINDS", "Axis", "BudgetError", "Loaded", "Named", "at", "dump", "factor", "load", "names", "open_parameters",
-    "path_of", "place_asking", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of",
-    "schema", "setting", "studied", "unfixed",
+    "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load", "names",
+    "open_parameters", "path_of", "place_asking", "question", "read_hardware", "read_scenario", "read_workload",
+    "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
 

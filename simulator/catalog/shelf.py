@@ -235,6 +235,10 @@ def errors_at(where: str) -> Iterator[None]:
         raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
 
 
+class MistypedError(ConfigError):
+    """A value that its field can never hold, whatever the others are: in a sweep a mistake, no outcome of a cell."""
+
+
 def validated(model: type[Validated], data: Any, name: str, place: Callable[..., str]) -> Validated:
     """Make a part of a document of data, or raise one error of all its faults.
 
@@ -248,7 +252,9 @@ def validated(model: type[Validated], data: Any, name: str, place: Callable[...,
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _to_error(faults(error, data), name, place) from None
+        wrong = _to_error(faults(error, data), name, place)
+        is_rule = any(isinstance(item.get("ctx", {}).get("error"), FieldError) for item in error.errors())
+        raise wrong if is_rule else MistypedError(*wrong.args) from None
 
 
 def _to_error(faults: Iterable[FieldError], name: str, place: Callable[..., str]) -> ConfigError:

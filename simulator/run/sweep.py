@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from simulator import builders, catalog
-from simulator.catalog import Axis, BudgetError, Loaded
+from simulator.catalog import Axis, BudgetError, Loaded, MistypedError
 from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
 from simulator.processes import Make, spawned
@@ -97,21 +97,27 @@ class Study:
         return catalog.at(self.loaded, varied) if varied else self.loaded
 
     def check(self) -> None:
-        """Refuse points at which a document, or what it builds, is wrong: any of a strict study, else all of them."""
-        last, first, error, probes = None, None, None, self.points if self.probes is None else self.probes
-        for point in dict.fromkeys((*probes, *self.points)) if probes else ():
-            try:
-                workload, error = self.at(point).workload, None
-                if workload is not last:
-                    builders.check(workload)
-                last = workload
-            except ConfigError as wrong:
-                error = wrong if self.is_strict or not isinstance(wrong, BudgetError) else None  # that is a row
-            first = first or error
-            if (error is None) != self.is_strict:
-                break
-        if error is not None and first is not None:
+        """Refuse points at which a document, or what it builds, is wrong: any of a strict study, else all of them.
+
+        A value that its field can never hold is refused in any study.
+        """
+        probes = self.points if self.probes is None else self.probes
+        errors = [self._wrong(point) for point in probes]
+        first = next(filter(None, errors), None)
+        if first and (self.is_strict or (all(errors) and all(map(self._wrong, self.points)))):
             raise first
+
+    def _wrong(self, point: Point) -> ConfigError | None:
+        """Return what is wrong at a point; too large a budget, which is an outcome, only in a strict study."""
+        try:
+            workload = self.at(point).workload
+            if workload is not self.loaded.workload:
+                builders.check(workload)
+        except MistypedError:
+            raise
+        except ConfigError as error:
+            return error if self.is_strict or not isinstance(error, BudgetError) else None
+        return None
 
     def rows(self, point: Point) -> Rows:
         """Measure a point."""

@@ -24,7 +24,7 @@ schema: hosim/scenario/1
 name: story
 hardware: box.yaml
 workload: job.yaml
-homes: {weight: ddr, expert: ddr, kv_cache: free}
+homes: {{weight: ddr, {experts}kv_cache: free}}
 budget: 5 MB
 policies: [resident, reactive, static]
 """
@@ -49,7 +49,11 @@ PREFILL, DECODE = "phase: prefill\nchunk: 24", "phase: decode\nnew_tokens: 3"
 def test_a_model_runs_that_does_not_fit(tmp_path, attention, feed_forward, phase):
     key = phase.split("\n")[1].split(":")[0]
     job = WORK.format(attention=attention, feed_forward=feed_forward, phase=phase, key=key)
-    for name, text in (("box", documents.BOX), ("job", job), ("story", STORY)):
+    for name, text in (
+        ("box", documents.BOX),
+        ("job", job),
+        ("story", STORY.format(experts="expert: ddr, " * (feed_forward == EXPERTS))),
+    ):
         (tmp_path / f"{name}.yaml").write_text(text)
     results = hosim.run(tmp_path / "story.yaml")
     assert {name: row.status for name, row in results.items()} == {

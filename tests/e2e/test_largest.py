@@ -144,7 +144,7 @@ def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
     ("options", "message"),
     [
         (("--at-most", "3 parsecs"), "--at-most: input should be a valid integer, found '3 parsecs'"),
-        (("--over", "nosuch"), "--over: steps are compared with those of a row, or with compute, found 'nosuch'"),
+        (("--over", "nosuch"), "--over: steps are compared with those of a row, compute or unmoved, found 'nosuch'"),
         (("--slowdown", "soon"), "--slowdown: a ratio is written as '2.7x'"),
         (("--slowdown", "0x"), "--slowdown: a limit on a step is more than 0x"),
         (("--field", "sequense"), "--field (sequense: 8,192): a change names a field of the workload"),

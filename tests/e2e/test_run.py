@@ -254,7 +254,7 @@ def test_what_a_policy_does_not_know_how_to_plan_is_a_row_with_the_reason(hosim,
     done = hosim("run", scenario, "--out", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert re.search(r"^optimal +refused +- ", done.out, re.MULTILINE)
-    why = "found copies that wait for the end of an op, or take bandwidth from it; change that, or plan with 'static'"
+    why = "found copies that wait for the end of an op; change that, or plan with 'static'"
     assert re.search(rf"optimal is refused: a graph has .*, {why}\.", done.out)
     rows = json.loads((tmp_path / "out" / "summary.json").read_bytes())["rows"]
     assert [(row["policy"], row["status"]) for row in rows][:2] == [("optimal", "refused"), ("reactive", "ok")]
