@@ -247,7 +247,7 @@ class DependencyCounter:
         return compute
 
     def _note_copies(self, tensors: Iterable[int], needed: dict[Count, int]) -> None:
-        """Note the last copies of these tensors, which a compute names: room of other streams waits for their starts."""
+        """Note the last copies of these tensors, which a compute names: room of other streams waits for them."""
         for started, copy in [self._brought[tensor] for tensor in tensors if tensor in self._brought]:
             needed[started] = max(copy, needed.get(started, NEVER))
 
