@@ -32,6 +32,9 @@ class Run:
     hardware: Hardware
     budget_bytes: int
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
     def __repr__(self) -> str:
         shown = {"host", "tiers", "links", "buses", "copy_queues", "topology", "fabrics", "allocator"}
         told = [

@@ -221,8 +221,10 @@ class DependencyCounter:
         writes = [tensor for tensor in columns.writes[op] if tensor not in self._sole]
         ready.update(reads, writes)
         self._sole.update(writes)
-        if dynamic is not None:
-            reads += dynamic.needed(op, self._streams[stream], count)
+        chosen = () if dynamic is None else dynamic.needed(op, self._streams[stream], count)
+        reads += chosen
+        if len(self._streams) > 1:
+            self._note_copies((*self._reads[op], *chosen, *columns.writes[op]), self._needed[stream])
         workspace_bytes, is_timed = columns.workspace_bytes[op], dynamic is not None and op in dynamic.steps
         if not (reads or writes or after or workspace_bytes or is_timed):
             return self._free[stream]
@@ -239,14 +241,15 @@ class DependencyCounter:
             self._room_stream, self._room_count = stream, count
             for needed in self._needed:
                 needed.clear()
-        elif len(self._streams) > 1:
-            needed = self._needed[stream]
-            for started, copy in [self._brought[t] for t in (*reads, *writes) if t in self._brought]:
-                needed[started] = max(copy, needed.get(started, NEVER))
         self._issued.write(writes)
         if dynamic is not None and is_timed:
             dynamic.set_time(op, compute)
         return compute
+
+    def _note_copies(self, tensors: Iterable[int], needed: dict[Count, int]) -> None:
+        """Note the last copies of these tensors, which a compute names: room of other streams waits for them."""
+        for started, copy in [self._brought[tensor] for tensor in tensors if tensor in self._brought]:
+            needed[started] = max(copy, needed.get(started, NEVER))
 
     def _line_before(self, stream: int) -> Waits:
         """Return the starts of other streams that room waits for: of the last compute with room, and copies since."""
