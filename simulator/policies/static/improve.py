@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
@@ -79,6 +80,10 @@ class State(NamedTuple):
     points: Mapping[CacheOpKey, int]
 
 
+Change = Callable[[], State | None]
+"""Makes the state that a change leads to, when its turn comes."""
+
+
 class Trial(NamedTuple):
     """A replayed state.
 
@@ -133,20 +138,20 @@ class Improver:
         start, states_before = self.best, -1
         while self._goes_on() and len(self._seen) > states_before:
             states_before = len(self._seen)
-            self._climb(start, self._orders, self._sets, self._moves)
+            self._climb(start, self._orders, self._changes)
             start = self._kick()
 
     def _goes_on(self) -> bool:
         return self.left > 0 and self.best is not None and self.best.cost[0] > self._problem.bound_ns
 
-    def _climb(self, trial: Trial | None, *kinds: Callable[[Trial], Iterator[State]]) -> None:
+    def _climb(self, trial: Trial | None, *kinds: Callable[[Trial], Iterator[Change]]) -> None:
         """Make changes of some kinds that help until none does, those of the first kind first."""
         while trial is not None and self._goes_on():
             start, trial = trial, None
             for kind in kinds:
                 changes = [*kind(start)]
                 self._random.shuffle(changes)
-                tried = (self._try(state) for state in changes if self.left > 0)
+                tried = (self._try(change()) for change in changes if self.left > 0)
                 trial = next((other for other in tried if other is not None and other.cost < start.cost), None)
                 if trial is not None:
                     break
@@ -155,8 +160,8 @@ class Improver:
         """Change the best state three times at random, to start again from there."""
         start = self.best
         for _ in range(3):
-            changes = [] if start is None else [*self._orders(start), *self._sets(start), *self._moves(start)]
-            start = (self._try(self._random.choice(changes)) if changes else None) or start
+            changes = [] if start is None else [*self._orders(start), *self._changes(start)]
+            start = (self._try(self._random.choice(changes)()) if changes else None) or start
         return start
 
     def _elsewhere(self) -> Iterator[State]:
@@ -191,37 +196,42 @@ class Improver:
             self._bounds[wraps] = replace(problem, homes=homes).bound_ns
         return self._bounds[wraps]
 
-    def _orders(self, trial: Trial) -> Iterator[State]:
-        """Yield states in which a copy in comes ahead of one before it."""
+    def _orders(self, trial: Trial) -> Iterator[Change]:
+        """Yield changes that let a copy in come ahead of one before it."""
         state, augmented = trial.state, trial.augmented
         comes = sorted((c for c in augmented.cache_ops if c.role is PREFETCH), key=lambda c: (c.turn, c.tensor))
         for index, then in enumerate(comes):
             ahead = comes[index - 1 : index]
             ahead += [first for first in comes[:index] if first.before != then.before][-1:]
             for first in dict.fromkeys(ahead):
-                yield state._replace(turns={**state.turns, _key(augmented, then): first.turn - 0.25}, points={})
+                turns = {**state.turns, _key(augmented, then): first.turn - 0.25}
+                yield partial(state._replace, turns=turns, points={})
 
-    def _sets(self, trial: Trial) -> Iterator[State]:
-        """Yield states with other idle intervals, one more, one less, or one for another, and what follows."""
-        chosen, sets = trial.state.chosen, dict[Chosen, None]()
-        movable = [idle for idle in self._ranking if idle in chosen and idle not in self._kept]
-        others = [idle for idle in self._ranking if idle not in chosen]
-        swaps = ({idle, other} for idle in movable for other in others)
-        for change in (*({idle} for idle in (*movable, *others)), *swaps):
-            sets[chosen ^ change] = sets[self._repaired(chosen ^ change, frozenset(change))] = None
-        for changed in sets:
-            if self._bound_ns(changed) < trial.cost[0]:
-                yield trial.state._replace(chosen=changed)
-                yield from (State(changed, placement, {}, {}) for placement in (EARLY, URGENT))
-        yield from (State(chosen, placement, {}, {}) for placement in PLACEMENTS)
-
-    def _moves(self, trial: Trial) -> Iterator[State]:
-        """Yield states in which a cache operator is a point away."""
+    def _changes(self, trial: Trial) -> Iterator[Change]:
+        """Yield all other changes: of points, of the placement, and of the idle intervals that are spent away."""
         state, augmented = trial.state, trial.augmented
         for cache_op in augmented.cache_ops:
-            for point in (cache_op.position - 1, cache_op.position + 1):
-                if cache_op.role is not DETACH and cache_op.first <= point <= cache_op.last:
-                    yield state._replace(points={**state.points, _key(augmented, cache_op): point})
+            key = _key(augmented, cache_op)
+            for point in range(cache_op.first, cache_op.last + 1) if cache_op.role is not DETACH else ():
+                if point != cache_op.position:
+                    yield partial(state._replace, points={**state.points, key: point})
+        movable = [idle for idle in self._ranking if idle in state.chosen and idle not in self._kept]
+        others = [idle for idle in self._ranking if idle not in state.chosen]
+        swaps = ({idle, other} for idle in movable for other in others)
+        for change in (*({idle} for idle in (*movable, *others)), *swaps):
+            yield partial(self._changed, trial, frozenset(change))
+        for placement in PLACEMENTS:
+            yield partial(State, state.chosen, placement, {}, {})
+
+    def _changed(self, trial: Trial, change: Chosen) -> State | None:
+        """Return a state with some idle intervals taken out or added; None if its homes promise nothing."""
+        chosen = trial.state.chosen ^ change
+        if self._random.random() < 0.5:
+            chosen = self._repaired(chosen, change)
+        if self._bound_ns(chosen) >= trial.cost[0]:
+            return None
+        placement = self._random.choice((*PLACEMENTS, None))
+        return trial.state._replace(chosen=chosen) if placement is None else State(chosen, placement, {}, {})
 
     def _repaired(self, chosen: Chosen, fixed: Chosen) -> Chosen:
         """Add idle intervals until live bytes fit the budget, and take out needless ones; leave some as they are."""
@@ -244,8 +254,10 @@ class Improver:
             add(live, idle, -idle.size_bytes)
         return live
 
-    def _try(self, state: State) -> Trial | None:
+    def _try(self, state: State | None) -> Trial | None:
         """Replay a state, unless it cannot fit or was tried before, and note the best."""
+        if state is None:
+            return None
         augmented = self._augmented(state)
         key = tuple((c.tensor, c.role, c.source, c.target, c.position) for c in augmented.cache_ops)
         if key not in self._seen:
