@@ -1,4 +1,4 @@
-"""What people set, or state as their own, that cannot change anything in a run: named in one line.
+"""Hints about a run; above all what people set, or state as their own, that cannot change anything: named in one line.
 
 A figure that is not narrow enough to bind is no such thing: another value of it would change the run. Here are the
 fields of which no value would, on this machine, with this job and these rows.
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from simulator import formats
@@ -18,10 +19,12 @@ from simulator.catalog import Loaded
 from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
-from simulator.hardware import Hardware
+from simulator.graph import TensorKind
+from simulator.hardware import Hardware, without_effect
+from simulator.report.rows import Row, listed
 from simulator.run.case import Case
 from simulator.scenario import PolicyChoice, Scenario
-from simulator.units import FieldError
+from simulator.units import FieldError, human
 from simulator.workload import Workload
 
 Why = Mapping[str, str]
@@ -62,6 +65,56 @@ def idle_line(
         same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
         idle |= {f"workload.{path}": _SAME for path in same}
     return told(idle)
+
+
+def hints(case: Case, rows: Sequence[Row]) -> list[str]:
+    """Return hints about a run: figures without effect, what is missing or unknown, an update that runs on the device.
+
+    Parameters
+    ----------
+    case, rows
+        What ran, and its rows.
+    """
+    scenario, hardware, work, graphs = case.loaded.scenario, case.hardware, case.loaded.workload, case.job.graphs
+    idle_figures = without_effect(hardware, scenario.budget_bytes, scenario.set_)
+    for row in rows:
+        idle_of_row = without_effect(row.hardware, scenario.budget_bytes, case.choice(row.label).set_)
+        idle_figures += [f"{row.label}: {hint}" for hint in idle_of_row]
+    kinds = {row.label: plan.fixed is None for row in rows for plan in row.plans}
+    idle = idle_line(case, [case.choice(row.label) for row in rows], set(kinds.values()))
+    sentences = [*dict.fromkeys(idle_figures), *([idle] if idle else [])]
+    homes, compute_tier = scenario.homes, hardware.compute_tier
+    runtimes = [label for label, is_runtime in kinds.items() if is_runtime]
+    if runtimes and "host" not in hardware.model_fields_set:
+        free = f"decisions of {listed(runtimes)} are free"
+        sentences.append(f"{hardware.name} states no costs of a host, so that {free}: add the key host.")
+    if homes.get(TensorKind.WEIGHT, compute_tier) != compute_tier:
+        named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)}
+        experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
+        if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
+            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}"
+            do = f"give expert a home as well (--home expert={homes[TensorKind.WEIGHT]})"
+            sentences.append(f"homes names weight and not expert, so that {forgotten}: {do}.")
+    ran = any(row.is_ok for row in rows)
+    sentences += [_update(case)] if ran else []
+    if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
+        more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
+        sentences.append(f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}.")
+    return [*filter(None, sentences)]
+
+
+def _update(case: Case) -> str:
+    """Say that an update whose states are at home elsewhere runs on the device; empty if there is none."""
+    ways = dict[str, int]()
+    for problem in (task.problem for task in case.tasks):
+        states = [t for t in problem.visitors if problem.graph.tensors[t].kind is TensorKind.OPTIMIZER_STATE]
+        for home in {problem.homes[t] for t in states}:
+            way = listed([problem.link_names[hop] for hop in pairwise(problem.path(home, problem.compute_tier))])
+            size = sum(problem.sizes[t] for t in states if problem.homes[t] == home)
+            ways[way] = max(size, ways.get(way, 0))  # graphs of other ranks have theirs
+    read = listed([f"{human(size, 'B')} of state over {way}" for way, size in ways.items()])
+    tells = "where it runs on the host, hosim says nothing about its time"
+    return f"The update reads {read} and runs on the device; {tells}." if read else ""
 
 
 def own_unread(machine: Hardware) -> dict[str, str]:

@@ -7,30 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
-from simulator.graph import TensorKind
-from simulator.hardware import without_effect
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files, readings
 from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
-from simulator.report.rows import Row, listed
+from simulator.report.rows import Row
 from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, SweepView
 from simulator.run.case import Case
-from simulator.run.effects import idle_line
+from simulator.run.effects import hints
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.trace import ISSUED, Trace
-from simulator.units import human, nearest
+from simulator.units import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,56 +45,6 @@ def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepVie
         What ran, its rows, and sentences about them.
     """
     return SweepView(title, [Section(columns=columns) for columns in folded(rows, PIPE_WIDTH)], sentences)
-
-
-def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Return hints about a run: figures without effect, what is missing or unknown, an update that runs on the device.
-
-    Parameters
-    ----------
-    case, rows
-        What ran, and its rows.
-    """
-    scenario, hardware, work, graphs = case.loaded.scenario, case.hardware, case.loaded.workload, case.job.graphs
-    idle_figures = without_effect(hardware, scenario.budget_bytes, scenario.set_)
-    for row in rows:
-        idle_of_row = without_effect(row.hardware, scenario.budget_bytes, case.choice(row.label).set_)
-        idle_figures += [f"{row.label}: {hint}" for hint in idle_of_row]
-    kinds = {row.label: plan.fixed is None for row in rows for plan in row.plans}
-    idle = idle_line(case, [case.choice(row.label) for row in rows], set(kinds.values()))
-    sentences = [*dict.fromkeys(idle_figures), *([idle] if idle else [])]
-    homes, compute_tier = scenario.homes, hardware.compute_tier
-    runtimes = [label for label, is_runtime in kinds.items() if is_runtime]
-    if runtimes and "host" not in hardware.model_fields_set:
-        free = f"decisions of {listed(runtimes)} are free"
-        sentences.append(f"{hardware.name} states no costs of a host, so that {free}: add the key host.")
-    if homes.get(TensorKind.WEIGHT, compute_tier) != compute_tier:
-        named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)}
-        experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
-        if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
-            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}"
-            do = f"give expert a home as well (--home expert={homes[TensorKind.WEIGHT]})"
-            sentences.append(f"homes names weight and not expert, so that {forgotten}: {do}.")
-    ran = any(row.is_ok for row in rows)
-    sentences += [_update(case)] if ran else []
-    if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
-        more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
-        sentences.append(f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}.")
-    return [*filter(None, sentences)]
-
-
-def _update(case: Case) -> str:
-    """Say that an update whose states are at home elsewhere runs on the device; empty if there is none."""
-    ways = dict[str, int]()
-    for problem in (task.problem for task in case.tasks):
-        states = [t for t in problem.visitors if problem.graph.tensors[t].kind is TensorKind.OPTIMIZER_STATE]
-        for home in {problem.homes[t] for t in states}:
-            way = listed([problem.link_names[hop] for hop in pairwise(problem.path(home, problem.compute_tier))])
-            size = sum(problem.sizes[t] for t in states if problem.homes[t] == home)
-            ways[way] = max(size, ways.get(way, 0))  # graphs of other ranks have theirs
-    read = listed([f"{human(size, 'B')} of state over {way}" for way, size in ways.items()])
-    tells = "where it runs on the host, hosim says nothing about its time"
-    return f"The update reads {read} and runs on the device; {tells}." if read else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,10 +97,7 @@ class Study:
         return catalog.at(self.loaded, varied) if varied else self.loaded
 
     def check(self) -> None:
-        """Refuse points at which a document, or what it builds, is wrong: any of a strict study, else all of them.
-
-        A value that its field can never hold is refused in any study.
-        """
+        """Refuse values that their fields can never hold, and wrong points: any of a strict study, else if all are."""
         probes = self.points if self.probes is None else self.probes
         errors = [self._wrong(point) for point in probes]
         first = next(filter(None, errors), None)
@@ -254,13 +251,7 @@ class _Measuring:
                 yield task, ended.pop(task) if task in new else self._kept_rows(task) or []
 
     def _measured(self, new: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
-        """Measure points, and yield the rows of each as it ends. A point that kills its process twice is ``failed``.
-
-        Raises
-        ------
-        HosimError
-            If no process survives, or one dies twice at a point of a strict study.
-        """
+        """Measure points, and yield the rows of each as it ends. A point that kills its process twice is ``failed``."""
         processes = self._workers if min(self._workers, len(new)) > 1 else 0
         with closing(self._run_tasks(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
             lost = dict(enumerate(new))

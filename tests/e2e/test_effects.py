@@ -22,7 +22,7 @@ from simulator.graph import Collective, Job
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Compaction, Hardware
 from simulator.run.case import prepare
-from simulator.run.results import hints
+from simulator.run.effects import hints
 from simulator.run.row import rows_of
 from simulator.scenario import Claim, Expectation, Largest, Least, PolicyChoice, Scenario, Slo, Unstated
 from simulator.scenario.claim import Choice, Untested
