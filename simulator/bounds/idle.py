@@ -25,6 +25,9 @@ from simulator.lifetime import Lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
 from simulator.trace import Bools, Ints, held_bytes
 
+MOST_SUMS = 1000
+"""Most sums of sizes that are kept for a window; of more, the smallest size counts alone."""
+
 
 class Stretches(NamedTuple):
     """Idle stretches, by column: each lies over ops of the line that do not use a tensor whose value is needed.
@@ -197,3 +200,63 @@ def tightest(ops: Ints, demand: Ints, count: int) -> Ints:
     stretch = np.arange(len(ops)) * count // len(ops)
     in_turn = np.lexsort((-demand[ops], stretch))
     return ops[in_turn[np.flatnonzero(np.diff(stretch, prepend=-1))]]
+
+
+class Counted:
+    """Tensors that windows count, by the start and the end of a window.
+
+    Parameters
+    ----------
+    held
+        What takes room beside them, by start or by end [B].
+    size, starts, ends
+        Sizes of tensors [B]; starts and ends of the windows that count each: a first index and one behind the last.
+    is_whole
+        Whether to count that whole tensors move.
+    """
+
+    def __init__(
+        self, held: Ints, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints], *, is_whole: bool
+    ) -> None:
+        self._size, self._starts, self._ends, self._is_whole = size, starts, ends, is_whole
+        change = np.zeros((held.size + 1, held.size + 1), np.int64)
+        for start, sign in zip(starts, (1, -1), strict=True):
+            np.add.at(change, (start, ends[0]), sign * size)
+            np.add.at(change, (start, ends[1]), -sign * size)
+        self._bytes = held + change.cumsum(0).cumsum(1)[:-1, :-1]
+        self._smallest = np.zeros_like(self._bytes)
+        for t in np.argsort(-size, kind="stable").tolist() if is_whole else ():
+            self._smallest[starts[0][t] : starts[1][t], ends[0][t] : ends[1][t]] = size[t]
+
+    def least(self, room: int) -> Ints:
+        """Return what moves in each window at least, given the room [B]."""
+        return np.where(self._bytes > room, np.maximum(self._bytes - room, self._smallest), 0)
+
+    def moved(self, start: int, end: int, room: int) -> int:
+        """Return what moves in one window at least, given the room [B]."""
+        lack = int(self._bytes[start, end]) - room
+        if lack <= 0 or not self._is_whole:
+            return max(0, lack)
+        (first, behind), (early, late) = self._starts, self._ends
+        counts = (first <= start) & (start < behind) & (early <= end) & (end < late)
+        return whole_bytes(self._size[counts].tolist(), lack)
+
+
+def whole_bytes(sizes: Sequence[int], lack: int) -> int:
+    """Return the least sum of some sizes that is no less than a lack, or less if they are many [B].
+
+    Parameters
+    ----------
+    sizes
+        Sizes of tensors [B].
+    lack
+        Bytes that some of these have together at least [B].
+    """
+    sums, least = {0}, sum(sizes)
+    for size in sizes:
+        if len(sums) > MOST_SUMS:
+            return max(lack, min(sizes))
+        reached = {total + size for total in sums}
+        least = min((total for total in reached if lack <= total < least), default=least)
+        sums |= {total for total in reached if total < lack}
+    return max(lack, least)

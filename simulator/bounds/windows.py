@@ -13,6 +13,11 @@ and what stays are copied out after the end of ``a``, when the first of them can
 starts, which takes their room. So ``c`` starts no sooner than the end of ``a`` and the time of these copies on the
 links out.
 
+*Whole tensors.* Copies move whole tensors. The values of a window that have no place beside ``a``, or beside ``c``, are
+some of those that it counts, and have at least the bytes of the lack together. All of each comes in, or goes out, in
+the window; so at least the least sum of sizes of some of them that is no less than the lack. On short chains, where a
+window counts few tensors, this is much more than the lack. It is looked for in graphs of up to `MOST_WHOLE` ops.
+
 *Both.* Values that come in existed before ``a``, values that go out did not: no byte counts twice. Over links that
 share the channels of a copy queue, or a bus, both take their time in turn.
 
@@ -58,13 +63,16 @@ from numpy.typing import NDArray
 
 from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import bottlenecks, ns_per_byte, rate_of
-from simulator.bounds.idle import Demand, tightest
+from simulator.bounds.idle import Counted, Demand, tightest
 from simulator.trace import Ints
 
 Floats = NDArray[np.float64]
 
 MOST_POINTS = 512
 """Most ops between which windows lie: memory and time grow with their square."""
+
+MOST_WHOLE = 128
+"""Most ops of a graph in which whole tensors count: sums of many sizes come close to any lack."""
 
 _ENDLESS = 1 << 62
 """Room without a limit [B]."""
@@ -179,14 +187,15 @@ class _Sweep:
         due = np.where(idle.due < len(in_line), np.searchsorted(points, idle.due), count)
         made, final = np.searchsorted(points, idle.made, "right"), np.full_like(due, count)
         # By start and end: what must have come in if it has no place beside the start, and be out beside the end [B].
-        self._in_bytes = held[:, None] + _shared_bytes(count, idle.size, (first, behind), (due, final))
-        self._out_bytes = held[None, :] + _shared_bytes(count, idle.size, (np.zeros_like(made), made), (first, behind))
+        is_whole, never = len(in_line) <= MOST_WHOLE, np.zeros_like(made)
+        self._comes = Counted(held[:, None], idle.size, (first, behind), (due, final), is_whole=is_whole)
+        self._leaves = Counted(held[None, :], idle.size, (never, made), (first, behind), is_whole=is_whole)
         self._about_ns = np.zeros((count, count))
         for neck in self._bottlenecks:
-            room = float(self._rooms[neck.cut])
-            come_ns = np.maximum(self._in_bytes - room, 0.0) * neck.about(neck.into) if neck.into else 0.0
-            gone_ns = np.maximum(self._out_bytes - room, 0.0) * neck.about(neck.out_of) if neck.out_of else 0.0
-            self._about_ns = np.maximum(self._about_ns, come_ns + gone_ns)
+            room, about_ns = self._rooms[neck.cut], np.zeros((count, count))
+            for counted, rate in ((self._comes, neck.into), (self._leaves, neck.out_of)):
+                about_ns += counted.least(room) * neck.about(rate) if rate else 0.0
+            self._about_ns = np.maximum(self._about_ns, about_ns)
         self._edges: list[_Edge] = []
         self._ends_ns: list[int] = []
         self._about_ends = np.zeros(count)
@@ -230,8 +239,9 @@ class _Sweep:
         best, about_ns = _Edge(-1), self._about_ns[:end, end]
         start = int((self._about_ends[:end] + about_ns).argmax()) if end else 0
         for neck in self._bottlenecks if end and about_ns[start] else ():
-            in_bytes = max(0, int(self._in_bytes[start, end]) - self._rooms[neck.cut]) if neck.into else 0
-            out_bytes = max(0, int(self._out_bytes[start, end]) - self._rooms[neck.cut]) if neck.out_of else 0
+            room = self._rooms[neck.cut]
+            in_bytes = self._comes.moved(start, end, room) if neck.into else 0
+            out_bytes = self._leaves.moved(start, end, room) if neck.out_of else 0
             short = self._points[start if in_bytes else end]
             best = max(best, _Edge(self._ends_ns[start] + neck.ns(in_bytes, out_bytes), start, short))
         return best
@@ -247,15 +257,6 @@ class _Sweep:
             last = edge.start
         where = f"{len(short)} ops" if len(short) != 1 else ops[min(short)].name
         return ", ".join(filter(None, (entered, f"room at {where}" if short else "", left)))
-
-
-def _shared_bytes(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Ints:
-    """Return, by start and end, the bytes that cover both; each range is a first index and one behind the last [B]."""
-    change = np.zeros((count + 1, count + 1), np.int64)
-    for start, sign in zip(starts, (1, -1), strict=True):
-        np.add.at(change, (start, ends[0]), sign * size)
-        np.add.at(change, (start, ends[1]), -sign * size)
-    return np.asarray(change.cumsum(0).cumsum(1)[:-1, :-1])
 
 
 class Rematerialisation:

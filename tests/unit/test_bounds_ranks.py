@@ -148,7 +148,7 @@ def test_a_value_counts_beside_a_collective_if_it_is_needed_for_certain():
     """While h runs a, which m reads, and b, which the sum may be working on and k reads, are both needed."""
     g = team("a 40, b 40, c 40", *SAVED, groups=ALL)
     assert room(g, 120) == {}
-    assert room(g, 100) == {"room at 2 ops": 1 + 20 + 9 + 1 + 20 + 1}
+    assert room(g, 100) == {"room at 2 ops": 1 + 40 + 9 + 1 + 40 + 1}
 
 
 def test_a_value_that_only_a_collective_still_needs_does_not_count():
@@ -156,4 +156,4 @@ def test_a_value_that_only_a_collective_still_needs_does_not_count():
     ops = (*SAVED[:4], "k: c ->, 1 ns", SAVED[5])
     g = team("a 40, b 40, c 40", *ops, groups=ALL)
     assert room(g, 80) == {}
-    assert room(g, 70) == {"room at 2 ops": 1 + 10 + 1 + 9 + 1 + 10 + 1}
+    assert room(g, 70) == {"room at 2 ops": 1 + 40 + 1 + 9 + 1 + 40 + 1}
