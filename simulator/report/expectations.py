@@ -25,7 +25,6 @@ from simulator.units import FieldError, nearest, require, unit_of
 Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
 
-
 Summaries = Mapping[str, Mapping[str, Any]]
 """Label of a row -> its figures by column."""
 
@@ -302,16 +301,17 @@ def condition(text: str, hardware: Hardware) -> Expectation:
 
 
 def named(text: str, columns: Sequence[str]) -> str:
-    """Find a column by its name or its heading, with dots or spaces: ``peak.hbm``.
+    """Find a column by its name or its heading, with dots or spaces (``peak.hbm``), or what begins one alone (``gap``).
 
     Raises
     ------
     FieldError
         If there is no such column.
     """
-    by_name = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
-    by_name |= {column: column for column in columns}
-    part = text.strip().replace(" ", ".")
+    heads = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
+    by_name, part = heads | dict(zip(columns, columns, strict=True)), text.strip().replace(" ", ".")
+    begun = [column for head, column in heads.items() if head.startswith(f"{part}.")]
+    part = begun[0] if part not in by_name and len(begun) == 1 else part
     require(part in by_name, "what is asked for is a figure of the table", repr(part), do=nearest(part, tuple(by_name)))
     return by_name[part]
 
