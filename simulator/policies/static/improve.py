@@ -28,7 +28,6 @@ from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
 
-from simulator.plan import FREE
 from simulator.policies.problem import Replay
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle
@@ -50,6 +49,9 @@ MOST_HOMES = 200
 
 MORE = (0, 2, 4)
 """Counts of idle intervals that are added to those that must be away: their room lets copies begin earlier."""
+
+PATIENCE = 10
+"""Rounds in a row without a new state after which a search ends."""
 
 Chosen = frozenset[PricedIdle]
 Offer = Callable[[Augmented], Replay | None]
@@ -135,11 +137,12 @@ class Improver:
         """Search for better plans."""
         for state in self._elsewhere():
             self._climb(self._try(state), self._orders)
-        start, states_before = self.best, -1
-        while self._goes_on() and len(self._seen) > states_before:
+        start, patience = self.best, PATIENCE
+        while self._goes_on() and patience:
             states_before = len(self._seen)
             self._climb(start, self._orders, self._changes)
             start = self._kick()
+            patience = PATIENCE if len(self._seen) > states_before else patience - 1
 
     def _goes_on(self) -> bool:
         return self.left > 0 and self.best is not None and self.best.cost[0] > self._problem.bound_ns
@@ -186,14 +189,20 @@ class Improver:
                         heappush(heap, (self._bound_ns(others), len(seen), others))
 
     def _bound_ns(self, chosen: Chosen) -> int:
-        """Return a lower bound of the step with the homes that these idle intervals lead to [ns]."""
+        """Return a lower bound of the step with the homes that these idle intervals lead to [ns].
+
+        A tensor at home in the compute tier stays there for a bound; one that may leave between uses counts as free.
+        """
         problem, wraps = self._problem, frozenset(idle for idle in chosen if idle.wraps)
         if wraps not in self._bounds:
-            away = {idle.tensor: FREE if problem.neighbours[1:] else idle.away for idle in wraps}
-            free = (t for t, home in enumerate(problem.known_homes) if home == FREE and problem.lifetimes.uses[t])
-            chosen_homes = {t: away.get(t, problem.compute_tier) for t in free}
-            homes = tuple([chosen_homes.get(t, home) for t, home in enumerate(problem.homes)])
-            self._bounds[wraps] = replace(problem, homes=homes).bound_ns
+            homes = list(problem.homes)
+            leaves = {idle.tensor for idle in self._ranking if not idle.wraps}
+            for idle in self._ranking:
+                if idle.wraps and idle not in wraps and idle.tensor not in leaves:
+                    homes[idle.tensor] = problem.compute_tier
+                elif idle in wraps and not problem.neighbours[1:]:
+                    homes[idle.tensor] = idle.away
+            self._bounds[wraps] = replace(problem, homes=tuple(homes)).bound_ns
         return self._bounds[wraps]
 
     def _orders(self, trial: Trial) -> Iterator[Change]:
