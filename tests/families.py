@@ -4,11 +4,16 @@ Four shapes in turn: chains, training steps that save for backward, streamed wei
 Durations and sizes are nearly alike in some members and span three orders of magnitude in others. Moving every tensor
 once would take between a fifth and three times as long as all ops. Budgets go from what an op and the pinned tensors
 need at least to almost all that is live at once.
+
+`fresh` is a second family, which no heuristic was tuned on when it was made: 6 to 14 ops with few, unlike tensors and
+one to three steps, of training with and without optimizer states, streamed weights and mixtures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 from policy_problems import DDR, HBM, machine, problem
@@ -145,4 +150,112 @@ _SHAPES: dict[str, Callable[[Draw], tuple[Graph, dict[str, int]]]] = {
     "training": _training,
     "streamed": _streamed,
     "mixed": _mixed,
+}
+
+
+FRESH = 320
+FRESH_SHAPES = ("training", "streamed", "saved", "mixed")
+
+
+class Fresh(Draw):
+    """Draws the figures of one member of the second family, and homes that fit one another."""
+
+    def __init__(self, number: int) -> None:
+        Random.__init__(self, 10_000 + number)
+        self._sizes, self._times = self.choice((0.3, 1.0, 1.5)), self.choice((0.3, 1.0, 2.0))
+        self._homes = self.choice(("free", "any", "any", "ddr"))
+
+    def size(self, share: float = 1.0) -> int:
+        """Size of a tensor [B]."""
+        return max(1, round(share * 10 ** (6.2 - self.random() * self._sizes)))
+
+    def duration(self) -> int:
+        """Time of an op [ns]."""
+        return round(10 ** (5.5 - self.random() * self._times))
+
+    def workspace(self, share: float = 0.3) -> int:
+        """Workspace of an op [B]; this share of them has one."""
+        return self.size(0.1) if self.random() < share else 0
+
+    def home(self) -> int:
+        """Home of a persistent tensor."""
+        if self._homes == "free":
+            return FREE
+        return DDR if self._homes == "ddr" and self.random() < 0.8 else self.choice((HBM, DDR, FREE, FREE))
+
+
+def fresh(number: int) -> tuple[str, Problem]:
+    """A member of the second family, with its shape."""
+    draw, shape = Fresh(number), FRESH_SHAPES[number % len(FRESH_SHAPES)]
+    steps = draw.choice((1, 2, 3, 3))
+    graph, homes = _FRESH[shape](draw)
+    graph = replace(graph, steps=steps)
+    found = [homes.get(t.name, HBM if t.persistent else FREE) for t in graph.tensors]
+    budget = max(least_budget(graph, found), int(int(live_bytes(graph).max()) * draw.uniform(0.5, 0.9)))
+    moved, took_ns = sum(t.size_bytes for t in graph.tensors), sum(op.duration_ns or 0 for op in graph.ops)
+
+    def link() -> dict[str, str]:
+        bandwidth = max(1, round(moved * 1e9 / (took_ns * 10 ** draw.uniform(-0.6, 0.7))))
+        return {"bandwidth": f"{bandwidth} B/s", "latency": f"{draw.choice((0, 0, 84, 12865))} ns"}
+
+    return shape, problem(graph, budget, homes, machine(d2h=link(), h2d=link()))
+
+
+def _fresh_streamed(draw: Fresh) -> tuple[Graph, dict[str, int]]:
+    builder, homes = GraphBuilder("fresh"), {"x": HBM}
+    layers = draw.randint(6, 14)
+    builder.tensor("x", draw.size(0.2), "weight", persistent=True)
+    before = "x"
+    for i in range(layers):
+        builder.tensor(f"w{i}", draw.size(), "weight", persistent=True)
+        homes[f"w{i}"] = draw.home()
+        builder.tensor(f"a{i}", draw.size(0.2))
+        more = {"duration_ns": draw.duration(), "workspace_bytes": draw.workspace()}
+        builder.op(f"op{i}", [before, f"w{i}"], [f"a{i}"], **more)
+        before = f"a{i}"
+    return builder.build(), homes
+
+
+def _fresh_training(draw: Fresh, *, with_states: bool = True) -> tuple[Graph, dict[str, int]]:
+    """Forward saves, backward updates weights and states, or only reads the weights, which are at home here."""
+    builder, homes, layers = GraphBuilder("fresh"), {}, draw.randint(3, 7)
+    for i in range(layers):
+        builder.tensor(f"w{i}", draw.size(0.7), "weight", persistent=True)
+        homes[f"w{i}"] = draw.home() if with_states else HBM
+        builder.tensor(f"a{i}", draw.size(draw.choice((0.2, 1.5))))
+        reads = [f"w{i}", *([f"a{i - 1}"] if i else [])]
+        builder.op(f"f{i}", reads, [f"a{i}"], phase="forward", duration_ns=draw.duration())
+    for i in reversed(range(layers)):
+        if with_states:
+            builder.tensor(f"m{i}", draw.size(1.4), "optimizer_state", persistent=True)
+            homes[f"m{i}"] = draw.home()
+        builder.tensor(f"g{i}", draw.size(0.1))
+        states, gradient = [f"m{i}"] if with_states else [], [f"g{i + 1}"] if i < layers - 1 else []
+        writes = [f"g{i}", *([f"w{i}", f"m{i}"] if with_states else [])]
+        more = {"duration_ns": draw.duration(), "workspace_bytes": draw.workspace(0.2)}
+        builder.op(f"b{i}", [f"w{i}", f"a{i}", *states, *gradient], writes, phase="backward", **more)
+    return builder.build(), homes
+
+
+def _fresh_mixed(draw: Fresh) -> tuple[Graph, dict[str, int]]:
+    builder, homes, known = GraphBuilder("fresh"), {}, []
+    for i in range(draw.randint(2, 5)):
+        builder.tensor(f"w{i}", draw.size(), "weight", persistent=True)
+        homes[f"w{i}"] = draw.home()
+        known.append(f"w{i}")
+    for i in range(draw.randint(6, 14)):
+        reads = draw.sample(known, min(len(known), draw.randint(1, 3)))
+        writes = [draw.choice(known)] if draw.random() < 0.15 else []
+        builder.tensor(f"a{i}", draw.size())
+        known.append(f"a{i}")
+        more = {"duration_ns": draw.duration(), "workspace_bytes": draw.workspace()}
+        builder.op(f"op{i}", reads, [*dict.fromkeys(writes), f"a{i}"], **more)
+    return builder.build(), homes
+
+
+_FRESH: dict[str, Callable[[Fresh], tuple[Graph, dict[str, int]]]] = {
+    "training": _fresh_training,
+    "streamed": _fresh_streamed,
+    "saved": partial(_fresh_training, with_states=False),
+    "mixed": _fresh_mixed,
 }

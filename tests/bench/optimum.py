@@ -1,6 +1,7 @@
-"""How far a policy is from the optimum, over a fixed family of 200 random small problems.
+"""How far a policy is from the optimum, over a fixed family of random small problems: 200, or 320 fresh ones.
 
     python tests/bench/optimum.py                 `static` against the optima that are stored
+    python tests/bench/optimum.py --family fresh  the same for smaller graphs with few, unlike tensors
     python tests/bench/optimum.py --solve 120     solve again first, two minutes a member at most, and store
 
 The optima are stored beside this file because they take long, and because they are facts: the step of the best plan
@@ -23,28 +24,29 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bars
-from families import MEMBERS, member
+from families import FRESH, MEMBERS, fresh, member
 
 from simulator.errors import CapacityError
 from simulator.policies import POLICIES
 from simulator.policies.optimal import optimum
 
-STORE = Path(__file__).with_name("optima.json")
+FAMILIES = {"small": (member, MEMBERS, "optima.json"), "fresh": (fresh, FRESH, "optima_fresh.json")}
+"""By name: what makes a member, how many there are, and the file of their optima."""
 MOST = {"median": 0.0, "p95": 0.03}
 
 
-def solve(number: int, time_limit_s: float) -> dict[str, int | None]:
+def solve(number: int, family: str, time_limit_s: float) -> dict[str, int | None]:
     """The optimum of one member."""
     try:
-        search = optimum(member(number)[1], time_limit_s)
+        search = optimum(FAMILIES[family][0](number)[1], time_limit_s)
     except CapacityError:
         return {"member": number, "step_ns": None, "least_ns": None}
     return {"member": number, "step_ns": search.step_ns, "least_ns": search.least_ns}
 
 
-def measure(number: int, policy: str) -> dict[str, float | int | str | None]:
+def measure(number: int, family: str, policy: str) -> dict[str, float | int | str | None]:
     """The step of the policy's plan for one member, and the processor time that planning took."""
-    shape, problem = member(number)
+    shape, problem = FAMILIES[family][0](number)
     start = time.process_time()
     try:
         found = problem.replay(POLICIES[policy].plan(problem))
@@ -121,19 +123,21 @@ def main() -> int:
     parser.add_argument("--policy", default="static", help="whose gap (default: static)")
     parser.add_argument("--solve", type=float, help="solve again, so many seconds for a member at most, and store")
     parser.add_argument("--only-unproved", action="store_true", help="solve only what is not proved yet")
-    parser.add_argument("--members", type=int, default=MEMBERS, help="only the first so many")
+    parser.add_argument("--family", choices=FAMILIES, default="small", help="which problems (default: small)")
+    parser.add_argument("--members", type=int, help="only the first so many")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    numbers = range(options.members)
-    stored = {o["member"]: o for o in json.loads(STORE.read_text())} if STORE.exists() else {}
+    _, members, name = FAMILIES[options.family]
+    numbers, store = range(options.members or members), Path(__file__).with_name(name)
+    stored = {o["member"]: o for o in json.loads(store.read_text())} if store.exists() else {}
     with ProcessPoolExecutor(2) as pool:
         if options.solve:
             asked = [n for n in numbers if not (options.only_unproved and n in stored and is_proved(stored[n]))]
-            for new in pool.map(partial(solve, time_limit_s=options.solve), asked):
+            for new in pool.map(partial(solve, family=options.family, time_limit_s=options.solve), asked):
                 stored[new["member"]] = merged(stored.get(new["member"]), new)
                 lines = ",\n".join(json.dumps(stored[n]) for n in sorted(stored))
-                STORE.write_text(f"[\n{lines}\n]\n")
-        rows = list(pool.map(partial(measure, policy=options.policy), numbers, chunksize=4))
+                store.write_text(f"[\n{lines}\n]\n")
+        rows = list(pool.map(partial(measure, family=options.family, policy=options.policy), numbers, chunksize=4))
     found = compare([stored[n] for n in numbers], rows)
     misses = bars.missed(found["to_best_known"], most=MOST)
     if options.json:
