@@ -67,6 +67,15 @@ def least_budget(graph: Graph, homes: list[int]) -> int:
     return max(op.workspace_bytes + sum(size[t] for t in stay | {*op.reads, *op.writes}) for op in graph.ops)
 
 
+def faster(hardware: Hardware, factor: float) -> Hardware:
+    """The machine with all links faster."""
+    links = {
+        name: link.model_copy(update={"bandwidth_bytes_per_s": int(link.bandwidth_bytes_per_s * factor)})
+        for name, link in hardware.links.items()
+    }
+    return hardware.model_copy(update={"links": links})
+
+
 def _machine(draw: Draw, graph: Graph) -> Hardware:
     moved = sum(t.size_bytes for t in graph.tensors)
     compute_ns = sum(op.duration_ns or 0 for op in graph.ops)

@@ -2,6 +2,7 @@
 
     python tests/bench/optimum.py                 `static` against the optima that are stored
     python tests/bench/optimum.py --family fresh  the same for smaller graphs with few, unlike tensors
+    python tests/bench/optimum.py --more          give each member more bandwidth, room or steps: who gets slower?
     python tests/bench/optimum.py --solve 120     solve again first, two minutes a member at most, and store
 
 The optima are stored beside this file because they take long, and because they are facts: the step of the best plan
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bars
-from families import FRESH, MEMBERS, fresh, member
+from families import FRESH, MEMBERS, faster, fresh, member
+from policy_problems import replay
 
 from simulator.errors import CapacityError
-from simulator.policies import POLICIES
+from simulator.lifetime import live_bytes
+from simulator.policies import POLICIES, Problem
 from simulator.policies.optimal import optimum
 
 FAMILIES = {"small": (member, MEMBERS, "optima.json"), "fresh": (fresh, FRESH, "optima_fresh.json")}
@@ -55,6 +61,42 @@ def measure(number: int, family: str, policy: str) -> dict[str, float | int | st
         step_ns = None
     plan_s = time.process_time() - start
     return {"member": number, "shape": shape, "step_ns": step_ns, "plan_s": plan_s, "bound_ns": problem.bound_ns}
+
+
+def given_more(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """The problem with more of something, which should make no step longer."""
+    top, graph, trial = int(live_bytes(problem.graph).max()), problem.graph, replay
+    for times in (1.5, 3):
+        yield f"{times:g}x bandwidth", replace(problem, hardware=faster(problem.hardware, times), trial=trial)
+    for share in (0.25, 0.6):
+        budget_bytes = int(problem.budget_bytes + (top - problem.budget_bytes) * share)
+        yield f"{share:.0%} of the room that lacks", replace(problem, budget_bytes=budget_bytes, trial=trial)
+    if graph.steps > 1 and all(graph.tensors[t].persistent for t in graph.inputs):
+        yield "5 more steps", replace(problem, graph=replace(graph, steps=graph.steps + 5))
+
+
+def anomalies(number: int, family: str, policy: str) -> list[tuple[int, str, float]]:
+    """For each change that gives one member more: its number, the change, and by how much the step is longer."""
+    problem = FAMILIES[family][0](number)[1]
+
+    def step_ns(given: Problem) -> float:
+        try:
+            found = given.replay(POLICIES[policy].plan(given))
+        except CapacityError:
+            return math.inf
+        return found.step_ns if found.status == "ok" else math.inf
+
+    base_ns = step_ns(problem)
+    more = given_more(problem) if base_ns < math.inf else ()
+    return [(number, name, step_ns(given) / base_ns - 1) for name, given in more]
+
+
+def tell_anomalies(policy: str, found: list[tuple[int, str, float]]) -> None:
+    """Print how many changes that give more made a step longer, and which."""
+    longer = sorted((change for change in found if change[2] > 0), key=lambda change: -change[2])
+    print(f"{policy}: of {len(found)} changes that give more, {len(longer)} made a step longer")
+    for number, name, by in longer:
+        print(f"  {number}: {name}: {by:.2%}")
 
 
 def merged(old: dict[str, int | None] | None, new: dict[str, int | None]) -> dict[str, int | None]:
@@ -125,6 +167,7 @@ def main() -> int:
     parser.add_argument("--only-unproved", action="store_true", help="solve only what is not proved yet")
     parser.add_argument("--family", choices=FAMILIES, default="small", help="which problems (default: small)")
     parser.add_argument("--members", type=int, help="only the first so many")
+    parser.add_argument("--more", action="store_true", help="give more, and count the steps that get longer")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     _, members, name = FAMILIES[options.family]
@@ -137,6 +180,10 @@ def main() -> int:
                 stored[new["member"]] = merged(stored.get(new["member"]), new)
                 lines = ",\n".join(json.dumps(stored[n]) for n in sorted(stored))
                 store.write_text(f"[\n{lines}\n]\n")
+        if options.more:
+            found = pool.map(partial(anomalies, family=options.family, policy=options.policy), numbers)
+            tell_anomalies(options.policy, [change for changes in found for change in changes])
+            return 0
         rows = list(pool.map(partial(measure, family=options.family, policy=options.policy), numbers, chunksize=4))
     found = compare([stored[n] for n in numbers], rows)
     misses = bars.missed(found["to_best_known"], most=MOST)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from families import MEMBERS, member
+from families import MEMBERS, faster, member
 from policy_problems import replay
 
 from simulator.errors import CapacityError
@@ -38,15 +38,6 @@ def again(p: Problem, hardware: Hardware | None = None, budget: float | None = N
         budget_bytes=p.budget_bytes if budget is None else budget,
         trial=replay,
     )
-
-
-def faster(hardware: Hardware, factor: float) -> Hardware:
-    """The machine with all links faster."""
-    links = {
-        name: link.model_copy(update={"bandwidth_bytes_per_s": int(link.bandwidth_bytes_per_s * factor)})
-        for name, link in hardware.links.items()
-    }
-    return hardware.model_copy(update={"links": links})
 
 
 def done(p: Problem, **options: int) -> Replay:
