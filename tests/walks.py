@@ -34,12 +34,12 @@ class Walk:
         self.maker = [-1] * len(self.size)
         self.read: dict[int, list[int]] = {}
 
-    def through(self, streams: int = 1) -> None:
-        """Walk through the whole step; each op runs on one of so many streams."""
+    def through(self, streams: int = 0) -> None:
+        """Walk through the whole step; each op runs on one of so many streams, or on the one that the graph says."""
         for op in range(len(self.graph.ops)):
             for _ in range(self.choose(range(3))):
                 self.wander(op)
-            self.run(op, self.choose(range(streams)))
+            self.run(op, self.choose(range(streams)) if streams else self.graph.ops[op].stream)
             if self.choose(range(4)) == 0:
                 self.repeat(self.choose(range(op + 1)))
             self.bury(op)
@@ -126,7 +126,7 @@ class Walk:
         room = sum(self.size[t] for t in missing) + what.workspace_bytes
         there = all(self.state[t][HBM] == VALID for t in what.reads)
         if what.repeatable and same and there and self.used[HBM] + room <= self.budget:
-            self.execute(op, 0)
+            self.execute(op, what.stream)
 
     def run(self, op: int, stream: int) -> None:
         what = self.graph.ops[op]

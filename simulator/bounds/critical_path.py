@@ -20,9 +20,9 @@ less ``E_(n-1)`` of the other is at least the path. In their sum over all ranks 
 once: its mean, and so its largest, is at least the path. The same holds for a path through an op and for what else that
 op's rank adds before or after it.
 
-Where streams share a device, the last op of the line may be stretched in the step before, by any time. So what starts
-no sooner than it, and not after its end, may have started early; and a bound on the distance of its starts is none on
-that of its ends (`Timing.shorter_ns`).
+Where streams share a device, an op may be stretched, by any time. It is only known that later ones start after its end
+(`Precedence.no_earlier`); and a bound on the distance of the starts of the last op of the line is none on that of its
+ends (`Timing.shorter_ns`).
 
 If ops run again, the last to end in the line may be one that runs again. Then what is left of the step before leads to
 nothing: only later ops of the line surely come after ``E_(n-1)``. Everything else stands for the first runs.
@@ -160,9 +160,8 @@ class RankNetwork:
             for op in range(count):
                 for earlier in precedence.after[op]:
                     self._add(node[base + earlier], node[base + op], self._took_ns[node[base + earlier]])
-                first = precedence.no_earlier.get(op, -1)
-                if first >= 0 and not (precedence.is_contended and first == precedence.last):
-                    self._add(node[base + first], node[base + op], 0)
+                if op in precedence.no_earlier:
+                    self._add(node[base + precedence.no_earlier[op]], node[base + op], 0)
         self._sorted: Sequence[int] = range(len(node)) if node == [*range(len(node))] else self._topological_order()
 
     def _add(self, earlier: int, later: int, lag_ns: int) -> None:

@@ -93,7 +93,12 @@ class Precedence:
 
     @cached_property
     def no_earlier(self) -> dict[int, int]:
-        """Op of two steps that takes room beside the line -> last compute of the line before it that takes room."""
+        """Op of two steps that takes room beside the line -> last compute of the line before it that takes room.
+
+        None where streams share the device: what starts with an op that others stretch may come long before its end.
+        """
+        if self.is_contended:
+            return {}
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, no_earlier, latest = list[bool](), dict[int, int](), -1
         for node in self.graph.ops:
