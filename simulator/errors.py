@@ -23,6 +23,9 @@ from typing import Any
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 """Characters that move a terminal's cursor, ring its bell, or reverse the order of text; not line ends and tabs."""
 
+STATUSES = ("ok", "infeasible", "blocked", "refused", "failed")
+"""How a row ends: it ran, or its plan waits for itself (``blocked``), or an error ended it (`HosimError.status`)."""
+
 _LONGEST = (350, 500, 250, 850)  # most characters of where, must, found and do
 
 
@@ -60,10 +63,17 @@ class HosimError(Exception):
     do
         The remedy, as an instruction.
 
+    Attributes
+    ----------
+    status
+        One of `STATUSES`: that of a row that it ends.
+
     Notes
     -----
     ``args`` equals the constructor's arguments: simpy rebuilds a failure as ``type(e)(*e.args)``.
     """
+
+    status = "failed"
 
     def __init__(self, where: str, must: str, found: str, do: str) -> None:
         on_a_line = (text.replace("\n", "\\n") for text in (where, must, found))
@@ -73,6 +83,11 @@ class HosimError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.must}, found {self.found}; {self.do}"
+
+    @property
+    def reason(self) -> str:
+        """What the row that it ends says of it."""
+        return str(self)
 
 
 class ConfigError(HosimError):
@@ -120,7 +135,9 @@ def import_extra(where: str, must: str, do: str, *modules: str) -> list[Any]:
 
 
 class ScopeError(ConfigError):
-    """A policy cannot plan this graph on this machine; in a table its row is ``refused``."""
+    """A policy cannot plan this graph on this machine."""
+
+    status = "refused"
 
     @property
     def reason(self) -> str:
@@ -206,6 +223,8 @@ class CapacityError(HosimError):
     report
         The demand, the capacity, the largest residents and the levers.
     """
+
+    status = "infeasible"
 
     def __init__(self, report: Shortfall) -> None:
         Exception.__init__(self, report)

@@ -214,15 +214,27 @@ def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> Non
 
 
 def judged(
-    rows: Sequence[Mapping[str, Any]], expectations: Sequence[Verdict] = (), none: str = "no row ran to its end"
+    rows: Sequence[Mapping[str, Any]],
+    expectations: Sequence[Verdict] = (),
+    none: str = "no row ran to its end",
+    *,
+    is_whole: bool = False,
 ) -> int:
-    """Print failures, and return the exit code: 0 if no expectation fails and a row ran to its end."""
+    """Print failures, and return the exit code: 0 if no expectation fails and a row ran to its end.
+
+    Of what `is_whole`, no cells of a sweep, no row may fail, either.
+    """
     sys.stdout.flush()
     failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
+    reasons = [(row, str(row.get("notes") or row.get("why"))) for row in rows if row["status"] in {"refused", "failed"}]
     if not any(row["status"] == "ok" for row in rows):
-        statuses = " or ".join(sorted({str(row["status"]) for row in rows}))
-        why = dict.fromkeys(str(row["notes"]) for row in rows if row["status"] in {"refused", "failed"})
+        statuses, why = (
+            " or ".join(sorted({str(row["status"]) for row in rows})),
+            dict.fromkeys(why for _, why in reasons),
+        )
         failed.append("; ".join((f"{none}, all are {statuses}" if none.startswith("no row ran") else none, *why)))
+    elif is_whole:
+        failed += [f"{row['policy']} fails: {why}" for row, why in reasons if row["status"] == "failed"]
     for line in failed:
         click.echo(f"hosim: {line}", err=True)
     return FAILED if failed else 0

@@ -62,12 +62,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
         click.echo(results.json(), nl=False)
     else:
         click.echo("\n\n".join(_paragraphs(results, out)))
-    summaries = [row.summary for row in results.values()]
-    wrong = [f"hosim: {row['policy']} fails: {row['notes']}" for row in summaries if row["status"] == "failed"]
-    code = common.judged(summaries, results.expectations)
-    for line in wrong if len(wrong) < len(summaries) else ():
-        click.echo(line, err=True)
-    return common.FAILED if wrong else code
+    return common.judged([row.summary for row in results.values()], results.expectations, is_whole=True)
 
 
 def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:
@@ -127,7 +122,7 @@ def serve(scenario: str, **more: Any) -> int:
     them off).
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     serving = common.run_and_print(hosim.serve, scenario, **more)
-    return common.judged(serving.rows, serving.expectations)
+    return common.judged(serving.rows, serving.expectations, is_whole=True)
 
 
 @common.command("Compile a plan and explain every decision in it.", "scenario", "set", "out")

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from simulator import metrics
 from simulator.document import faults
+from simulator.errors import STATUSES
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.outputs import written
@@ -126,17 +127,16 @@ def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
             other = next((key for key in ("over", *LIMITS[:-1]) if getattr(expected, key) is not None), "")
             require(not other, f"{column} is a text, which only equals compares", other, other, do="write equals")
             words, stated = _WORDS.get(column, ()), expected.equals
-            must, fits = f"{column} is a word that rows have", stated is None or stated in words or not words
-            require(
-                fits and not isinstance(stated, float), must, repr(stated), "equals", do=nearest(str(stated), words)
-            )
+            fits = stated is None or stated in words or not (words or isinstance(stated, float))
+            must, do = f"{column} is a word that rows have", nearest(str(stated), words)
+            require(fits, must, repr(stated), "equals", do=do)
         else:
             is_number = all(map(math.isfinite, map(_number, expected.ends("equals"))))
             must, do = f"{column} is a number", "write a finite number"
             require(is_number, must, repr(expected.equals), "equals", do=do)
 
 
-_WORDS = {"status": ("ok", "infeasible", "blocked", "refused")}  # column of text -> all its values, if known
+_WORDS = {"status": (*STATUSES, "overloaded")}  # column of text -> all its values, if known
 
 
 def untested(claim: Claim) -> list[Verdict]:

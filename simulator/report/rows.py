@@ -22,6 +22,9 @@ DRAINED = "copies after the last op"
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R", bound="Row")
+ENDS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused", "failed": "fails"}
+ENDS["overloaded"] = "is overloaded"
+"""Status of a row that did not run, or was not served -> its words."""
 ABSENT = "-"
 """The text of a cell without a number."""
 

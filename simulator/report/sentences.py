@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from simulator.errors import Shortfall
 from simulator.report.readings import by_place
 from simulator.report.rows import (
+    ENDS,
     UNBOUNDED,
     Row,
     by_step,
@@ -76,9 +77,8 @@ def _not_running(rows: Sequence[Row]) -> str:
     if unfit and len(unfit) == len(rows):
         least = min(unfit.values(), key=lambda short: short.short_bytes)
         parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
-    outcomes = {"refused": "is refused", "failed": "fails"}
-    ended = [(row, outcomes.get(row.summary["status"])) for row in rows]
-    parts += [f"{row.label} {outcome}: {row.summary['notes']}" for row, outcome in ended if outcome]
+    stopped = [row for row in rows if row.summary["status"] in {"refused", "failed"}]
+    parts += [f"{row.label} {ENDS[row.summary['status']]}: {row.summary['notes']}" for row in stopped]
     parts += [f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked]
     return "; ".join(parts)
 

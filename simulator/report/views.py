@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from simulator.report.rows import grouped, listed, percent, quantity, written
+from simulator.report.rows import ENDS, grouped, listed, percent, quantity, written
 from simulator.report.tables import PIPE_WIDTH, Column, aligned, figures
 from simulator.units import counted
 
@@ -19,8 +19,6 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 ALL = "every policy"
 """Stands for the policy where a point cannot run at all."""
-_STATUS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused"}
-"""Status of a row that did not run, other than failed -> its words."""
 _LISTED = 8
 """Most points that are named; more are only counted, so that a sentence stays readable."""
 
@@ -213,7 +211,7 @@ def did_not_run(rows: Iterable[Row], axes: Sequence[Varied]) -> Iterator[str]:
         points = dict.fromkeys(point(row, axes) for row in group)  # draws at one point cannot be told apart
         is_listed = axes and len(group) == len(points) <= _LISTED
         where = f"at {listed([*points]) if is_listed else counted(len(group), 'point')}"
-        is_plain = status in _STATUS and status != "refused" and policy != ALL
+        is_plain = status in {"infeasible", "blocked"} and policy != ALL
         why = "" if is_plain else "; ".join(dict.fromkeys(str(row["notes"]) for row in group if row.get("notes")))
-        outcome = "nothing runs" if policy == ALL else f"{policy} {_STATUS.get(status, 'fails')}"
+        outcome = "nothing runs" if policy == ALL else f"{policy} {ENDS[status]}"
         yield f"{outcome} {where}: {why}." if why else f"{outcome} {where}."

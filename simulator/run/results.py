@@ -84,7 +84,7 @@ class Result(Row):
 
     @property
     def status(self) -> str:
-        """``ok``, ``infeasible``, ``blocked``, or ``refused`` (its policy cannot plan this)."""
+        """How it ended: ``ok``, ``infeasible``, ``blocked``, ``refused`` or ``failed`` (semantics, rule 13)."""
         return str(self.summary["status"])
 
     @cached_property

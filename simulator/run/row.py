@@ -144,13 +144,11 @@ def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advic
         return replayed(case, label, plans, partial(progress, label))
     except CapacityError as error:
         short = error.report
-        summary = {"policy": label, "status": "infeasible", "short_bytes": short.short_bytes, "short_at": short.at}
+        summary = {"policy": label, "status": error.status, "short_bytes": short.short_bytes, "short_at": short.at}
         tell = partial(progress, f"{label}, how much room is enough")
         return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
-    except ScopeError as error:
-        return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
-    except (PlanError, InvariantError) as error:  # other rows are sound
-        return Result.of(case, label, {"policy": label, "status": "failed", "notes": str(error)})
+    except (ScopeError, PlanError, InvariantError) as error:  # other rows are sound
+        return Result.of(case, label, {"policy": label, "status": error.status, "notes": error.reason})
 
 
 def checked(

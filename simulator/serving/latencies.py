@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from simulator.metrics.figures import LATENCIES
-from simulator.report.rows import listed, percent, present, quantity, shown
+from simulator.report.rows import ENDS, listed, percent, present, quantity, shown
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Panel, Section, SweepView
 from simulator.serving.story import PERCENTS, Story, quantile
@@ -92,7 +92,7 @@ def _sentences_of(row: Row) -> Iterator[str]:
     """Say how long requests wait under one policy, and why."""
     policy = row["policy"]
     if row["status"] != "ok":
-        yield f"{policy} is {row['status']}: {row['why']}."
+        yield f"{policy} {ENDS[row['status']]}: {row['why']}."
     if not present(row["ttft_p50_ns"]):
         return
     first, late, more = (quantity(row[column], "ns") for column in ("ttft_p50_ns", "ttft_p95_ns", "tpot_p50_ns"))

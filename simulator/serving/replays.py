@@ -48,7 +48,7 @@ from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
 from simulator.cost import memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
-from simulator.errors import CapacityError, ScopeError
+from simulator.errors import CapacityError, InvariantError, PlanError, ScopeError
 from simulator.graph import Job
 from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
@@ -260,15 +260,13 @@ class Replays:
         left = sum(n * group.token_bytes for tokens in leaving for group, n in zip(self._groups, tokens, strict=True))
         job = Job.of(iteration(self._loaded.workload, work, self._room_bytes - left))
         case = prepare(_with_homes(self._loaded, work), job)
+        queued = self._asked.queued_blocks
         try:
             plan = case.rows([self._row])[self._row](case.problem)
-        except CapacityError as error:
-            return {"status": "infeasible", "why": str(error)}
-        except ScopeError as error:
-            return {"status": "refused", "why": error.reason}
-        queued = self._asked.queued_blocks
-        plan = _with_copies(plan, case.problem, work, None if queued is None else queued * self._asked.block)
-        trace, _, ran = checked(case, self._row, [plan])
+            plan = _with_copies(plan, case.problem, work, None if queued is None else queued * self._asked.block)
+            trace, _, ran = checked(case, self._row, [plan])
+        except (CapacityError, ScopeError, PlanError, InvariantError) as error:
+            return {"status": error.status, "why": error.reason}
         if trace.status != "ok":
             return {"status": trace.status, "why": "; ".join(trace.blocked[:1])}
         row = metrics.summarise(case.job, case.hardware, trace, ran=ran)

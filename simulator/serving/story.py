@@ -162,7 +162,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
     -------
     dict
         ``policy``, ``status``, ``why``
-            The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and the reason.
+            The row; one of `simulator.errors.STATUSES`, or ``overloaded``; and the reason.
         ``<column>``
             Each of `simulator.metrics.figures.SERVED`.
         ``moved_<link>_bytes``, ``wait_<cause>_ns``, ``drain_ns``

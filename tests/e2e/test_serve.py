@@ -10,11 +10,11 @@ from serving_cases import DRAWN, write
 
 import simulator as hosim_api
 from simulator import catalog
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, InvariantError
 from simulator.formats import tables_csv
 from simulator.metrics.figures import SERVED, figure_of
 from simulator.run.case import Case
-from simulator.serving import scheduler
+from simulator.serving import replays, scheduler
 from simulator.serving.scheduler import Block
 
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
@@ -80,6 +80,28 @@ def test_the_tables_add_up(tmp_path):
     loaded = found.requests["hit_ddr_tokens"].sum() + found.requests["hit_pool_tokens"].sum()
     assert row["moved_h2d_bytes"] == loaded * 2 * 2 * 2 * 16 * 2
     assert row["ttft_p50_ns"] == sorted(found.requests["ttft_ns"])[5]
+
+
+def test_a_row_that_breaks_a_law_fails_alone(hosim, tmp_path, monkeypatch):
+    """One iteration of `static` is refused by the referee: the other row is as it was."""
+    path, checked = write(tmp_path), replays.checked
+
+    def refusing(case, label, plans, progress=None):
+        if label == "static":
+            raise InvariantError("trace", "a law", "none", "report this")
+        return checked(case, label, plans, progress)
+
+    before = hosim_api.serve(path).rows
+    monkeypatch.setattr(replays, "checked", refusing)
+    failed, other = hosim_api.serve(path).rows
+    assert (failed["status"], failed["why"]) == ("failed", "trace: a law, found none; report this")
+    assert other == before[1]
+    done = hosim("serve", path)
+    assert "static fails: trace: a law" in done.out
+    assert (done.code, done.err) == (1, "hosim: static fails: trace: a law, found none; report this\n")
+    assert hosim("serve", path, "--policy", "static").err.startswith(
+        "hosim: no row ran to its end, all are failed; trace"
+    )
 
 
 def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, tmp_path):

@@ -142,7 +142,7 @@ def test_stores_may_be_what_is_waited_for():
 def test_rows_that_do_not_end_say_why():
     nothing = {"ttft_p50_ns": None, "finished": 0, "hit_hbm_fraction": None, "hit_ddr_fraction": None}
     assert sentences([row(status="infeasible", why="short by 5 B", **nothing)]) == [
-        "static is infeasible: short by 5 B."
+        "static does not fit: short by 5 B."
     ]
 
 
