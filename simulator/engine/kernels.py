@@ -127,6 +127,9 @@ class Communicator:
             self._begin_stage()
 
 
+MEMORY = "memory"
+"""Names the path of traffic, beside those of units."""
+
 Flow = tuple[Path, int, int]
 """A flow of a kernel: its path, the most that it gets there, and its work."""
 
@@ -146,8 +149,8 @@ class Kernels:
     meets
         Op -> its communicator and its collective.
     paths
-        Paths through the units, by their names, and through the memory (``""``); if empty, all kernels but collectives
-        take their time alone.
+        Paths through the units, by their names, and through the memory (`MEMORY`); if empty, all kernels but
+        collectives take their time alone.
     """
 
     def __init__(
@@ -168,7 +171,7 @@ class Kernels:
             return []
         unit, share, arithmetic = unit_work(op, self._hardware)
         _, traffic = roofline(op, self._hardware)
-        flows = (self._paths[unit], share, arithmetic), (self._paths[""], memory_rate_cap(self._hardware), traffic)
+        flows = (self._paths[unit], share, arithmetic), (self._paths[MEMORY], memory_rate_cap(self._hardware), traffic)
         return [flow for flow in flows if flow[2]]
 
     def begin(self, stream: Stream, op: int, compute: QueuedCompute) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
+from simulator.cost import is_contended
 from simulator.draws import Draws
 from simulator.graph import Graph, OpKind, Roles
 from simulator.hardware import Hardware
@@ -47,14 +48,6 @@ class Program:
     starts_ns: int = 0
     draws: Draws | None = None
     allocator: AllocatorKind = "ideal"
-
-    def streams(self) -> Iterator[tuple[int, int]]:
-        """Yield pairs of an op and a stream that the plan, or if it decides in the run the graph, gives it."""
-        fixed = self.plan.fixed
-        if fixed is None:
-            yield from enumerate(op.stream for op in self.graph.ops)
-        else:
-            yield from {(a, b) for kind, a, b, _ in fixed.codes() if kind == COMPUTE}
 
 
 def programs_of(
@@ -91,8 +84,8 @@ class Columns:
         Per tensor [B].
     written
         Tensors that some op writes.
-    streams
-        How many compute streams the plan uses.
+    streams, is_contended
+        How many compute streams the plan uses; whether kernels on several of them share the device.
     compute_tier
         Id of the tier that kernels work in.
     outputs
@@ -103,11 +96,12 @@ class Columns:
 
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, fixed = program.graph, program.plan.fixed
-        if fixed is None:  # each group may have a stream of its own
-            last_stream = max((op.stream for op in graph.ops), default=0) + len(graph.groups)
-        else:
-            computes = zip(fixed.kind, fixed.b, strict=True)
-            last_stream = max((stream for kind, stream in computes if kind == COMPUTE), default=0)
+        streams = {(op, node.stream) for op, node in enumerate(graph.ops)}  # those of the plan, if it is fixed
+        if fixed is not None:
+            streams = {(op, of) for kind, op, of in zip(fixed.kind, fixed.a, fixed.b, strict=True) if kind == COMPUTE}
+        last_stream = max((stream for _, stream in streams), default=0)
+        last_stream += len(graph.groups) if fixed is None else 0  # each group may have a stream of its own
+        self.is_contended = is_contended(graph, streams)
         self.compute_tier, self.streams = compute_tier, 1 + last_stream
         self.reads = [op.reads for op in graph.ops]
         self.writes = [op.writes for op in graph.ops]

@@ -146,6 +146,7 @@ class Rank:
     ) -> None:
         hardware, plan, recorder = machine.hardware, program.plan, machine.recorder
         self._program, self._machine, self._rank = program, machine, rank
+        machine.contended |= {rank} if columns.is_contended else set()
         tiers = [machine.tier(tier, rank, program) for tier in range(len(hardware.tiers))]
         self._places = Places(rank, columns.size_bytes, tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self._places, columns, recorder) for i in range(columns.streams)]

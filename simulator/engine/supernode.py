@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache, partial
 
-from simulator.cost import UNITS, is_contended
+from simulator.cost import UNITS
 from simulator.cost.service import FULL_RATE
 from simulator.engine.compaction import space_for
 from simulator.engine.event_loop import Clock, Rounds
-from simulator.engine.kernels import Communicator
+from simulator.engine.kernels import MEMORY, Communicator
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import AddressedTier, Places, TierInstance
 from simulator.engine.program import Program
@@ -37,6 +37,8 @@ class Machine:
 
     Attributes
     ----------
+    contended
+        Ranks whose kernels share the device.
     stored
         (rank, tier, tensor) of the shared tensors that another rank already stores in that tier.
     stored_once
@@ -55,8 +57,7 @@ class Machine:
         self.rounds = Rounds(Clock())
         self.network = Network(self.rounds)
         self.stands_in, self.has_ranks = stands_in, len(stands_in) > 1
-        contended = {id(program): is_contended(program.graph, program.streams()) for program in programs}
-        self._contended = [contended[id(program)] for program in programs]
+        self.contended: set[int] = set()
         self._sharing = hardware.topology.sharing
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
         self.recorder = Recorder(len(stands_in))
@@ -119,7 +120,7 @@ class Machine:
             if link.via or len(hardware.passing((wire,))) > 1:
                 uses.append(self._resource("link", wire, "device", rank, passed.bandwidth_bytes_per_s))
             uses += self._buses(wire, rank) if link.via else ()
-            if self._contended[rank] and hardware.compute_tier in (passed.source, passed.target):
+            if rank in self.contended and hardware.compute_tier in (passed.source, passed.target):
                 uses.append(self.compute_bandwidth(rank))
         for resource, count in uses:
             counts[resource] += count
@@ -147,11 +148,11 @@ class Machine:
         return self._resource("bandwidth", "", tier.scope, rank, bandwidth)
 
     def kernel_paths(self, rank: int) -> dict[str, Path]:
-        """Return the paths of a rank's kernels through its units, and its memory (``""``), if they share these."""
-        if not self._contended[rank]:
+        """Return the paths of a rank's kernels through its units and its memory, if they share these."""
+        if rank not in self.contended:
             return {}
         uses = {unit: self._resource("unit", unit, "device", rank, FULL_RATE) for unit in UNITS}
-        uses[""] = self.compute_bandwidth(rank)
+        uses[MEMORY] = self.compute_bandwidth(rank)
         return {name: self.path(resource.bandwidth, ((resource, count),)) for name, (resource, count) in uses.items()}
 
     def communicator(self, call: Call, ranks: Members) -> Communicator:
@@ -179,7 +180,7 @@ class Machine:
         counts = Counter[Resource]()  # a bus over both ports carries each byte twice
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             uses = [self._resource("port", name, "device", rank, bandwidth), *self._buses(name, rank)]
-            uses += [self.compute_bandwidth(rank)] if self._contended[rank] else []
+            uses += [self.compute_bandwidth(rank)] if rank in self.contended else []
             for resource, count in uses:
                 counts[resource] += count
         return self.path(bandwidth, tuple(counts.items()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from simulator.cost.service import ceil_div
 from simulator.engine.dependencies import Counted, DependencyCounter, RevealTracker, Routes
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
@@ -61,7 +62,10 @@ class ReactiveView(DependencyCounter):
                 self._check_compute(a, b)
             is_out = kind == COPY and b == self._here
             pinned_bytes = sizes[a] if is_out and self._issued.state[c][a] == ABSENT else 0
-            action, price_ns = self._count[kind](a, b, c), prices_ns[kind] + -(-pinned_bytes // MIB) * runtime.pin_ns
+            action, price_ns = (
+                self._count[kind](a, b, c),
+                prices_ns[kind] + ceil_div(pinned_bytes, MIB) * runtime.pin_ns,
+            )
             if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
             if is_out and self._graph.tensors[a].persistent:

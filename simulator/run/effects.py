@@ -177,7 +177,7 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
     is_dynamic = any(op.dynamic for op in ops)
     if runtimes and True not in runtimes:
         always = () if is_dynamic else ("select", "update")  # a fixed plan that leaves reads to the run pays these
-        costs = ("inspect", "compute", "copy", "detach", "sync", *always)
+        costs = ("inspect", "compute", "copy", "detach", "sync", "pin", *always)
         idle |= dict.fromkeys((f"host.reactive.{cost}" for cost in costs), "no row decides while it runs")
     if runtimes and False not in runtimes:
         idle["host.fixed.*"] = "each row decides while it runs"

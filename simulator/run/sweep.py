@@ -29,6 +29,7 @@ from simulator.report.views import SweepView
 from simulator.run.kept import KeptRows
 from simulator.run.provenance import provenance
 from simulator.units import human
+from simulator.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Rows = list[Row]
-Point = tuple[Any, ...]
-"""A value for each axis of a study."""
-Task = tuple[int, Point]
-"""The index of a study, and a point of it."""
+Point = tuple[Any, ...]  # a value for each axis of a study
+Task = tuple[int, Point]  # the index of a study, and a point of it
 Progress = Callable[[str, int, int], None]
 """Called now and then with a label of the work, the amount done, and the total."""
 RunTasks = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
@@ -98,18 +97,19 @@ class Study:
 
     def check(self) -> None:
         """Refuse values that their fields can never hold, and wrong points: any of a strict study, else if all are."""
-        probes = self.points if self.probes is None else self.probes
-        errors = [self._wrong(point) for point in probes]
+        probes, sound = self.points if self.probes is None else self.probes, dict[int, Workload]()
+        errors = [self._wrong(point, sound) for point in probes]
         first = next(filter(None, errors), None)
-        if first and (self.is_strict or (all(errors) and all(map(self._wrong, self.points)))):
+        if first and (self.is_strict or (all(errors) and all(self._wrong(point, sound) for point in self.points))):
             raise first
 
-    def _wrong(self, point: Point) -> ConfigError | None:
-        """Return what is wrong at a point; too large a budget, which is an outcome, only in a strict study."""
+    def _wrong(self, point: Point, sound: dict[int, Workload]) -> ConfigError | None:
+        """Return what is wrong at a point, if not strict without its budget; the `sound`, by identity, were checked."""
         try:
             workload = self.at(point).workload
-            if workload is not self.loaded.workload:
+            if id(workload) not in sound:
                 builders.check(workload)
+                sound[id(workload)] = workload
         except MistypedError:
             raise
         except ConfigError as error:
