@@ -62,10 +62,8 @@ class ReactiveView(DependencyCounter):
                 self._check_compute(a, b)
             is_out = kind == COPY and b == self._here
             pinned_bytes = sizes[a] if is_out and self._issued.state[c][a] == ABSENT else 0
-            action, price_ns = (
-                self._count[kind](a, b, c),
-                prices_ns[kind] + ceil_div(pinned_bytes, MIB) * runtime.pin_ns,
-            )
+            action, price_ns = self._count[kind](a, b, c), prices_ns[kind]
+            price_ns += ceil_div(pinned_bytes, MIB) * runtime.pin_ns
             if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
             if is_out and self._graph.tensors[a].persistent:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from simulator.catalog import Loaded
 from simulator.errors import insist
@@ -49,22 +48,19 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
 
 def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: Sequence[Sequence[int]]) -> None:
     """Refuse a home of no tensor, and another tier than the compute tier for tensors that no step keeps there."""
-    tier, compute_tier, where = (
-        loaded.scenario.homes[pattern],
-        loaded.hardware.compute_tier,
-        partial(loaded.place, "homes"),
-    )
+    tier, compute_tier = loaded.scenario.homes[pattern], loaded.hardware.compute_tier
+    where = loaded.place("homes", pattern)
     kinds = sorted({tensor.kind for graph in graphs for tensor in graph.tensors})
     must = f"a home is for a kind of tensor that there is ({', '.join(kinds)}), or for names that some tensor has"
     first = next((tensor.name for graph in graphs for tensor in graph.tensors), None)
     do = f"correct it; the first tensor is {first!r}" if first else "drop it"
-    insist(any(chosen), where(pattern), must, repr(pattern), do)
+    insist(any(chosen), where, must, repr(pattern), do)
     pairs = zip(graphs, chosen, strict=True)
     lasts = any(graph.tensors[t].persistent or t in graph.outputs for graph, matches in pairs for t in matches)
     must = f"a home in another tier than {compute_tier} is for what lasts: persistent tensors, and outputs of the graph"
     do = f"say free (a policy may move them: static does, where that pays) or {compute_tier} (they stay); or drop it"
     found = f"{tier} for {pattern}: tensors that are new in each step, and gone before it ends"
-    insist(lasts or tier in {"free", compute_tier}, where(pattern), must, found, do)
+    insist(lasts or tier in {"free", compute_tier}, where, must, found, do)
 
 
 def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> Graph:

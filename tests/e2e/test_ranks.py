@@ -85,4 +85,5 @@ def test_ranks_that_do_not_meet_are_one_message(case, hosim, ranks, tmp_path):
     assert "Traceback" not in done.err
     for fragment in fragments:
         assert fragment in done.err, done.err
-    assert {p.name for p in tmp_path.iterdir()} <= {"inputs", "out"}, "that plans do not meet is found row by row"
+    left = {"inputs", "out"} if case == "messages in a circle" else {"inputs"}
+    assert {p.name for p in tmp_path.iterdir()} == left, "only what plans are to blame for is found row by row"
