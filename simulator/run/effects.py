@@ -6,6 +6,7 @@ fields of which no value would, on this machine, with this job and these rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -60,7 +61,7 @@ def idle_line(
     idle |= own_unread(machine)
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
-    idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
+    idle |= {**dict(_named(scenario, paths, _of_scenario(case, is_served=is_served))), **dict(_passing(case))}
     if not is_served:
         same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
         idle |= {f"workload.{path}": _SAME for path in same}
@@ -200,6 +201,18 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
     if not any(task.problem.turns for task in case.tasks):
         idle["policies.*.staggered"] = "ranks meet, or share no link evenly, or run less than three steps"
     return idle
+
+
+def _passing(case: Case) -> Iterator[tuple[str, str]]:
+    """Yield homes below the compute tier of tensors most of whose bytes are gone before a step ends."""
+    homes, passing, lasting = case.loaded.scenario.homes, Counter[str](), Counter[str]()
+    for graph in case.job.graphs:
+        for t, pattern in {t: pattern for pattern in homes for t in graph.matching(pattern)}.items():
+            tensor = graph.tensors[t]
+            (lasting if tensor.persistent or t in graph.outputs else passing)[pattern] += tensor.size_bytes
+    for pattern, size in passing.items():
+        if homes[pattern] not in {"free", case.hardware.compute_tier} and size > lasting[pattern]:
+            yield f"homes.{pattern}", f"{human(size, 'B')} of it are new in each step, and gone before it ends"
 
 
 def _stated(scenario: Scenario) -> list[str]:

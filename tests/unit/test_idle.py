@@ -18,8 +18,8 @@ def line(tmp_path, monkeypatch):
     """Name what changes nothing in a step of training on one rank, with changes."""
     monkeypatch.chdir(tmp_path)
 
-    def named(changes, story=STORY, box=documents.BOX):
-        documents.lay(tmp_path, story=story)
+    def named(changes, story=STORY, box=documents.BOX, job=documents.JOB):
+        documents.lay(tmp_path, job, story)
         (tmp_path / "box.yaml").write_text(box)
         return idle_line(prepare(catalog.resolve("story.yaml", changes), with_bounds=False))
 
@@ -61,6 +61,14 @@ def test_what_an_author_states_is_named_too_and_what_has_an_origin_is_not(line):
     assert line({}, box=box) is None  # assumed, a toy
     assert line({}, box=box.replace("  tiers: a toy\n", "")) == f"has no effect here: tiers.ddr.bandwidth ({LINKS})."
     assert line({}, story=STORY + "seed: 3\n") == "has no effect here: seed (nothing is drawn)."
+
+
+def test_a_home_that_nearly_all_of_its_tensors_ignore_is_named(line):
+    decode = documents.decoder(1, "kind: dense, width: 128", batch=1, sequence=16)
+    told = "has no effect here: homes.activation (2.88 kB of it are new in each step, and gone before it ends)."
+    assert line({"scenario.homes.activation": "ddr"}, job=decode) == told
+    assert line({"scenario.homes.activation": "free"}, job=decode) is None
+    assert line({"scenario.homes.kv_cache": "ddr"}, job=decode) is None
 
 
 def test_the_run_names_it_and_costs_of_rows_that_are_not_there(line, tmp_path):
