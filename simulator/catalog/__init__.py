@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from simulator import inputs
 from simulator.catalog.loaded import (
+    DOCUMENTS,
     Axis,
     BudgetError,
     Loaded,
@@ -54,9 +55,9 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 
 __all__ = [
-    "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load", "names",
-    "open_parameters", "path_of", "place_asking", "question", "read_hardware", "read_scenario", "read_workload",
-    "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
+    "DOCUMENTS", "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load",
+    "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware", "read_scenario",
+    "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
 

@@ -219,7 +219,8 @@ def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
     return FieldChange(value, loaded.place(*place), table, origin)
 
 
-_DOCUMENTS = ("hardware", "workload", "scenario")
+DOCUMENTS = ("hardware", "workload", "scenario")
+"""The kinds of documents that a field path may lead into."""
 _OF_SCENARIO = ("homes", "budget")
 """Fields of the scenario that are named without it."""
 
@@ -227,14 +228,14 @@ _OF_SCENARIO = ("homes", "budget")
 def split(path: str) -> tuple[str, str]:
     """Split a field path into its document (by default the machine) and the path there."""
     document, _, key = path.partition(".")
-    if key and document in _DOCUMENTS:
+    if key and document in DOCUMENTS:
         return document, key
     return "scenario" if document in _OF_SCENARIO else "hardware", path
 
 
 def by_document(changes: Mapping[str, FieldChange]) -> dict[str, dict[str, FieldChange]]:
     """Sort changes by the document that each path leads into; keys are then paths there."""
-    sorted_: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
+    sorted_: dict[str, dict[str, FieldChange]] = {document: {} for document in DOCUMENTS}
     for path, change in changes.items():
         document, key = split(path)
         sorted_[document][key] = change

@@ -228,10 +228,8 @@ def judged(
     failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
     reasons = [(row, str(row.get("notes") or row.get("why"))) for row in rows if row["status"] in {"refused", "failed"}]
     if not any(row["status"] == "ok" for row in rows):
-        statuses, why = (
-            " or ".join(sorted({str(row["status"]) for row in rows})),
-            dict.fromkeys(why for _, why in reasons),
-        )
+        statuses = " or ".join(sorted({str(row["status"]) for row in rows}))
+        why = dict.fromkeys(why for _, why in reasons)
         failed.append("; ".join((f"{none}, all are {statuses}" if none.startswith("no row ran") else none, *why)))
     elif is_whole:
         failed += [f"{row['policy']} fails: {why}" for row, why in reasons if row["status"] == "failed"]

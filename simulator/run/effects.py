@@ -16,7 +16,7 @@ from typing import Any
 
 from simulator import formats
 from simulator.builders import build_job
-from simulator.catalog import Loaded
+from simulator.catalog import DOCUMENTS, Loaded
 from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
@@ -30,7 +30,6 @@ from simulator.workload import Workload
 
 Why = Mapping[str, str]
 """Pattern of field paths -> why no value of these fields changes anything."""
-_DOCUMENTS = ("hardware", "workload", "scenario")
 _SERVED, _SAME = "hosim serve reads it", "what runs is the same with it"
 
 
@@ -55,7 +54,7 @@ def idle_line(
     """
     loaded = case.loaded
     scenario, machine = loaded.scenario, loaded.hardware
-    asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in _DOCUMENTS}
+    asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in DOCUMENTS}
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
@@ -207,7 +206,8 @@ def _passing(case: Case) -> Iterator[tuple[str, str]]:
     """Yield homes below the compute tier of tensors most of whose bytes are gone before a step ends."""
     homes, passing, lasting = case.loaded.scenario.homes, Counter[str](), Counter[str]()
     for graph in case.job.graphs:
-        for t, pattern in {t: pattern for pattern in homes for t in graph.matching(pattern)}.items():
+        pattern_of = {t: pattern for pattern in homes for t in graph.matching(pattern)}
+        for t, pattern in pattern_of.items():
             tensor = graph.tensors[t]
             (lasting if tensor.persistent or t in graph.outputs else passing)[pattern] += tensor.size_bytes
     for pattern, size in passing.items():
