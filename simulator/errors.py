@@ -66,7 +66,7 @@ class HosimError(Exception):
     Attributes
     ----------
     status
-        One of `STATUSES`: that of a row that it ends.
+        That of a row that it ends: ``failed``, ``refused`` or ``infeasible``.
 
     Notes
     -----
