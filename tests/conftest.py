@@ -32,5 +32,5 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def quick_plans(monkeypatch):
-    """`static` improves a plan by at most 10 replays, not 250: these are most of the time of a small run."""
+    """`static` improves a plan by at most 10 replays, not 500: these are most of the time of a small run."""
     monkeypatch.setattr("simulator.policies.static.improve.REPLAYS", 10)

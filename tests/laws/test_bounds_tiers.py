@@ -112,6 +112,7 @@ def scarce(draw) -> Problem:
     return problem(graph, budget, home, tighten(hardware, rooms))
 
 
+@pytest.mark.usefixtures("quick_plans")
 @given(scarce(), st.sampled_from(["static", "reactive"]))
 def test_no_policy_is_faster_than_the_bound_of_tiers_that_just_hold_its_plan(p: Problem, name: str):
     try:

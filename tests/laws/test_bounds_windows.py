@@ -51,6 +51,7 @@ def decodes(draw) -> Problem:
 ROWS = [("static", {}), ("reactive", {}), ("lookahead", {}), ("recompute", {}), ("static", {"recompute": True})]
 
 
+@pytest.mark.usefixtures("quick_plans")
 @given(decodes(), st.sampled_from(ROWS))
 def test_no_policy_is_faster(p: Problem, row: tuple[str, dict[str, bool]]):
     name, options = row

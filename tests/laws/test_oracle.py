@@ -40,7 +40,7 @@ kinds = {"ranks": ranks_that_meet(), "staged": staged(), "dynamic": choosing(), 
 
 
 @pytest.mark.parametrize("kind", kinds)
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_it_agrees_on_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
     _agree_on(data.draw(kinds[kind]))

@@ -88,6 +88,7 @@ def problems(draw) -> Given:
     return Given(problem)
 
 
+@pytest.mark.usefixtures("quick_plans")
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 @settings(max_examples=examples(30))
 @given(case=problems())

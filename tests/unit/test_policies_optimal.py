@@ -94,6 +94,7 @@ def test_the_launch_counts():
     assert step_ns(late) == step_ns(problem(train(layers=4), 31)) + 7
 
 
+@pytest.mark.usefixtures("quick_plans")
 def test_a_search_that_is_stopped_says_so():
     p = member(5)[1]
     plan = OPTIMAL.plan(p, {"time_limit_s": 0.01})

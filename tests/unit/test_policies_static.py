@@ -193,6 +193,7 @@ def test_weights_that_live_away_are_copied_in_ahead_of_each_layer():
     assert HBM not in p.homes[1:]
 
 
+@pytest.mark.usefixtures("quick_plans")
 def test_what_moves_counts_as_effort_where_that_is_more_than_ops(monkeypatch):
     """Two ops read twelve tensors, of which at least three leave: a second placement would be worth 24 ops or more."""
     listed = [f"w{i}" for i in range(12)]

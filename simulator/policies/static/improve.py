@@ -21,7 +21,7 @@ bound is no better than the best plan are never tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -51,7 +51,7 @@ MORE = (0, 2, 4)
 """Counts of idle intervals that are added to those that must be away: their room lets copies begin earlier."""
 
 PATIENCE = 10
-"""Rounds in a row without a new state after which a search ends."""
+"""Rounds in a row without a replay after which a search ends."""
 
 Chosen = frozenset[PricedIdle]
 Offer = Callable[[Augmented], Replay | None]
@@ -80,6 +80,11 @@ class State(NamedTuple):
     placement: int
     turns: Mapping[CacheOpKey, float]
     points: Mapping[CacheOpKey, int]
+
+    @property
+    def key(self) -> Hashable:
+        """The state, to be told from others."""
+        return self.chosen, self.placement, frozenset(self.turns.items()), frozenset(self.points.items())
 
 
 Change = Callable[[], State | None]
@@ -124,7 +129,8 @@ class Improver:
         self._base, self._analysis, self._offer = base.selection, base.selection.analysis, offer
         self._problem, self._random = base.problem, Random(0)
         self.left = REPLAYS if len(self._problem.graph.ops) <= TINY else REPLAYS // 2
-        self._seen: dict[tuple[object, ...], Trial | None] = {}
+        self._tried: dict[Hashable, Trial | None] = {}
+        self._seen: dict[Hashable, Trial | None] = {}
         self._bounds: dict[Chosen, int] = {}
         self._ranking = [idle for idle, _ in self._analysis.ranking]
         asked = (idle for idle in self._ranking if idle.tensor in self._analysis.asked)
@@ -139,10 +145,10 @@ class Improver:
             self._climb(self._try(state), self._orders)
         start, patience = self.best, PATIENCE
         while self._goes_on() and patience:
-            states_before = len(self._seen)
+            left_before = self.left
             self._climb(start, self._orders, self._changes)
             start = self._kick()
-            patience = PATIENCE if len(self._seen) > states_before else patience - 1
+            patience = PATIENCE if self.left < left_before else patience - 1
 
     def _goes_on(self) -> bool:
         return self.left > 0 and self.best is not None and self.best.cost[0] > self._problem.bound_ns
@@ -267,6 +273,12 @@ class Improver:
         """Replay a state, unless it cannot fit or was tried before, and note the best."""
         if state is None:
             return None
+        if (key := state.key) not in self._tried:
+            self._tried[key] = self._replayed(state)
+        return self._tried[key]
+
+    def _replayed(self, state: State) -> Trial | None:
+        """Replay a state, unless another led to the same graph; many do, as windows and chains limit points."""
         augmented = self._augmented(state)
         key = tuple((c.tensor, c.role, c.source, c.target, c.position) for c in augmented.cache_ops)
         if key not in self._seen:
