@@ -413,6 +413,7 @@ def test_a_run_searches_what_would_free_it_if_that_takes_no_longer_than_its_rows
     assert is_searched or found.sentences[-1].endswith(f": ask with --policy {fastest} --what-if.")
 
 
+@pytest.mark.slow
 def test_a_page_has_what_is_quick_to_find_and_says_how_to_get_the_rest(hosim, story, tmp_path, monkeypatch):
     def heads(limit):
         monkeypatch.setattr(what_if, "_PAGE", limit)

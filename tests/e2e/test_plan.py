@@ -6,6 +6,7 @@ import re
 
 import chain
 import pandas as pd
+import pytest
 
 import simulator
 from simulator.report import tables
@@ -124,6 +125,7 @@ def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     assert "making it again takes " in told.out
 
 
+@pytest.mark.slow
 def test_a_plan_is_called_by_its_row_and_read_by_any(hosim, tmp_path):
     out = tmp_path / "ran"
     assert hosim("run", "tiny_train_910c", "--policy", "static with recompute", "--out", out).code == 0

@@ -153,6 +153,7 @@ def _children(pid):
         *(pytest.param("run tiny_train_910c", later_s, marks=pytest.mark.slow) for later_s in (0, 0.02)),
     ],
 )
+@pytest.mark.slow
 def test_ctrl_c_of_a_terminal_ends_all_processes_with_one_line(arguments, later_s, tmp_path):
     """It goes to the whole group: also to workers that are about to start, and know no better yet."""
     command = [*HOSIM, *arguments.split(), "--out", str(tmp_path / "out")]
@@ -217,7 +218,7 @@ def test_a_bad_file_gives_no_traceback(tmp_path):
 def test_a_terminal_gets_lines_that_fit_and_progress_that_vanishes(width, scenario):
     master, slave = pty.openpty()
     env = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
-    process = subprocess.Popen([*HOSIM, "run", str(scenario)], stdout=slave, stderr=slave, env=env)
+    process = subprocess.Popen([*HOSIM, "run", str(scenario), "--no-what-if"], stdout=slave, stderr=slave, env=env)
     os.close(slave)
     seen = b""
     while True:

@@ -186,6 +186,7 @@ def test_a_step_below_its_bound_is_a_broken_law(scenario, monkeypatch):
     assert re.search(r"no step is shorter than its bound, found .*invented", rows.loc["static", "notes"])
 
 
+@pytest.mark.slow
 def test_results_are_written_in_a_checkout_that_is_not_installed(tmp_path):
     """No distribution knows its version."""
     text = f"""
