@@ -108,7 +108,7 @@ def capture(
             step(*args, **kwargs)
             with recorder.OpRecorder(watched, (args, kwargs)) as record:
                 _returned = step(*args, **kwargs)  # alive until the step ends
-    return _imported(name or kind, record, free_early)
+    return imported(name or kind, record, free_early=free_early)
 
 
 def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
@@ -184,8 +184,8 @@ def _part(module: str) -> Any:
         raise ConfigError("hosim.torch", must, str(error), do) from None
 
 
-def _imported(name: str, record: Any, free_early: bool) -> Imported:
-    """Make the graph from the record, and report on it."""
+def imported(name: str, record: Any, *, free_early: bool) -> Imported:
+    """Make the graph from a record, and report on it."""
     insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
