@@ -7,7 +7,6 @@ will make the size is asked of PyTorch first, under fake tensors.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from simulator.execute.storages import Block, ExecutionError, Memory
+from simulator.execute.storages import Block, Memory, insist_step
 from simulator.importers.recordings import Storage
 from simulator.importers.torch_recorder import OpRecorder
 from simulator.importers.torch_run import ModuleWatch, tensors
@@ -102,9 +101,11 @@ class OnDemand(OpRecorder):
             with self._fake:
                 args, kwargs = tree_map_only(torch.Tensor, _fake, (args, kwargs))
                 made = func(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
+        except Exception:
             return 0
-        known = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        known = {
+            id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
+        }
         new = {id(s): s.nbytes() for tensor in tensors(made) if id(s := tensor.untyped_storage()) not in known}
         return sum(new.values())
 
@@ -121,10 +122,20 @@ class OnDemand(OpRecorder):
                 memory.copy_out(block)
             memory.free(block)
             memory.wait(block, writes=True)
-        if memory.used_bytes + size_bytes > memory.budget_bytes:
-            must = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
-            found = f"{human(memory.used_bytes + size_bytes, 'B')} at {func}"
-            raise ExecutionError("a step within a budget", must, found, "give it a larger budget")
+        must = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
+        fits, found = memory.used_bytes + size_bytes <= memory.budget_bytes, human(memory.used_bytes + size_bytes, "B")
+        insist_step(fits, f"a step within a budget, {func}", must, found, "give it a larger budget")
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage:
+        """Return the storage of a tensor."""
+        return self._storage(tensor)
+
+    def functions(self) -> list[tuple[Any, int | None]]:
+        """Return the functions that were called, and their ops: what steps that are alike have in common."""
+        return [(call.func, call.op) for call in self.sequence]
+
+    def finish(self) -> None:
+        """Nothing comes after the last call."""
 
     def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
         """Note a call."""
@@ -142,9 +153,6 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
 def _may_leave(block: Block) -> bool:
     """Tell whether a block is there, and may be resized."""
     storage = block.ref()
-    return storage is not None and not block.is_away and block.size_bytes > 0 and storage.resizable()
-
-
-def alike(some: Iterable[Call], others: Iterable[Call]) -> bool:
-    """Tell whether two steps make the same calls."""
-    return [(call.func, call.op) for call in some] == [(call.func, call.op) for call in others]
+    return (
+        not (storage is None or block.is_away or storage.is_shared()) and block.size_bytes > 0 and storage.resizable()
+    )

@@ -14,19 +14,25 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from simulator.errors import HosimError, quotable
+from simulator.errors import HosimError
 from simulator.execute.tiers import FileTier
 from simulator.units import human
 
 OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
-_LOOK_AGAIN_S = 0.5
 
 
 class ExecutionError(HosimError):
     """A step cannot go on under its plan."""
+
+
+def insist_step(holds: object, where: str, must: str, found: str, do: str) -> None:
+    """Raise an `ExecutionError` if a rule of a step that runs does not hold."""
+    if not holds:
+        raise ExecutionError(where, must, found, do)
 
 
 class Block:
@@ -48,8 +54,8 @@ class Block:
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away, self.is_below, self.below, self.used_at, self.jobs = False, False, None, 0, deque[Job]()
-        self.below: int | None
+        self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Job]()
+        self.below: int | None = None
 
 
 class Job(NamedTuple):
@@ -88,10 +94,14 @@ class Memory:
         self._changed = threading.Condition(threading.RLock())
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
-        self._is_closed = False
+        self._is_closed = self._is_lifted = False
         self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
         for thread in self._threads:
             thread.start()
+
+    def begin(self) -> None:
+        """Count peak, copies and waits anew, from here on."""
+        self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
 
     # which storages there are
 
@@ -101,13 +111,13 @@ class Memory:
         found = self._blocks.get(key)
         if found is None:
             size_bytes = storage.nbytes()
-            found = Block(weakref.ref(storage, lambda _, key=key: self._died(key)), name, size_bytes)
+            found = Block(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
             with self._changed:
                 self._blocks[key] = found
                 self._hold(size_bytes)
         return found
 
-    def _died(self, key: int) -> None:
+    def _died(self, key: int, _: object) -> None:
         with self._changed:
             block = self._blocks.pop(key)
             self._drop_below(block)
@@ -180,7 +190,9 @@ class Memory:
         return block.jobs[0] is self._queues[way][0] and (way == OUT or self._fits(block.size_bytes, self._computes))
 
     def _fits(self, size_bytes: int, ahead: int = 0) -> bool:
-        return not ahead and self.used_bytes + self._reserved_bytes + size_bytes <= self.budget_bytes
+        return self._is_lifted or (
+            not ahead and self.used_bytes + self._reserved_bytes + size_bytes <= self.budget_bytes
+        )
 
     def _serve(self, way: str) -> None:
         while True:
@@ -192,11 +204,10 @@ class Memory:
                 if way == IN:
                     self._fill(job)
                 self._moving += 1
-            move = self.tier.write if way == OUT else self.tier.read
             failure: BaseException | None = None
             try:
-                move(job.block.below, job.storage.data_ptr(), job.block.size_bytes)
-            except BaseException as error:  # noqa: BLE001 - the step's thread raises it
+                self._move(way, job.block, job.storage)
+            except BaseException as error:
                 failure = error
             with self._changed:
                 self._moving -= 1
@@ -213,6 +224,12 @@ class Memory:
                 self._changed.notify_all()
             del job
 
+    def _move(self, way: str, block: Block, storage: Any) -> None:
+        """Copy the bytes of a block."""
+        assert block.below is not None  # noqa: S101 - for the type checker
+        move = self.tier.write if way == OUT else self.tier.read
+        move(block.below, storage.data_ptr(), block.size_bytes)
+
     def _empty(self, job: Job) -> None:
         job.storage.resize_(0)
         job.block.held_bytes = 0
@@ -228,8 +245,9 @@ class Memory:
     def wait(self, block: Block, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
         jobs = block.jobs
-        if jobs and (writes or any(job.kind != OUT for job in (*jobs,))):
-            self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
+        with self._changed:
+            if jobs and (writes or any(job.kind != OUT for job in jobs)):
+                self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
 
     def take(self, size_bytes: int, name: str) -> None:
         """Reserve room for what an op makes, ahead of all copies."""
@@ -252,27 +270,25 @@ class Memory:
     def _until(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait until something is done by the copies."""
         begun_s = perf_counter()
-        with self._changed:
+        try:
             while not (self._failure or is_done()):
-                if not self._changed.wait(_LOOK_AGAIN_S) and not (is_done() or self._moving or self._goes_on()):
-                    raise self._stuck(what)
-        self.waited_s += perf_counter() - begun_s
+                is_stuck = not (self._moving or self._may_start(OUT) or self._may_start(IN))
+                must = f"the plan leaves room within the budget of {human(self.budget_bytes, 'B')}"
+                found = f"{human(self.used_bytes, 'B')} in use, and nothing under way that frees some"
+                insist_step(not is_stuck, f"waiting for {what}", must, found, "give it a larger budget")
+                self._changed.wait()
+        finally:
+            self.waited_s += perf_counter() - begun_s
         if self._failure:
             raise self._failure
-
-    def _goes_on(self) -> bool:
-        return any(map(self._may_start, (OUT, IN)))
-
-    def _stuck(self, what: str) -> ExecutionError:
-        must = f"the plan leaves room within the budget of {human(self.budget_bytes, 'B')}"
-        held = f"{human(self.used_bytes, 'B')} in use, and nothing under way that frees some"
-        return ExecutionError(f"waiting for {what}", must, held, "plan with a smaller budget, or run without a plan")
 
     @contextmanager
     def shown(self, blocks: Iterable[Block]) -> Iterator[None]:
         """Let a view be made of storages that are away: it checks bounds, so they get their size, but no bytes."""
         with self._changed:
-            empty = [(storage, block) for block in blocks if (storage := block.ref()) is not None and not block.held_bytes]
+            empty = [
+                (storage, block) for block in blocks if (storage := block.ref()) is not None and not block.held_bytes
+            ]
             for storage, block in empty:
                 storage.resize_(block.size_bytes)
             try:
@@ -282,7 +298,7 @@ class Memory:
                     storage.resize_(0)
 
     def settle(self) -> None:
-        """Wait until all copies have ended, and bring back what is away, within the budget or not.
+        """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
 
         After a failure, what was issued and has not begun is given up first; each block is then where its bytes are.
         """
@@ -296,11 +312,19 @@ class Memory:
                     if not block.is_below:
                         self._drop_below(block)
                 self._failure = None
-        blocks = self.blocks()
+            self._is_lifted, blocks = True, [*self._blocks.values()]
+            self._changed.notify_all()
+            for block in blocks:
+                self.wait(block, writes=True)
+            self._is_lifted = False
+        lost = dict[str, BaseException]()
         for block in blocks:
-            self.wait(block, writes=True)
-        for block in blocks:
-            self.bring(block)
+            try:
+                self.bring(block)
+            except Exception as error:
+                lost[block.name] = error
+        found = f"{', '.join(lost)} lost: {next(iter(lost.values()), '')}"
+        insist_step(not lost, "end of a step", "what is below comes back", found, "make these tensors anew")
 
     def bring(self, block: Block) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""
@@ -308,10 +332,15 @@ class Memory:
         storage = block.ref()
         if not block.is_away or storage is None:
             return
-        block.is_away = False
         with self._changed:
-            self._fill(Job(IN, block, storage))
-        self.tier.read(block.below, storage.data_ptr(), block.size_bytes)
+            self._fill(job := Job(IN, block, storage))
+        try:
+            self._move(IN, block, storage)
+        except BaseException:
+            with self._changed:
+                self._empty(job)
+            raise
+        block.is_away = False
         self.moved_bytes[IN] += block.size_bytes
 
     def close(self) -> None:
