@@ -79,7 +79,7 @@ class FileTier:
         self._lock, self._locks, self._used_bytes, self._end = Lock(), (Lock(), Lock()), 0, 0
         self._grain, self._step = self._probed()
         self.is_direct = self._grain > 1
-        self._holes: list[tuple[int, int]] = []  # start and end, in order, none beside another
+        self._holes: list[tuple[int, float]] = [(0, math.inf)]  # start and end, in order, none beside another
         self._edges: dict[int, tuple[bytes, bytes]] = {}  # offset -> what is before and behind the inner part
 
     def _open(self, folder: Path) -> IO[bytes]:
@@ -112,30 +112,26 @@ class FileTier:
             If the tier, or the disk, is full.
         """
         with self._lock:
-            left, must = self._capacity_bytes - self._used_bytes, f"a tier has room for a tensor of {size:,} B"
+            left, rule = self._capacity_bytes - self._used_bytes, f"a tier has room for a tensor of {size:,} B"
             do = "give it more, or lie it in another folder"
-            insist(size <= left, self._where, must, f"{left:,.0f} B left of {self._capacity_bytes:,.0f} B", do)
-            room, holes = _room_of(size), self._holes
-            index = next((i for i, (start, end) in enumerate(holes) if end - start >= room), len(holes))
-            if index == len(holes):
-                index -= bool(holes) and holes[-1][1] == self._end  # the last hole grows
-                start = holes[index][0] if index < len(holes) else self._end
-                with refusing(self._where, f"{must} beside {self._used_bytes:,} B", do):
+            insist(size <= left, self._where, rule, f"{left:,.0f} B left of {self._capacity_bytes:,.0f} B", do)
+            room = _room_of(size)
+            index, (start, end) = next(hole for hole in enumerate(self._holes) if hole[1][1] - hole[1][0] >= room)
+            if start + room > self._end:
+                with refusing(self._where, f"{rule} beside {self._used_bytes:,} B", do):
                     self._grow(start + room)
                 self._end = start + room
-                holes[index:] = [(start, self._end)]
-            start, end = holes[index]
-            holes[index : index + 1] = [(start + room, end)] * (start + room < end)
+            self._holes[index : index + 1] = [(start + room, end)] if start + room < end else []
             self._used_bytes += size
             return start
 
     def release(self, offset: int, size: int) -> None:
         """Give back the room of a tensor of so many bytes."""
         with self._lock:
-            start, end = offset, offset + _room_of(size)
-            beside = [hole for hole in self._holes if hole[1] == start or hole[0] == end]
-            merged = (min([start, *(hole[0] for hole in beside)]), max([end, *(hole[1] for hole in beside)]))
-            self._holes = sorted([*(hole for hole in self._holes if hole not in beside), merged])
+            end = offset + _room_of(size)
+            beside = [hole for hole in self._holes if hole[1] == offset or hole[0] == end]
+            whole = min([offset, *(start for start, _ in beside)]), max([end, *(end for _, end in beside)])
+            self._holes = sorted([*(hole for hole in self._holes if hole not in beside), whole])
             self._edges.pop(offset, None)
             self._used_bytes -= size
 
@@ -161,9 +157,9 @@ class FileTier:
 
     def _copy(self, is_read: bool, offset: int, address: int, size: int) -> None:
         """Copy one way, and keep to the pace."""
-        must = f"{'reading' if is_read else 'writing'} {size:,} B at {offset:,} works"
+        rule = f"{'reading' if is_read else 'writing'} {size:,} B at {offset:,} works"
         do = "see to the disk, or lie the tier in another folder"
-        with self._locks[is_read], refusing(self._where, must, do):
+        with self._locks[is_read], refusing(self._where, rule, do):
             begun = perf_counter()
             if self._file.closed:
                 raise OSError(errno.EBADF, "a tier that is closed")
