@@ -21,7 +21,7 @@ from mmap import mmap
 from operator import iadd, setitem
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, cast
 
 import numpy as np
@@ -34,8 +34,8 @@ from simulator.importers.imported import named
 from simulator.outputs import check_file, written
 from simulator.units import counted, exact, human
 
-NOISY = 1.1
-"""Factor by which the medians of a figure's rounds may differ on a quiet machine."""
+NOISY = 0.1
+"""On a quiet machine, the medians of a figure's rounds differ less, and other programs take less of the cores."""
 _MIB = 1 << 20
 _SIZES, _SHAPES = (4096, 65536, _MIB, 16 * _MIB, 128 * _MIB), (256, 512, 1024, 2048)
 _LONGEST_S, _BOTH_S = 0.25, 0.2  # most time of a matmul; time in which copies go both ways
@@ -77,7 +77,7 @@ class Probe:
         factor = max(medians) / min(medians)
         middle, least, most = (human(value, self.unit) for value in (self.median, min(values), max(values)))
         value = f"median {middle}, least {least}, most {most}, of {len(values):,}"
-        noise = {"note": f"noisy: its rounds differ by a factor of {factor:.3g}"} if factor > NOISY else {}
+        noise = {"note": f"noisy: its rounds differ by a factor of {factor:.3g}"} if factor > 1 + NOISY else {}
         return {"from": self.about, "value": value, "basis": "measured", "confidence": "A"} | noise
 
 
@@ -115,6 +115,7 @@ def calibrate(
     ConfigError
         If the profile, or a file in the folder, cannot be written, or there is too little memory.
     """
+    begun, others_s = perf_counter(), _others_s()
     path, free, library = Path(out), _free_memory(), cast(Any, np)
     insist(path.suffix == ".yaml", f"-o {out}", "a profile is a .yaml", repr(path.name), "write such as this.yaml")
     check_file("-o", path)
@@ -131,10 +132,13 @@ def calibrate(
     capacities = {"hbm": library.cuda.mem_get_info()[0]} if on_gpu else {}
     capacities |= {"ram": free, "disk": shutil.disk_usage(folder).free}
     noisy = ["note" in probe.citation for every in probes.values() for probe in every]
-    how = f"{date.today()} by hosim calibrate{' --quick' * quick}, {counted(os.cpu_count() or 1, 'core')}"
+    cores = os.cpu_count() or 1
+    share = (_others_s() - others_s) / (perf_counter() - begun) / cores
+    how = f"{date.today()} by hosim calibrate{' --quick' * quick}, {counted(cores, 'core')}"
     cache = f"{'past' if tier.is_direct else 'through'} the page cache"
     title = f"Measured {how}, {library.__name__} {library.__version__}, a file {cache}"
-    title += f"; noisy: {sum(noisy)} of {len(noisy)} figures" * any(noisy)
+    if any(noisy) or share > NOISY:
+        title += f"; noisy: {sum(noisy)} of {len(noisy)} figures, and others took {share:.0%} of the cores"
     hardware = _profile({"name": named(path.stem), "title": title}, probes, capacities)
     with written(path, option="-o") as (part,):
         part.write_text(catalog.dump(hardware), encoding="utf-8")
@@ -148,6 +152,12 @@ def _free_memory() -> int:
     with suppress(OSError, ValueError):  # no such group, or no limit
         limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     return min(limits)
+
+
+def _others_s() -> float:
+    """Return the time that other programs have had the cores so far, all cores together [s]."""
+    ticks = [int(count) for count in Path("/proc/stat").read_text().split()[1:9]]
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK") - process_time()  # idle, or waiting for a disk
 
 
 def _measure(probes: Probes, rounds: int, time_s: float, progress: Tell) -> None:
