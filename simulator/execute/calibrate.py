@@ -328,8 +328,10 @@ def _link(probes: Sequence[Probe]) -> dict[str, Any]:
     """Return the figures of a link on which a copy of each size takes as long as in the first probe of that size."""
     times_s = {probe.amount: probe.amount / probe.median for probe in reversed(probes)}
     least, fastest = min(times_s), max(size / time_s for size, time_s in times_s.items())
-    latency_s = times_s[least] - least / fastest
-    rates = {size: size / max(times_s[size] - latency_s, size / fastest) for size in sorted(times_s)}
+    latency_s = min(
+        times_s[least] - least / fastest, 0.9 * min(times_s.values())
+    )  # some of each time is left for bytes
+    rates = {size: size / (times_s[size] - latency_s) for size in sorted(times_s)}
     best = max(rates.values())
     points = [{"size": exact(size, "B"), "fraction": round(rate / best, 4)} for size, rate in rates.items()]
     return {"bandwidth": _rounded(best, "B/s"), "latency": _rounded(latency_s * 1e9, "ns"), "efficiency": points}

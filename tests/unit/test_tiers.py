@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 
 import pytest
 
@@ -288,3 +288,28 @@ def test_where_direct_io_works_no_page_is_cached(tmp_path):
     assert tier.is_direct
     assert fcntl.fcntl(tier._file.fileno(), fcntl.F_GETFL) & os.O_DIRECT
     tier.close()
+
+
+def test_closing_waits_for_a_copy_under_way(tmp_path, monkeypatch):
+    """Else the file's number might be another file's by the time that the copy goes on."""
+    tier, reading, go_on, found = FileTier(tmp_path), Event(), Event(), []
+    offset, place, call = tier.allot(MIB), Place(MIB), os.preadv
+    tier.write(offset, place.address, MIB)
+
+    def waits(file, views, at):
+        reading.set()
+        go_on.wait(10)
+        found.append(tier._file.closed)
+        return call(file, views, at)
+
+    monkeypatch.setattr(os, "preadv", waits)
+    threads = [Thread(target=tier.read, args=(offset, place.address, MIB)), Thread(target=tier.close)]
+    threads[0].start()
+    reading.wait(10)
+    threads[1].start()
+    threads[1].join(0.05)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert found == [False]
+    assert tier._file.closed
