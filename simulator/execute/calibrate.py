@@ -32,6 +32,7 @@ from simulator.execute.tiers import FileTier
 from simulator.hardware import Hardware
 from simulator.importers.imported import named
 from simulator.outputs import check_file, written
+from simulator.run.sweep import Progress, silent
 from simulator.units import counted, exact, human
 
 NOISY = 0.1
@@ -83,12 +84,10 @@ class Probe:
 
 Probes = dict[str, list[Probe]]
 """Path of what they are the source of -> probes."""
-Tell = Callable[[str, int, int], object]
-"""Report progress: what is measured, how much is done, and of how much."""
 
 
 def calibrate(
-    out: str | Path, *, folder: str | Path = ".", quick: bool = False, progress: Tell = lambda *_: None
+    out: str | Path, *, folder: str | Path = ".", quick: bool = False, progress: Progress | None = None
 ) -> Hardware:
     """Measure this machine in at most two minutes, and write its hardware profile; a file that is there is replaced.
 
@@ -128,7 +127,7 @@ def calibrate(
         probes = _of_kernels(library, "cuda" if on_gpu else "cpu", _SHAPES[: 2 if quick else None], sizes)
         probes |= _of_file(tier, sizes, ("links.write", "links.read") if on_gpu else ("links.d2h", "links.h2d"))
         probes |= _of_gpu(library, sizes) if on_gpu else {}
-        _measure(probes, *((2, 1.5) if quick else (3, 60.0)), progress)
+        _measure(probes, *((2, 1.5) if quick else (3, 60.0)), progress or silent)
     capacities = {"hbm": library.cuda.mem_get_info()[0]} if on_gpu else {}
     capacities |= {"ram": free, "disk": shutil.disk_usage(folder).free}
     noisy = ["note" in probe.citation for every in probes.values() for probe in every]
@@ -160,7 +159,7 @@ def _others_s() -> float:
     return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK") - process_time()  # idle, or waiting for a disk
 
 
-def _measure(probes: Probes, rounds: int, time_s: float, progress: Tell) -> None:
+def _measure(probes: Probes, rounds: int, time_s: float, progress: Progress) -> None:
     """Time all probes round after round; each gets the same time."""
     every = [(path, probe) for path, group in probes.items() for probe in group] * rounds
     for done, (path, probe) in enumerate(every):
@@ -304,7 +303,8 @@ def _profile(about: Mapping[str, str], probes: Probes, capacities: Mapping[str, 
     missing = [path for path in map("compute.peak.{}".format, _DTYPES) if path not in probes]
     free = {"from": "what was free when it was measured", "basis": "measured", "confidence": "A"}
     tiers = {tier: {"scope": "node", "capacity": exact(capacity, "B")} for tier, capacity in capacities.items()}
-    tiers[top] |= {"scope": "device", "bandwidth": _rounded(figures[f"tiers.{top}.bandwidth"], "B/s")}
+    bandwidth = probes[f"tiers.{top}.bandwidth"][-1].median  # of the largest size, which no cache holds
+    tiers[top] |= {"scope": "device", "bandwidth": _rounded(bandwidth, "B/s")}
     return Hardware.model_validate({
         **about,
         "compute_tier": top,

@@ -13,6 +13,7 @@ from simulator.errors import ConfigError
 from simulator.execute import calibrate as measuring
 from simulator.execute.calibrate import Probe, calibrate
 from simulator.hardware import Link
+from simulator.units import human
 
 MIB = 1 << 20
 
@@ -103,6 +104,9 @@ def test_the_profile_is_that_of_what_was_measured(tmp_path):
     ]
     assert machine.compute.peak_flops["bf16"] == machine.compute.peak_flops["fp32"]
     assert "as fp32" in machine.assumed["compute.peak.bf16"]
+    spread = machine.sources["tiers.ram.bandwidth"][-1]
+    assert human(machine.tiers["ram"].bandwidth_bytes_per_s, "B/s") in (spread.value or "")
+    assert spread.text.startswith("16 MiB ")
     alone = max(link.bandwidth_bytes_per_s for link in machine.links.values())
     assert machine.buses["file"].bandwidth_bytes_per_s >= 0.99 * alone * min(
         point.fraction for link in machine.links.values() for point in link.efficiency
