@@ -177,13 +177,7 @@ def _repeated(once: Callable[[], float], time_s: float) -> list[float]:
     return times_s
 
 
-def _timed(
-    function: Callable[..., object],
-    *arguments: object,
-    times: int = 1,
-    settle: Callable[[], object] = bool,
-    **more: object,
-) -> float:
+def _timed(function: Any, *arguments: Any, times: int = 1, settle: Any = bool, **more: Any) -> float:
     settle()
     begun = perf_counter()
     for _ in range(times):
@@ -328,9 +322,8 @@ def _link(probes: Sequence[Probe]) -> dict[str, Any]:
     """Return the figures of a link on which a copy of each size takes as long as in the first probe of that size."""
     times_s = {probe.amount: probe.amount / probe.median for probe in reversed(probes)}
     least, fastest = min(times_s), max(size / time_s for size, time_s in times_s.items())
-    latency_s = min(
-        times_s[least] - least / fastest, 0.9 * min(times_s.values())
-    )  # some of each time is left for bytes
+    # Of each time some is left for bytes.
+    latency_s = min(times_s[least] - least / fastest, 0.9 * min(times_s.values()))
     rates = {size: size / (times_s[size] - latency_s) for size in sorted(times_s)}
     best = max(rates.values())
     points = [{"size": exact(size, "B"), "fraction": round(rate / best, 4)} for size, rate in rates.items()]

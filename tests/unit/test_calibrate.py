@@ -2,9 +2,11 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from itertools import count, cycle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from simulator import catalog
@@ -139,6 +141,63 @@ def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path, monke
     monkeypatch.setattr(measuring, "_free_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="memory: 1,048,576 B of it are free, found 1,000 B; end other programs"):
         calibrate(tmp_path / "mine.yaml")
+
+
+class Tensor(np.ndarray):
+    """A tensor of the library that stands for torch."""
+
+    def copy_(self, source, non_blocking=False):
+        self[:] = source
+
+
+class Device:
+    """``torch.cuda`` of a GPU that is none."""
+
+    def synchronize(self):
+        """Wait for nothing."""
+
+    def stream(self, stream):
+        return nullcontext()
+
+    def Stream(self):  # noqa: N802 - as there
+        return SimpleNamespace(synchronize=bool)
+
+    def is_available(self):
+        return True
+
+    def mem_get_info(self):
+        return 10**9, 2 * 10**9
+
+
+def with_gpu():
+    """What stands for torch with a GPU."""
+    gpu = SimpleNamespace(__name__="torch", __version__="2.13.0+cu130", cuda=Device(), uint8=np.uint8)
+    gpu.float32 = gpu.bfloat16 = gpu.float16 = gpu.float64 = np.float32
+    gpu.matmul, gpu.empty_like, gpu.mm = np.matmul, np.empty_like, lambda *_: None
+    gpu.asarray = lambda data, dtype, device: data
+    gpu.rand = lambda *shape, device: None
+    gpu.ones = lambda size, dtype, pin_memory: np.ones(size, dtype).view(Tensor)
+    gpu.ones_like = lambda place, device: np.ones_like(place)
+    return gpu
+
+
+@pytest.mark.usefixtures("quick")
+def test_with_a_gpu_there_are_three_tiers(tmp_path, monkeypatch):
+    """Its memory, pinned memory that it copies from, and the file; pageable memory is cited beside it."""
+    monkeypatch.setitem(sys.modules, "torch", with_gpu())
+    machine = calibrate(tmp_path / "mine.yaml", folder=tmp_path, quick=True)
+    assert catalog.load(tmp_path / "mine.yaml", "hardware", is_strict=True).document == machine
+    assert (machine.tier_names, machine.compute_tier) == (("hbm", "ram", "disk"), "hbm")
+    assert machine.tiers["hbm"].capacity_bytes == 10**9
+    assert {name: (link.source, link.target) for name, link in machine.links.items()} == {
+        "d2h": ("hbm", "ram"), "h2d": ("ram", "hbm"), "write": ("ram", "disk"), "read": ("disk", "ram"),
+    }  # fmt: skip
+    assert {name: bus.links for name, bus in machine.buses.items()} == {
+        "file": ("write", "read"), "pcie": ("d2h", "h2d"),
+    }  # fmt: skip
+    kinds = [cited.text.partition("B ")[2] for cited in machine.sources["links.h2d"]]
+    assert kinds == ["pinned"] * 4 + ["pageable"] * 4 + ["pinned, beside 8 matmuls"] * 4
+    assert machine.sources["host.reactive.copy"][0].text == "issuing a copy of pinned memory"
 
 
 def test_memory_is_that_of_the_container(monkeypatch):
