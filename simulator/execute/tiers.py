@@ -6,7 +6,7 @@ Past the page cache, the kernel moves bytes only between addresses and offsets t
 framework allocates begins anywhere. So a tensor is cut in three. Its inner part, which begins at a multiple of the
 grain, goes straight between its place and the file: no buffer, no move in memory. Its two edges, some 2 kB at most, are
 kept beside the file. If it comes back to a place that lies otherwise to the grain, its inner part is read next to where
-it belongs, and moved there part by part.
+it belongs, less than a grain away, and moved there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from simulator.outputs import refusing
 
 _ROOM_BYTES = 4096
 """Offsets of tensors are multiples of this [B]."""
-_PART_BYTES = 4 << 20
-"""Size of the parts in which bytes are read that must be moved then [B]: they are in a cache still."""
 _GRAINS = ((64, 512), (512, 512), (4096, 4096))
 """Multiples that a kernel may want of addresses, and of sizes [B]; the best first: PyTorch allocates at 64s."""
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -172,21 +170,20 @@ class FileTier:
         head = min(-address % self._grain, size)
         inner = self._inner(head, size)
         end = address + head + inner
-        self._edges[offset] = ctypes.string_at(address, head), ctypes.string_at(end, size - head - inner)
+        self._edges.pop(offset, None)  # nothing is there if this fails in the middle
         self._transfer(os.pwritev, offset, address + head, inner)
+        self._edges[offset] = ctypes.string_at(address, head), ctypes.string_at(end, size - head - inner)
 
     def _read(self, offset: int, address: int, size: int) -> None:
+        if offset not in self._edges:
+            raise OSError(errno.ENODATA, "nothing that was written there")
         before, behind = self._edges[offset]
-        head, skew = len(before), -address % self._grain
+        head = len(before)
         inner = self._inner(head, size)
-        if head == skew or not inner:
-            self._transfer(os.preadv, offset, address + head, inner)
-        else:  # read beside its place; from the end if it moves up, so that no part is written over
-            starts = range(0, inner, _PART_BYTES)
-            for start in starts if head < skew else reversed(starts):
-                count = min(_PART_BYTES, inner - start)
-                self._transfer(os.preadv, offset + start, address + skew + start, count)
-                ctypes.memmove(address + head + start, address + skew + start, count)
+        beside = address + -address % self._grain
+        self._transfer(os.preadv, offset, beside, inner)
+        if inner and beside != address + head:
+            ctypes.memmove(address + head, beside, inner)
         ctypes.memmove(address, before, head)
         ctypes.memmove(address + head + inner, behind, len(behind))
 
