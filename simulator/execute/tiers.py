@@ -111,7 +111,7 @@ class FileTier:
         """
         with self._lock:
             left, rule = self._capacity_bytes - self._used_bytes, f"a tier has room for a tensor of {size:,} B"
-            do = "give it more, or lie it in another folder"
+            do = "give it more, or put it in another folder"
             insist(size <= left, self._where, rule, f"{left:,.0f} B left of {self._capacity_bytes:,.0f} B", do)
             room = _room_of(size)
             index, (start, end) = next(hole for hole in enumerate(self._holes) if hole[1][1] - hole[1][0] >= room)
@@ -156,7 +156,7 @@ class FileTier:
     def _copy(self, is_read: bool, offset: int, address: int, size: int) -> None:
         """Copy one way, and keep to the pace."""
         rule = f"{'reading' if is_read else 'writing'} {size:,} B at {offset:,} works"
-        do = "see to the disk, or lie the tier in another folder"
+        do = "see to the disk, or put the tier in another folder"
         with self._locks[is_read], refusing(self._where, rule, do):
             begun = perf_counter()
             if self._file.closed:

@@ -205,7 +205,7 @@ def test_a_copy_that_fails_names_tier_and_size(tier, monkeypatch, way):
             getattr(tier, way)(offset, place.address, 100_000)
     target = Place(100_000, 200)
     if way == "write":
-        with pytest.raises(ConfigError, match="reading 100,000 B at .* works, found nothing that was written there"):
+        with pytest.raises(ConfigError, match=r"reading 100,000 B at .* works, found nothing that was written there"):
             tier.read(offset, target.address, 100_000)
         tier.write(offset, place.address, 100_000)
     tier.read(offset, target.address, 100_000)
