@@ -20,6 +20,7 @@ _NAMES = {
     "claims.choices": "enumerate_choices",
     "claims.sensitivity": "sensitivity",
     "errors": "CapacityError ConfigError HosimError InvariantError PlanError Shortfall",
+    "execute.calibrate": "calibrate",
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
     "graph_builder": "GraphBuilder",
     "hardware": "Hardware",

@@ -22,6 +22,7 @@ from simulator.errors import (
 from simulator.errors import (
     Shortfall as Shortfall,
 )
+from simulator.execute.calibrate import calibrate as calibrate
 from simulator.graph import (
     Collective as Collective,
 )

@@ -6,7 +6,7 @@ Past the page cache, the kernel moves bytes only between addresses and offsets t
 framework allocates begins anywhere. So a tensor is cut in three. Its inner part, which begins at a multiple of the
 grain, goes straight between its place and the file: no buffer, no move in memory. Its two edges, some 2 kB at most, are
 kept beside the file. If it comes back to a place that lies otherwise to the grain, its inner part is read next to where
-it belongs, and moved there part by part.
+it belongs, less than a grain away, and moved there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from simulator.outputs import refusing
 
 _ROOM_BYTES = 4096
 """Offsets of tensors are multiples of this [B]."""
-_PART_BYTES = 4 << 20
-"""Size of the parts in which bytes are read that must be moved then [B]: they are in a cache still."""
 _GRAINS = ((64, 512), (512, 512), (4096, 4096))
 """Multiples that a kernel may want of addresses, and of sizes [B]; the best first: PyTorch allocates at 64s."""
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -79,7 +77,7 @@ class FileTier:
         self._lock, self._locks, self._used_bytes, self._end = Lock(), (Lock(), Lock()), 0, 0
         self._grain, self._step = self._probed()
         self.is_direct = self._grain > 1
-        self._holes: list[tuple[int, int]] = []  # start and end, in order, none beside another
+        self._holes: list[tuple[int, float]] = [(0, math.inf)]  # start and end, in order, none beside another
         self._edges: dict[int, tuple[bytes, bytes]] = {}  # offset -> what is before and behind the inner part
 
     def _open(self, folder: Path) -> IO[bytes]:
@@ -112,30 +110,26 @@ class FileTier:
             If the tier, or the disk, is full.
         """
         with self._lock:
-            left, must = self._capacity_bytes - self._used_bytes, f"a tier has room for a tensor of {size:,} B"
-            do = "give it more, or lie it in another folder"
-            insist(size <= left, self._where, must, f"{left:,.0f} B left of {self._capacity_bytes:,.0f} B", do)
-            room, holes = _room_of(size), self._holes
-            index = next((i for i, (start, end) in enumerate(holes) if end - start >= room), len(holes))
-            if index == len(holes):
-                index -= bool(holes) and holes[-1][1] == self._end  # the last hole grows
-                start = holes[index][0] if index < len(holes) else self._end
-                with refusing(self._where, f"{must} beside {self._used_bytes:,} B", do):
+            left, rule = self._capacity_bytes - self._used_bytes, f"a tier has room for a tensor of {size:,} B"
+            do = "give it more, or put it in another folder"
+            insist(size <= left, self._where, rule, f"{left:,.0f} B left of {self._capacity_bytes:,.0f} B", do)
+            room = _room_of(size)
+            index, (start, end) = next(hole for hole in enumerate(self._holes) if hole[1][1] - hole[1][0] >= room)
+            if start + room > self._end:
+                with refusing(self._where, f"{rule} beside {self._used_bytes:,} B", do):
                     self._grow(start + room)
                 self._end = start + room
-                holes[index:] = [(start, self._end)]
-            start, end = holes[index]
-            holes[index : index + 1] = [(start + room, end)] * (start + room < end)
+            self._holes[index : index + 1] = [(start + room, end)] if start + room < end else []
             self._used_bytes += size
             return start
 
     def release(self, offset: int, size: int) -> None:
         """Give back the room of a tensor of so many bytes."""
         with self._lock:
-            start, end = offset, offset + _room_of(size)
-            beside = [hole for hole in self._holes if hole[1] == start or hole[0] == end]
-            merged = (min([start, *(hole[0] for hole in beside)]), max([end, *(hole[1] for hole in beside)]))
-            self._holes = sorted([*(hole for hole in self._holes if hole not in beside), merged])
+            end = offset + _room_of(size)
+            beside = [hole for hole in self._holes if hole[1] == offset or hole[0] == end]
+            whole = min([offset, *(start for start, _ in beside)]), max([end, *(end for _, end in beside)])
+            self._holes = sorted([*(hole for hole in self._holes if hole not in beside), whole])
             self._edges.pop(offset, None)
             self._used_bytes -= size
 
@@ -161,9 +155,9 @@ class FileTier:
 
     def _copy(self, is_read: bool, offset: int, address: int, size: int) -> None:
         """Copy one way, and keep to the pace."""
-        must = f"{'reading' if is_read else 'writing'} {size:,} B at {offset:,} works"
-        do = "see to the disk, or lie the tier in another folder"
-        with self._locks[is_read], refusing(self._where, must, do):
+        rule = f"{'reading' if is_read else 'writing'} {size:,} B at {offset:,} works"
+        do = "see to the disk, or put the tier in another folder"
+        with self._locks[is_read], refusing(self._where, rule, do):
             begun = perf_counter()
             if self._file.closed:
                 raise OSError(errno.EBADF, "a tier that is closed")
@@ -176,21 +170,20 @@ class FileTier:
         head = min(-address % self._grain, size)
         inner = self._inner(head, size)
         end = address + head + inner
-        self._edges[offset] = ctypes.string_at(address, head), ctypes.string_at(end, size - head - inner)
+        self._edges.pop(offset, None)  # nothing is there if this fails in the middle
         self._transfer(os.pwritev, offset, address + head, inner)
+        self._edges[offset] = ctypes.string_at(address, head), ctypes.string_at(end, size - head - inner)
 
     def _read(self, offset: int, address: int, size: int) -> None:
+        if offset not in self._edges:
+            raise OSError(errno.ENODATA, "nothing that was written there")
         before, behind = self._edges[offset]
-        head, skew = len(before), -address % self._grain
+        head = len(before)
         inner = self._inner(head, size)
-        if head == skew or not inner:
-            self._transfer(os.preadv, offset, address + head, inner)
-        else:  # read beside its place; from the end if it moves up, so that no part is written over
-            starts = range(0, inner, _PART_BYTES)
-            for start in starts if head < skew else reversed(starts):
-                count = min(_PART_BYTES, inner - start)
-                self._transfer(os.preadv, offset + start, address + skew + start, count)
-                ctypes.memmove(address + head + start, address + skew + start, count)
+        beside = address + -address % self._grain
+        self._transfer(os.preadv, offset, beside, inner)
+        if inner and beside != address + head:
+            ctypes.memmove(address + head, beside, inner)
         ctypes.memmove(address, before, head)
         ctypes.memmove(address + head + inner, behind, len(behind))
 
