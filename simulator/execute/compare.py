@@ -85,7 +85,7 @@ class Comparison:
 
 def compare(
     name: str,
-    make: Callable[[], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]],
+    make: Callable[[Any], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]],
     policies: Sequence[Any],
     steps: int,
     tell: Callable[[str], Any],

@@ -49,6 +49,8 @@ class OnDemand(OpRecorder):
         As for `OpRecorder`.
     memory
         Its storages; what cannot be resized stays.
+    before
+        An earlier run of the step, which tells how much its calls make; None if there is none.
 
     Attributes
     ----------
@@ -60,7 +62,8 @@ class OnDemand(OpRecorder):
         Persistent storages, and where they are.
     """
 
-    def __init__(self, watch: ModuleWatch, inputs: Any, memory: Memory) -> None:
+    def __init__(self, watch: ModuleWatch, inputs: Any, memory: Memory, before: OnDemand | None = None) -> None:
+        self._before = before.sequence if before else []
         self._memory, self.sequence, self.took_ns = memory, list[Call](), list[int]()
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
         self._fake, self._call_ns = FakeTensorMode(allow_non_fake_inputs=True), 0
@@ -94,7 +97,13 @@ class OnDemand(OpRecorder):
         return made
 
     def _made_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
-        """Return how large the new storages are that a call will make [B]; 0 if that depends on values."""
+        """Return how large the new storages are that a call will make [B].
+
+        Of the first run fake tensors tell, but not what depends on values, nor the workspace that some kernels return.
+        """
+        earlier = self._before[len(self.sequence)] if len(self.sequence) < len(self._before) else None
+        if earlier is not None and earlier.func is func:
+            return sum(storage.size_bytes for storage in {*earlier.made}.difference(earlier.given))
         if all(returned.alias_info for returned in func._schema.returns):
             return 0
         try:

@@ -181,11 +181,11 @@ class Offloaded:
             _ONE.release()
 
     def _run_on_demand(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        before = self._plannings.get(key)
         with self._watch as watch:
-            record = OnDemand(watch, (args, kwargs), self._memory)
+            record = OnDemand(watch, (args, kwargs), self._memory, None if before is None else before.record)
             positions = {record.storage_of(tensor): n for n, tensor in enumerate(tensors((args, kwargs)))}
             made = self._measured("on demand", record, args, kwargs)
-        before = self._plannings.get(key)
         self._plannings[key] = planning = Planning(record, positions)
         if before is not None and before.record.functions() == record.functions():
             self._plan(planning, record.took_ns)
@@ -232,7 +232,8 @@ class Offloaded:
         planning.imported = planning.imported or imported(self._name, record, free_early=False)
         timed = zip(planning.graph.ops, took_ns, strict=True)
         graph = replace(planning.graph, ops=tuple(replace(op, duration_ns=ns) for op, ns in timed))
-        self.beside_bytes = sum(storage.size_bytes for storage in {*record.lasting} - planning.ids.keys())
+        beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
+        self.beside_bytes = sum(storage.size_bytes for storage in beside)
         with tempfile.TemporaryDirectory() as folder:
             budget_bytes = self.budget_bytes - self.beside_bytes
             story = write_documents(Path(folder), planning.imported, graph, budget_bytes, self._policy, self._rates)

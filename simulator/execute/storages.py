@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from simulator.errors import HosimError
 from simulator.execute.tiers import FileTier
-from simulator.units import human
+from simulator.units import counted, human
 
 OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
 
@@ -164,6 +164,8 @@ class Memory:
             return
         job = Job(kind, block, storage)
         with self._changed:
+            if self._failure:  # else a free could act whose copy out has failed
+                raise self._failure
             if kind == OUT and block.below is None:
                 block.below = self.tier.allot(block.size_bytes)
             block.jobs.append(job)
@@ -323,8 +325,9 @@ class Memory:
                 self.bring(block)
             except Exception as error:
                 lost[block.name] = error
-        found = f"{', '.join(lost)} lost: {next(iter(lost.values()), '')}"
-        insist_step(not lost, "end of a step", "what is below comes back", found, "make these tensors anew")
+        for name, error in lost.items():
+            found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
+            raise ExecutionError("end of a step", "what is below comes back", found, do) from error
 
     def bring(self, block: Block) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""
