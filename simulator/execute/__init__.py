@@ -94,7 +94,7 @@ def compare(
     budget: str | float,
     policies: Sequence[Any] = ("static", "reactive"),
     steps: int = 5,
-    progress: Callable[[str], Any] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
     **more: Any,
 ) -> Comparison:
     """Run a step under several policies within a budget, and put what was predicted beside what was measured.
@@ -111,7 +111,7 @@ def compare(
     steps
         How many steps of each are measured, after those that are needed to plan.
     progress
-        Called with a text now and then.
+        Called now and then with a label, the steps done, and their number.
     **more
         Options of `offload`, such as ``folder``.
 
@@ -128,7 +128,7 @@ def compare(
         return offload(step, budget=budget, policy=policy, **own, **more), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.compare").compare
-    compared: Comparison = run(name, made, policies, steps, progress or (lambda _: None))
+    compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))
     return compared
 
 

@@ -18,6 +18,7 @@ from simulator.report.rows import quantity
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
 from simulator.run.results import Result
+from simulator.run.sweep import Progress
 from simulator.units import counted, human
 
 _FIRST = 4
@@ -88,7 +89,7 @@ def compare(
     make: Callable[[Any], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]],
     policies: Sequence[Any],
     steps: int,
-    tell: Callable[[str], Any],
+    tell: Progress,
 ) -> Comparison:
     """Run some steps under each policy, one policy after the other.
 
@@ -110,7 +111,8 @@ def compare(
         with step:
             losses = list[torch.Tensor]()
             for number in range(_FIRST + steps):
-                tell(f"{policy}, step {number + 1} of {_FIRST + steps}")
+                label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
+                tell(f"{label}, steps", number, _FIRST + steps)
                 losses += [tensor.detach().clone() for tensor in tensors([step(*args, **kwargs)])]
             first = first or losses
             is_equal = len(first) == len(losses) and all(map(torch.equal, first, losses))

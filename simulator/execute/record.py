@@ -64,7 +64,8 @@ class OnDemand(OpRecorder):
 
     def __init__(self, watch: ModuleWatch, inputs: Any, memory: Memory, before: OnDemand | None = None) -> None:
         self._before = before.sequence if before else []
-        self._memory, self.sequence, self.took_ns = memory, list[Call](), list[int]()
+        self.sequence: list[Call] = []
+        self._memory, self.took_ns = memory, list[int]()
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
         self._fake, self._call_ns = FakeTensorMode(allow_non_fake_inputs=True), 0
         super().__init__(watch, inputs)

@@ -9,6 +9,7 @@ its link (8).
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import deque
@@ -274,15 +275,20 @@ class Memory:
         begun_s = perf_counter()
         try:
             while not (self._failure or is_done()):
-                is_stuck = not (self._moving or self._may_start(OUT) or self._may_start(IN))
+                # an error that was caught may hold what its step made, in a circle of frames
+                is_stuck = not (self._goes_on() or (gc.collect() and (is_done() or self._goes_on())))
                 must = f"the plan leaves room within the budget of {human(self.budget_bytes, 'B')}"
                 found = f"{human(self.used_bytes, 'B')} in use, and nothing under way that frees some"
                 insist_step(not is_stuck, f"waiting for {what}", must, found, "give it a larger budget")
-                self._changed.wait()
+                if not is_done():
+                    self._changed.wait()
         finally:
             self.waited_s += perf_counter() - begun_s
         if self._failure:
             raise self._failure
+
+    def _goes_on(self) -> bool:
+        return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)
 
     @contextmanager
     def shown(self, blocks: Iterable[Block]) -> Iterator[None]:
@@ -325,9 +331,9 @@ class Memory:
                 self.bring(block)
             except Exception as error:
                 lost[block.name] = error
-        for name, error in lost.items():
+        for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
-            raise ExecutionError("end of a step", "what is below comes back", found, do) from error
+            raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
 
     def bring(self, block: Block) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""

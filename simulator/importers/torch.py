@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -132,18 +132,31 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     ConfigError
         If there is no such function, or as for `hosim.torch.capture`.
     """
+    where = f"import torch {source}"
+    with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
+        with _part("torch_run").config_errors(where), fake():
+            made = find()()
+        return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
+
+
+@contextmanager
+def finding(source: str, where: str) -> Iterator[Callable[[], Callable[[], Any]]]:
+    """Yield what imports a function that the user names as ``package.module:function``, from this folder or installed.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
     module, _, function = source.partition(":")
-    where, must = f"import torch {source}", "a step is named as package.module:function"
+    must = "a step is named as package.module:function"
     do = f"write such as {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
         _check_found(where, module)
-        with redirect_stdout(sys.stderr):  # the command's output must not mix with what the code prints
-            with _part("torch_run").config_errors(where), fake():
-                made = _function(where, module, function)()
-            return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
+        yield lambda: _function(where, module, function)
     finally:
         sys.path.remove(folder)
 
@@ -158,12 +171,13 @@ def _check_found(where: str, module: str) -> None:
     insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
 
 
-def _function(where: str, module: str, function: str) -> Any:
+def _function(where: str, module: str, function: str) -> Callable[[], Any]:
     """Find the function that the user names."""
     content = import_module(module)
     absent = f"module {module!r} has no attribute {function!r}"
     insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
-    return getattr(content, function)
+    found: Callable[[], Any] = getattr(content, function)
+    return found
 
 
 def _captured(where: str, made: Any, **defaults: Any) -> Imported:
