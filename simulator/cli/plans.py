@@ -58,3 +58,36 @@ def lint(
     else:
         click.echo("\n".join(f"{fault.kind}: {fault.error}" for fault in faults) or f"{plan}: nothing to tell")
     return common.FAILED if faults else 0
+
+
+@common.command("Write a plan in the form of another program.")
+@click.argument("plan", type=common.PATH)
+@click.option("--scenario", metavar="NAME", help="The scenario that it was made for.")
+@click.option("--hardware", metavar="NAME", help="Without a scenario: the machine; a name or a .yaml.")
+@click.option("--workload", metavar="NAME", help="Without a scenario: the workload; a name or a .yaml.")
+@click.option("--to", "target", type=click.Choice(("sac", "residency", "chakra")), required=True, help="The form.")
+@click.option("-o", "--output", "out", type=common.PATH, required=True, callback=common.writable_file, metavar="FILE",
+              help="The file to write.")  # fmt: skip
+def export(
+    plan: Path, scenario: str | None, hardware: str | None, workload: str | None, target: str, out: Path
+) -> None:
+    """Write PLAN, a file of hosim's plan form for a scenario, in the form of another program.
+
+    \b
+    Examples:
+      hosim export plan.jsonl --scenario tiny_train_910c --to chakra -o plan.et
+      hosim export plan.jsonl --hardware h100_sxm --workload mine.yaml --to sac -o policy.py
+
+    sac is a policy for torch.utils.checkpoint and torch.compile, which says by op what is saved, offloaded or
+    recomputed; residency a schedule for HyperParallel's ResidencySchedule; chakra a trace for ASTRA-sim, with
+    memory nodes. What a form cannot say is refused, with the reason.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from importlib import import_module
+
+    from simulator.cli.check import plan_for
+    from simulator.run import scenario_to_run
+
+    case, task, read = plan_for(plan, scenario_to_run(scenario, hardware, workload))
+    for sentence in import_module(f"simulator.exporters.{target}").write(case, task, read, out):
+        click.echo(sentence)
+    click.echo(f"written: {out}")

@@ -187,7 +187,7 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
     if actions is None:
         must, found = "a plan in a file is a fixed list of actions", f"a reactive one ({plan.policy})"
         raise ConfigError(str(path), must, found, "run it and write what it issued")
-    jsonl.write(path, _records(plan, actions, graph))
+    jsonl.write(path, records(plan, actions, graph))
 
 
 def describe(path: Path) -> str:
@@ -198,7 +198,8 @@ def describe(path: Path) -> str:
     return f"plan of {policy!r}: {size}, {copies:,} of them copies; {counted(len(homes), 'home')}"
 
 
-def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
+def records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
+    """Yield the lines of a plan's file, its actions last."""
     tensors, tiers = [t.name for t in graph.tensors], plan.tiers
     homes = [(name, tiers[home]) for name, home in zip(tensors, plan.home, strict=True) if home != NOWHERE]
     starts = {"starts_ns": " ".join(map(str, plan.starts_ns))} if any(plan.starts_ns) else {}
