@@ -1,0 +1,117 @@
+"""``sac``: a policy for selective activation checkpointing of PyTorch, by the forward ops of a captured step.
+
+A policy says of each call of an op what becomes of its result until backward: it is saved, offloaded or recomputed. So
+a plan can be said that moves or gives up what forward ops make, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from string import Template
+
+from simulator.errors import insist
+from simulator.outputs import written
+from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
+from simulator.run.case import Case
+from simulator.run.task import Task
+
+_NAME = re.compile(r"(.*)/fwd/([^/@#]+)(@.*)?(?:#\d+)?")
+_FILE = Template('''"""What becomes of results of forward until backward, as a plan of hosim says.
+
+    checkpoint(model.layers[0], x, use_reentrant=False, context_fn=context_fn("layers.0"))
+
+A region is a module by its path in the model; "" is the whole step. Written by hosim export.
+"""
+
+from collections import Counter, defaultdict
+from functools import partial
+
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+PLAN, GRAPH = $plan, $graph
+# What backward does not read is at PyTorch's discretion; offloading works under torch.compile alone.
+SAVE, RECOMPUTE, FREE = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE
+$offload
+CALLS = [  # module, op, decision, in the order of forward
+$calls
+]
+
+
+def context_fn(region=""):
+    """Return the context_fn of torch.utils.checkpoint.checkpoint for a region."""
+    return partial(contexts, region)
+
+
+def contexts(region):
+    """Return the two contexts of a region, which count the calls of each op."""
+    decisions, seen = defaultdict(list), Counter()
+    for module, op, decision in CALLS:
+        if region in ("", module) or module.startswith(region + "."):
+            decisions[op].append(decision)
+    if not decisions:
+        raise ValueError(f"the plan knows no op of module {region!r}")
+
+    def policy(ctx, func, *args, **kwargs):
+        op = getattr(func, "_overloadpacket", func).__name__
+        if op not in decisions:
+            return FREE
+        call = seen[op, ctx.is_recompute]
+        seen[op, ctx.is_recompute] += 1
+        if call == len(decisions[op]):
+            raise RuntimeError(f"the plan knows {call} calls of {op} in {region or 'the step'}, and here is one more")
+        return decisions[op][call]
+
+    return create_selective_checkpoint_contexts(policy)
+''')
+
+
+def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
+    """Write the policy; see `simulator.exporters`.
+
+    Parameters
+    ----------
+    case, task, plan
+        What runs, and the plan of its graph.
+    path
+        The file.
+    """
+    graph, here = task.graph, task.problem.compute_tier
+    codes, do = [*(plan.fixed or ())], "choose another plan, or another form"
+    where = f"export of plan {plan.name!r} to sac"
+    forward = [(i, op, _NAME.fullmatch(op.name)) for i, op in enumerate(graph.ops) if op.phase == "forward"]
+    must, names = "forward ops are those of a step captured from PyTorch", [name for _, _, name in forward]
+    is_captured = all(names) and any(name and name[3] for name in names)  # some have a source line
+    insist(is_captured, where, must, "others", "import it: hosim import torch")
+    made = {t for _, op, _ in forward for t in op.writes if not graph.tensors[t].persistent}
+    moved = {a for kind, a, *_ in codes if kind == COPY}
+    below = {tier for kind, _, *ends in codes if kind == COPY for tier in ends} - {here}
+    other = next(
+        (
+            t.name
+            for i, t in enumerate(graph.tensors)
+            if i not in made and (i in moved or plan.home[i] not in (here, NOWHERE))
+        ),
+        "",
+    )
+    insist(not other, where, "nothing leaves the device but what forward ops make", f"that {other!r} does", do)
+    insist(len(below) < 2, where, "there is one place to offload to", ", ".join(plan.tiers[t] for t in below), do)
+    runs = Counter(a for kind, a, *_ in codes if kind == COMPUTE)
+    again = {op for op, times in runs.items() if times > graph.steps // plan.repeats}
+    late = next((graph.ops[op].name for op in again if graph.ops[op].phase != "forward"), "")
+    insist(not late, where, "only forward ops run again", f"that {late!r} does", do)
+    used = {t for op in graph.ops if op.phase == "backward" for t in op.reads}
+    calls, count = [], dict.fromkeys(("SAVE", "OFFLOAD", "RECOMPUTE", "FREE"), 0)
+    for i, op, name in forward:
+        saved = made & used & {*op.writes}
+        decision = "RECOMPUTE" if i in again else "OFFLOAD" if saved & moved else "SAVE" if saved else "FREE"
+        count[decision] += 1
+        module, call = name.groups()[:2] if name else ("", "")
+        calls.append(f"    ({module!r}, {call!r}, {decision}),")
+    offload = "OFFLOAD = CheckpointPolicy.MUST_CPU_OFFLOAD  # PyTorch 2.13 has it\n" if count["OFFLOAD"] else ""
+    values = {"plan": repr(plan.name), "graph": repr(graph.name), "offload": offload, "calls": "\n".join(calls)}
+    with written(path, option="-o") as (part,):
+        part.write_text(_FILE.substitute(values), encoding="utf-8")
+    told = ", ".join(f"{calls_} {name.lower()}" for name, calls_ in count.items())
+    return [f"Calls of forward ops: {told}."] + ["Offloading works under torch.compile alone."] * bool(count["OFFLOAD"])
