@@ -54,46 +54,54 @@ def nodes(path: Path) -> list[dict]:
     return found
 
 
+class Device:
+    """Nodes in three slots, each of which runs one at a time."""
+
+    def __init__(self, listed: list[dict]) -> None:
+        self.by_id = {node["id"]: node for node in listed}
+        self.lacking = {node["id"]: len({*node["deps"]}) for node in listed}
+        self.followers: dict[int, list[int]] = {}
+        for node in listed:
+            for other in {*node["deps"]}:
+                self.followers.setdefault(other, []).append(node["id"])
+        self.ready: dict[str, list[int]] = {"compute": [], "cpu": [], "other": []}
+        self.running: set[str] = set()
+        for index in [index for index, count in self.lacking.items() if not count]:
+            self.offer(index)
+
+    def slot(self, index: int) -> str:
+        node = self.by_id[index]
+        return "cpu" if node["is_cpu_op"] else "other" if node["type"] in (LOAD, STORE) else "compute"
+
+    def offer(self, index: int) -> None:
+        heapq.heappush(self.ready[self.slot(index)], index)
+
+    def start(self) -> list[int]:
+        free = [slot for slot, waiting in self.ready.items() if waiting and slot not in self.running]
+        self.running.update(free)
+        return [heapq.heappop(self.ready[slot]) for slot in free]
+
+    def end(self, index: int) -> None:
+        self.running.remove(self.slot(index))
+        for other in self.followers.get(index, ()):
+            self.lacking[other] -= 1
+            if not self.lacking[other]:
+                self.offer(other)
+
+
 def replay_ns(path: Path, rate: int, latency_ns: int, factor: float = 1.0) -> int:
     """The time at which the last node ends, in the nanoseconds of hosim; `factor` is on the bandwidth."""
-    listed = nodes(path)
-    by_id = {node["id"]: node for node in listed}
-    lacking = {node["id"]: len({*node["deps"]}) for node in listed}
-    followers: dict[int, list[int]] = {}
-    for node in listed:
-        for other in {*node["deps"]}:
-            followers.setdefault(other, []).append(node["id"])
-    ready: dict[str, list[int]] = {"compute": [], "cpu": [], "other": []}
-    slot_of = {
-        node["id"]: "cpu" if node["is_cpu_op"] else "compute" if node["type"] not in (LOAD, STORE) else "other"
-        for node in listed
-    }
-    for own, count in lacking.items():
-        if not count:
-            heapq.heappush(ready[slot_of[own]], own)
-    running: dict[str, int] = {}
-    ends: list[tuple[float, int]] = []
-    now = 0.0
-    done = 0
+    device, ends, now = Device(nodes(path)), [], 0.0
     while True:
-        for slot, waiting in ready.items():
-            if slot not in running and waiting:
-                own = running[slot] = heapq.heappop(waiting)
-                node = by_id[own]
-                took = float(node["us"])
-                if node["type"] in (LOAD, STORE):
-                    took = latency_ns + node["tensor_size"] / (1000 * rate * factor)
-                heapq.heappush(ends, (now + took, own))
+        for index in device.start():
+            node = device.by_id[index]
+            is_copy = node["type"] in (LOAD, STORE)
+            took = latency_ns + node["tensor_size"] / (1000 * rate * factor) if is_copy else node["us"]
+            heapq.heappush(ends, (now + took, index))
         if not ends:
             break
         now = ends[0][0]
         while ends and ends[0][0] == now:
-            own = heapq.heappop(ends)[1]
-            done += 1
-            del running[slot_of[own]]
-            for other in followers.get(own, ()):
-                lacking[other] -= 1
-                if not lacking[other]:
-                    heapq.heappush(ready[slot_of[other]], other)
-    assert done == len(listed), "a node that never starts"
+            device.end(heapq.heappop(ends)[1])
+    assert not any(device.lacking.values()), "a node that never starts"
     return round(now)

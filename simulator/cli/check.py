@@ -118,7 +118,6 @@ def _plan(path: Path, scenario: str) -> str:
     """Check a plan against a scenario; also say how much it holds in the compute tier, as issued."""
     case, task, plan = plan_for(path, scenario)
     problem = task.problem
-    _check_plan(case, task, plan)
     most = max(issued_bytes(task.graph, plan, problem.compute_tier))
     budget, tier = problem.budget_bytes, problem.tiers[problem.compute_tier]
     held = f"as issued it holds up to {human(most, 'B')} in {tier}, the budget is {human(budget, 'B')}"
@@ -126,8 +125,8 @@ def _plan(path: Path, scenario: str) -> str:
     return f"{formats.check(path)} for {case.loaded.scenario.name}; {held}{blocks}"
 
 
-def plan_for(path: Path, scenario: catalog.Named) -> tuple[Case, Task, Plan]:
-    """Read a plan, and the case of a scenario with the task that the plan is for, by the names of file and folder.
+def plan_for(path: Path, scenario: catalog.Named, report: referee.Report = referee.refuse) -> tuple[Case, Task, Plan]:
+    """Read and check a plan, and the case of a scenario with the task that it is for, by the names of file and folder.
 
     Parameters
     ----------
@@ -135,12 +134,16 @@ def plan_for(path: Path, scenario: catalog.Named) -> tuple[Case, Task, Plan]:
         The file.
     scenario
         Name or path of the scenario, or the scenario.
+    report
+        Takes each fault of the plan; by default the first is raised.
     """
     case = prepare(catalog.resolve(scenario), with_bounds=False)
     names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
     matching = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
     task = next(matching, case.tasks[0])
-    return case, task, replace(formats.read_plan(path, task.graph, task.problem.tiers), file=path.name)
+    plan = replace(formats.read_plan(path, task.graph, task.problem.tiers), file=path.name)
+    _check_plan(case, task, plan, report)
+    return case, task, plan
 
 
 def _check_plan(case: Case, task: Task, plan: Plan, report: referee.Report = referee.refuse) -> None:
@@ -163,29 +166,23 @@ def lint(path: Path, scenario: str | None, graph: Path | None, hardware: str | N
     budget
         Room of the compute tier, if another than theirs.
     """
-    faults = dict[tuple[str, str], Fault]()
-
-    def report(fault: Fault) -> None:
-        faults.setdefault((fault.kind, fault.tensor or fault.op), _with_later_copy(fault, ops, machine, plan))
-
-    if scenario is not None:
-        case, task, plan = plan_for(path, scenario)
-        ops, machine, room = task.graph, case.hardware, task.problem.budget_bytes
-        check = partial(_check_plan, case, task, plan, report)
-    else:
-        ops = formats.read_graph(cast(Path, graph))
-        machine = _plain(path) if hardware is None else cast(Hardware, catalog.load(hardware, "hardware").document)
-        plan = replace(formats.read_plan(path, ops, machine.tier_names), file=path.name)
-        room = machine.tiers[machine.compute_tier].usable_bytes
-        check = partial(referee.check_plan, ops, machine, plan, report=report)
+    faults = list[Fault]()
     try:
-        check()
+        if scenario is not None:
+            case, task, plan = plan_for(path, scenario, faults.append)
+            ops, machine, room = task.graph, case.hardware, task.problem.budget_bytes
+        else:
+            ops = formats.read_graph(cast(Path, graph))
+            machine = _plain(path) if hardware is None else cast(Hardware, catalog.load(hardware, "hardware").document)
+            plan = replace(formats.read_plan(path, ops, machine.tier_names), file=path.name)
+            room = machine.tiers[machine.compute_tier].usable_bytes
+            referee.check_plan(ops, machine, plan, report=faults.append)
     except PlanError as error:  # of its homes, without which no action can be judged
         return [Fault("wrong home", -1, "", "", error)]
     room = room if budget is None else parse(budget, "B")
-    for fault in (*_unused_copies(ops, plan, machine.compute_tier_id), *_above_budget(ops, plan, machine, room)):
-        report(fault)
-    return [*faults.values()]
+    faults = [_with_later_copy(fault, ops, machine, plan) for fault in faults]
+    faults += (*_unused_copies(ops, plan, machine.compute_tier_id), *_above_budget(ops, plan, machine, room))
+    return [*{(fault.kind, fault.tensor or fault.op): fault for fault in reversed(faults)}.values()][::-1]
 
 
 def _with_later_copy(fault: Fault, graph: Graph, machine: Hardware, plan: Plan) -> Fault:

@@ -48,12 +48,9 @@ def lint(
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
     if as_json:
-        rows = []
-        for fault in faults:
-            where, rule, reason, mend = fault.error.args
-            told = {"where": where, "rule": rule, "reason": reason, "mend": mend}
-            rows.append({**fault._asdict(), "action": fault.action if fault.action >= 0 else None} | told)
-            del rows[-1]["error"]
+        keys, parts = ("where", "rule", "reason", "mend"), [fault.error.args for fault in faults]
+        rows = [fault._asdict() | dict(zip(keys, args, strict=True)) for fault, args in zip(faults, parts, strict=True)]
+        rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
         click.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
     else:
         click.echo("\n".join(f"{fault.kind}: {fault.error}" for fault in faults) or f"{plan}: nothing to tell")
@@ -88,6 +85,6 @@ def export(
     from simulator.run import scenario_to_run
 
     case, task, read = plan_for(plan, scenario_to_run(scenario, hardware, workload))
-    for sentence in import_module(f"simulator.exporters.{target}").write(case, task, read, out):
+    for sentence in import_module(f"simulator.exporters.to_{target}").write(case, task, read, out):
         click.echo(sentence)
     click.echo(f"written: {out}")

@@ -1,7 +1,8 @@
-"""Writers of plans in the forms of other programs, one module for each; `hosim export` names them.
+"""Writers of plans in the forms of other programs; `hosim export` names them.
 
-A writer is ``write(case, task, plan, path)``: it writes the file whole, or raises a `ConfigError` that says what of the
-plan the form cannot say. It returns sentences for people: what the file says, and what it leaves to its reader.
+A form NAME has a module ``to_NAME`` with ``write(case, task, plan, path)``: it writes the file whole, or raises a
+`ConfigError` that says what of the plan the form cannot say. It returns sentences about what the file leaves to its
+reader.
 """
 
 from __future__ import annotations
@@ -11,4 +12,4 @@ TARGETS = {
     "residency": "a schedule for HyperParallel's ResidencySchedule, with its trace (JSON)",
     "chakra": "an execution trace of Chakra with memory nodes, for ASTRA-sim (.et)",
 }
-"""Name on the command line, and of the module -> what it writes."""
+"""Name on the command line -> what is written."""

@@ -44,9 +44,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from simulator import document
 from simulator.errors import ConfigError, insist
@@ -59,7 +59,7 @@ SCHEMA = "hosim-plan/1"
 
 
 class _PlanHeader(jsonl.Record, total=False):
-    schema: Required[str]
+    schema: Required[Literal["hosim-plan/1"]]
     policy: document.Line
     tiers: jsonl.Names
     repeats: Annotated[int, Field(ge=1, le=LARGEST)]
@@ -95,6 +95,8 @@ class _Sync(jsonl.Record):
 
 
 _LINES = {"compute": _Compute, "copy": _Copy, "detach": _Detach, "home": _Home, "sync": _Sync}
+LINE: TypeAdapter[Any] = TypeAdapter(_PlanHeader | _Home | _Compute | _Copy | _Detach | _Sync)
+"""Any line of the form; its JSON Schema is what `hosim schema plan` prints."""
 Ids = Mapping[str, int]
 """Name -> id."""
 _ACTIONS = {"copy": COPY, "detach": DETACH, "sync": SYNC}

@@ -66,7 +66,8 @@ def check_plan(
     """
     _check_homes(graph, hardware, plan)
     if plan.fixed is not None:
-        walk = PlanWalk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None, report)
+        walk = PlanWalk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
+        walk.report = report
         walk.take(plan.fixed.codes())
         walk.finish(graph.steps // plan.repeats)
 
@@ -108,20 +109,21 @@ class PlanWalk:
 
     Parameters
     ----------
-    graph, hardware, plan, pinned, draws, report
+    graph, hardware, plan, pinned, draws
         As for `check_plan`; the actions of the plan are those that `take` gets.
+
+    Attributes
+    ----------
+    report
+        Takes each fault.
     """
 
+    report: Report = staticmethod(refuse)
+
     def __init__(
-        self,
-        graph: Graph,
-        hardware: Hardware,
-        plan: Plan,
-        pinned: Collection[int] = (),
-        draws: Draws | None = None,
-        report: Report = refuse,
+        self, graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = (), draws: Draws | None = None
     ) -> None:
-        self._report, self._owed = report, set[int]()  # places that a fault, as if mended, made valid
+        self._owed = set[int]()  # places that are valid as if a fault were mended
         self._graph, self._plan, self._draws, self._tiers = graph, plan, draws, len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
@@ -172,12 +174,12 @@ class PlanWalk:
         operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         if kind not in operands:
             must, do = "an action is compute, copy, detach or sync (0 to 3)", "correct its kind"
-            self._fault(("no such action", NOWHERE), must, str(kind), do)
+            self._tell_error(("no such action", NOWHERE), must, str(kind), do)
             return False
         for operand, (name, count) in zip(ids, operands[kind], strict=False):
             if not 0 <= operand < count:
                 must, do = f"{name} lies between 0 and {count - 1:,}", "make the plan for this graph"
-                self._fault(("no such name", NOWHERE), must, str(operand), do)
+                self._tell_error(("no such name", NOWHERE), must, str(operand), do)
                 return False
         return True
 
@@ -188,14 +190,14 @@ class PlanWalk:
         if (overwritten := self._values.first_made()) is not None:
             must = "no op changes what outlasts the last training step after its end"
             found = f"that one writes {self._name(overwritten)} again"
-            self._fault(("written after the end", overwritten), must, found, "remove it", _END)
+            self._tell_error(("written after the end", overwritten), must, found, "remove it", _END)
 
     def _end_training_step(self) -> None:
         for position, t in sorted((self._lost_at[t], t) for t in self._outputs & self._lost_at.keys()):
             if position[0] < self._last_move[0]:
                 must, last = "an output keeps a valid copy until the training step ends", self._action(self._last_move)
                 found = f"that it detaches the only valid copy of {self._name(t)} before {last}"
-                self._fault(("output detached early", t), must, found, "detach outputs last", position)
+                self._tell_error(("output detached early", t), must, found, "detach outputs last", position)
         self._ran.clear()
         self._unused.clear()
         self._values.begin_step()
@@ -240,11 +242,11 @@ class PlanWalk:
         if is_again:
             must = "an op that is not repeatable runs once in a training step"
             do = "keep or move what it makes, instead of making it again"
-            self._fault(("op that may not run again", NOWHERE), must, "it again", do)
+            self._tell_error(("op that may not run again", NOWHERE), must, "it again", do)
         if wrong is not None:
             must = "an op, also one that runs again, reads the values that program order gives it"
             do = "run it while they are there, or make them again before"
-            self._fault(("use of another value", wrong[0]), must, self._values.difference(*wrong), do)
+            self._tell_error(("use of another value", wrong[0]), must, self._values.difference(*wrong), do)
 
     def _check_turn(self, op: int, stream: int) -> None:
         call, ops = self._roles.calls[op], self._graph.ops
@@ -255,7 +257,7 @@ class PlanWalk:
             must = f"collectives of group {call.group!r} are issued in program order, once each, on one stream"
             found = f"op {ops[op].name!r} on stream {stream} where op {ops[due].name!r} on stream {own_stream} is due"
             do = "issue them so, or the other members meet something else"
-            self._fault(("collective out of turn", NOWHERE), must, found, do)
+            self._tell_error(("collective out of turn", NOWHERE), must, found, do)
 
     def _check_barrier(self, op: Op) -> None:
         self._unused.difference_update(op.reads, op.writes)
@@ -263,13 +265,15 @@ class PlanWalk:
             names = ", ".join(self._name(t) for t in sorted(self._unused)[:3])
             found = f"{names} copied in before it and not used yet ({len(self._unused)} in all)"
             must = f"no copy in is moved across barrier {op.name!r}"
-            self._fault(("prefetch across a barrier", min(self._unused)), must, found, "copy it in behind the barrier")
+            self._tell_error(
+                ("prefetch across a barrier", min(self._unused)), must, found, "copy it in behind the barrier"
+            )
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         if (source, target) not in self._linked:
             found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
             must, do = "a link joins the two tiers of a copy", "copy along the links of the machine"
-            self._fault(("copy without a link", tensor), must, found, do)
+            self._tell_error(("copy without a link", tensor), must, found, do)
         if self._state[tensor * self._tiers + source] != VALID:
             self._refuse_read(tensor, source, f"a copy (action {self._position[0]:,})")
         place = tensor * self._tiers + target
@@ -277,7 +281,7 @@ class PlanWalk:
             kind = "double prefetch" if target == self._compute_tier else "double store"
             found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
             must = "a copy has work to do: its target is absent or stale"
-            self._fault((kind, tensor), must, found, "drop this copy")
+            self._tell_error((kind, tensor), must, found, "drop this copy")
         self._owed.discard(place)
         self._put(place, VALID)
         if target == self._compute_tier:
@@ -289,13 +293,13 @@ class PlanWalk:
         was = self._state[place]
         if was == ABSENT:
             do = "drop this detach, or make the tensor before it"
-            self._fault(
+            self._tell_error(
                 ("double detach", tensor), "what is detached is there", f"{self._name(tensor)} absent from {name}", do
             )
         if place in self._staying:
             must = f"what the scenario puts into {name}, or several ranks read there, stays there"
             do = "keep it; or leave its home free, or do not share it"
-            self._fault(("detach of what stays", tensor), must, f"that it detaches {self._name(tensor)}", do)
+            self._tell_error(("detach of what stays", tensor), must, f"that it detaches {self._name(tensor)}", do)
         self._put(place, ABSENT)
         if tier == self._compute_tier:
             self._unused.discard(tensor)
@@ -317,7 +321,7 @@ class PlanWalk:
             must = "what is used later keeps a valid copy"
             do = "store it elsewhere first, or detach it after its last use"
             found = f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later"
-            self._fault(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
+            self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
             self._put(tensor * self._tiers + tier, VALID)
             return
         places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
@@ -326,7 +330,7 @@ class PlanWalk:
         found = f"{self._name(tensor)} {_STATES[places[tier]]} in {name}, {elsewhere}"
         do = f"{f'copy it into {name}' if valid else 'write it'} before this action"
         kind = "use before it is made" if not valid else "use before the prefetch"
-        self._fault((kind, tensor), f"what an action reads is valid ({name})", found, do)
+        self._tell_error((kind, tensor), f"what an action reads is valid ({name})", found, do)
         self._owed.add(tensor * self._tiers + tier)
         self._put(tensor * self._tiers + tier, VALID)
 
@@ -336,13 +340,13 @@ class PlanWalk:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
             found = f"no compute of op {self._graph.ops[missing[0]].name!r}{more}"
             found += f" in training step {self._steps_done + 1} of {training_steps}"
-            self._fault(("op left out", NOWHERE), "every op runs in every training step", found, "add it", _END)
+            self._tell_error(("op left out", NOWHERE), "every op runs in every training step", found, "add it", _END)
             return
         if self._steps_done < training_steps and self._values.unlike and not self._unlike:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
             unlike = self._values.first_unlike()
             do = "run the op that makes this value last"
-            self._fault(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
+            self._tell_error(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
             return
         self._refuse_end(_END)
 
@@ -358,13 +362,13 @@ class PlanWalk:
         if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
             found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
             must, do = "what is used later keeps a valid copy", "copy it to its home first"
-            self._fault(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
+            self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
             return
         must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
         at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
         found = f"{self._name(tensor)}{at_home} {_STATES[state]} in {self._plan.tiers[tier]}"
         do = "copy it home, if it has one, and detach its other copies"
-        self._fault(("not as the step began", tensor), must, found, do, moment)
+        self._tell_error(("not as the step began", tensor), must, found, do, moment)
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
@@ -373,12 +377,12 @@ class PlanWalk:
         index, code = position
         return f"action {index:,} ({describe(self._graph, self._plan.tiers, code)})"
 
-    def _fault(self, what: tuple[str, int], must: str, found: str, do: str, where: str | Position = "") -> None:
+    def _tell_error(self, about: tuple[str, int], must: str, found: str, do: str, where: str | Position = "") -> None:
         """Report a fault: its kind and the tensor, or `NOWHERE`; the rule, what breaks it, the remedy, and where."""
-        (kind, tensor), blamed, names = what, where or self._position, [op.name for op in self._graph.ops]
+        (kind, tensor), blamed, names = about, where or self._position, [op.name for op in self._graph.ops]
         index, place = (NOWHERE, blamed) if isinstance(blamed, str) else (blamed[0], self._action(blamed))
         name = self._graph.tensors[tensor].name if tensor != NOWHERE else ""
         _, (action, op, _, _) = self._position
         used_by = names[op] if action == COMPUTE and index != NOWHERE and op in range(len(names)) else ""
         error = PlanError(f"plan {self._plan.name!r}, {place}", must, found, do)
-        self._report(Fault(kind, index, used_by, name, error))
+        self.report(Fault(kind, index, used_by, name, error))

@@ -12,7 +12,7 @@ import pytest
 
 from simulator import catalog
 from simulator.errors import ConfigError
-from simulator.exporters import sac
+from simulator.exporters import to_sac as sac
 from simulator.graph import Job
 from simulator.plan import Actions, Plan
 from simulator.run import read

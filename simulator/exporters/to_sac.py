@@ -18,53 +18,7 @@ from simulator.run.case import Case
 from simulator.run.task import Task
 
 _NAME = re.compile(r"(.*)/fwd/([^/@#]+)(@.*)?(?:#\d+)?")
-_FILE = Template('''"""What becomes of results of forward until backward, as a plan of hosim says.
-
-    checkpoint(model.layers[0], x, use_reentrant=False, context_fn=context_fn("layers.0"))
-
-A region is a module by its path in the model; "" is the whole step. Written by hosim export.
-"""
-
-from collections import Counter, defaultdict
-from functools import partial
-
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-PLAN, GRAPH = $plan, $graph
-# What backward does not read is at PyTorch's discretion; offloading works under torch.compile alone.
-SAVE, RECOMPUTE, FREE = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE
-$offload
-CALLS = [  # module, op, decision, in the order of forward
-$calls
-]
-
-
-def context_fn(region=""):
-    """Return the context_fn of torch.utils.checkpoint.checkpoint for a region."""
-    return partial(contexts, region)
-
-
-def contexts(region):
-    """Return the two contexts of a region, which count the calls of each op."""
-    decisions, seen = defaultdict(list), Counter()
-    for module, op, decision in CALLS:
-        if region in ("", module) or module.startswith(region + "."):
-            decisions[op].append(decision)
-    if not decisions:
-        raise ValueError(f"the plan knows no op of module {region!r}")
-
-    def policy(ctx, func, *args, **kwargs):
-        op = getattr(func, "_overloadpacket", func).__name__
-        if op not in decisions:
-            return FREE
-        call = seen[op, ctx.is_recompute]
-        seen[op, ctx.is_recompute] += 1
-        if call == len(decisions[op]):
-            raise RuntimeError(f"the plan knows {call} calls of {op} in {region or 'the step'}, and here is one more")
-        return decisions[op][call]
-
-    return create_selective_checkpoint_contexts(policy)
-''')
+_FILE = Template(Path(__file__).with_name("sac_policy.txt").read_text(encoding="utf-8"))
 
 
 def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
@@ -77,7 +31,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     path
         The file.
     """
-    graph, here = task.graph, task.problem.compute_tier
+    graph, device = task.graph, task.problem.compute_tier
     codes, do = [*(plan.fixed or ())], "choose another plan, or another form"
     where = f"export of plan {plan.name!r} to sac"
     forward = [(i, op, _NAME.fullmatch(op.name)) for i, op in enumerate(graph.ops) if op.phase == "forward"]
@@ -86,12 +40,12 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     insist(is_captured, where, must, "others", "import it: hosim import torch")
     made = {t for _, op, _ in forward for t in op.writes if not graph.tensors[t].persistent}
     moved = {a for kind, a, *_ in codes if kind == COPY}
-    below = {tier for kind, _, *ends in codes if kind == COPY for tier in ends} - {here}
+    below = {tier for kind, _, *ends in codes if kind == COPY for tier in ends} - {device}
     other = next(
         (
             t.name
             for i, t in enumerate(graph.tensors)
-            if i not in made and (i in moved or plan.home[i] not in (here, NOWHERE))
+            if i not in made and (i in moved or plan.home[i] not in (device, NOWHERE))
         ),
         "",
     )
@@ -113,5 +67,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     values = {"plan": repr(plan.name), "graph": repr(graph.name), "offload": offload, "calls": "\n".join(calls)}
     with written(path, option="-o") as (part,):
         part.write_text(_FILE.substitute(values), encoding="utf-8")
-    told = ", ".join(f"{calls_} {name.lower()}" for name, calls_ in count.items())
-    return [f"Calls of forward ops: {told}."] + ["Offloading works under torch.compile alone."] * bool(count["OFFLOAD"])
+    counts = ", ".join(f"{times} {decision.lower()}" for decision, times in count.items())
+    return [f"Calls of forward ops: {counts}."] + ["Offloading works under torch.compile alone."] * bool(
+        count["OFFLOAD"]
+    )

@@ -74,7 +74,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     return [f"{copies:,} copies; {left:,} tensors that exist before the step are left out, as they stay on the device."]
 
 
-def _schedule(where: str, graph: Graph, here: int, actions: list[Code]) -> dict[str, Table]:
+def _schedule(where: str, graph: Graph, device: int, actions: list[Code]) -> dict[str, Table]:
     """Return the two tables; what must come behind a copy in, which is before the next op, comes behind that op."""
     pre, post, late, came, below = Table(), Table(), Table(), set[int](), set[int]()
     op, last = -1, len(graph.ops) - 1
@@ -84,14 +84,14 @@ def _schedule(where: str, graph: Graph, here: int, actions: list[Code]) -> dict[
             op = a
             post += [(op, action, tensor) for _, action, tensor in late]
             late, came = [], set()
-        elif kind == COPY and c == here:
+        elif kind == COPY and c == device:
             insist(op < last, where, "a copy in comes before some op", f"that of {name!r} behind the last", _DO)
             pre.append((op + 1, "COPY_H2D", a))
             came.add(a)
         elif op == last and a in graph.outputs and kind == DETACH:
             continue  # what is retained is never released
         else:
-            is_host = kind == DETACH and b != here
+            is_host = kind == DETACH and b != device
             insist(
                 op >= 0 and (is_host or a not in came), where, "what goes out was used", f"that {name!r} was not", _DO
             )

@@ -44,7 +44,7 @@ def _join(*clocks: Clock) -> Clock:
 
 
 @dataclass(slots=True)
-class _Node:
+class _Timed:
     """A compute or a copy, its time alone, the action of the plan, what it waits for, and the compute before a copy."""
 
     type: int
@@ -117,7 +117,7 @@ class _Walk:
     def __init__(self, task: Task, plan: Plan, links: Links) -> None:
         problem, self._task = task.problem, task
         self._graph, self._compute_tier, self._links = task.graph, problem.compute_tier, links
-        self._nodes, self._last = list[_Node](), [-1, -1, -1]
+        self._nodes, self._last = list[_Timed](), [-1, -1, -1]
         names = [name for hop in links for name in problem.hardware.links if problem.hardware.links[name] is links[hop]]
         self._is_one_queue = any({*names} <= {*queue} for queue in problem.hardware.queues)
         self._ends = problem.switches.copies_wait_for == "end"
@@ -139,10 +139,10 @@ class _Walk:
                 else:
                     self._synced = _join(self._synced, self._fence[a], self._users[a])
 
-    def _add(self, node: _Node, queue: int) -> Clock:
+    def _add(self, node: _Timed, queue: int) -> Clock:
         """Add a node behind the last one of its queue, and return the clock of its end."""
-        before, own = self._clock(queue), len(self._nodes)
-        node.after, self._last[queue] = _join(node.after, self._synced, before), own
+        before, index = self._clock(queue), len(self._nodes)
+        node.after, self._last[queue] = _join(node.after, self._synced, before), index
         self._nodes.append(node)
         return self._clock(queue)
 
@@ -159,7 +159,7 @@ class _Walk:
         op, tier = self._graph.ops[op_id], self._compute_tier
         after = [self._fence[t] for t in (*op.reads, *op.writes)] + [self._users[t] for t in op.writes]
         after += [self._made.get((t, tier), _NOTHING) for t in op.reads]
-        end = self._add(_Node(_COMPUTE, op_id, self._task.times_ns[op_id], action, _join(*after)), 0)
+        end = self._add(_Timed(_COMPUTE, op_id, self._task.times_ns[op_id], action, _join(*after)), 0)
         self._users.update({t: _join(self._users[t], end) for t in op.reads})
         for t in op.writes:
             self._fence[t], self._users[t] = end, _NOTHING
@@ -176,7 +176,7 @@ class _Walk:
         after = _join(
             self._fence[tensor], self._made.get((tensor, source), _NOTHING), computes if self._ends else _NOTHING
         )
-        node = _Node(_LOAD if is_load else _STORE, tensor, alone_ns, action, after, self._last[0])
+        node = _Timed(_LOAD if is_load else _STORE, tensor, alone_ns, action, after, self._last[0])
         end = self._add(node, 1 if is_load or self._is_one_queue else 2)
         self._users[tensor], self._made[tensor, target] = _join(self._users[tensor], end), end
         self._take(tensor, target)
@@ -191,7 +191,7 @@ class _Walk:
         self._made.pop((tensor, tier), None)
         self._held.discard((tensor, tier))
 
-    def room(self, trace: Trace) -> list[_Node]:
+    def room(self, trace: Trace) -> list[_Timed]:
         """Add what frees the room of each node, in the order in which a replay frees it, and return the nodes."""
         problem, taken = self._task.problem, defaultdict[int, int](int)
         tiers = problem.hardware.tiers.values()
@@ -212,8 +212,8 @@ class _Walk:
         return self._nodes
 
 
-def _messages(task: Task, plan: Plan, nodes: list[_Node], start_ns: int, memory: tuple[int, int]) -> Iterator[bytes]:
-    """Yield header and nodes; nodes of the first step carry the lines of hosim's own forms that they are."""
+def _messages(task: Task, plan: Plan, nodes: list[_Timed], start_ns: int, memory: tuple[int, int]) -> Iterator[bytes]:
+    """Yield header and nodes; nodes of the first step carry the lines of hosim's index forms that they are."""
     graph, (rate, latency_ns), actions = task.graph, memory, len(plan.fixed or ())
     ops, lines = [*graph_jsonl.records(graph)], [*plan_jsonl.records(plan, plan.fixed or Actions(), graph)]
     first, homes = len(ops) - len(graph.ops), len(lines) - actions
@@ -227,27 +227,27 @@ def _messages(task: Task, plan: Plan, nodes: list[_Node], start_ns: int, memory:
     if gap:
         yield _node(0, b"launch", (_COMPUTE, start_ns), (), {"is_cpu_op": (_FLAG, 1), "tensor_size": (_WHOLE, 0)})
     seen = set[int]()
-    for own, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         is_compute = node.type == _COMPUTE
         item = graph.ops[node.item] if is_compute else graph.tensors[node.item]
         size = item.read_bytes + item.write_bytes if is_compute else item.size_bytes  # type: ignore[union-attr]
         scaled = 1000 * (size if is_compute else rate * (node.alone_ns - latency_ns))
         attributes: dict[str, tuple[int, int | bytes]] = {"is_cpu_op": (_FLAG, int(node.type == _STORE))}
         attributes |= {"tensor_size": (_WHOLE, scaled), "bytes": (_WHOLE, size)}
-        if own < len(starts):
+        if index < len(starts):
             attributes["hosim_plan"] = _TEXT, _text(lines[homes + node.action : homes + ends[node.action]])
         if is_compute and node.item not in seen:
             seen.add(node.item)
             attributes |= {"hosim_op": (_WHOLE, node.item), "hosim_graph": (_TEXT, _text([ops[first + node.item]]))}
         after = [gap + other for other in node.after if other >= 0] or [0] * gap
-        yield _node(gap + own, item.name.encode(), (node.type, node.alone_ns if is_compute else 0), after, attributes)
+        yield _node(gap + index, item.name.encode(), (node.type, node.alone_ns if is_compute else 0), after, attributes)
 
 
 def _node(
-    own: int, name: bytes, kind: tuple[int, int], after: Iterable[int], attributes: dict[str, tuple[int, int | bytes]]
+    index: int, name: bytes, kind: tuple[int, int], after: Iterable[int], attributes: dict[str, tuple[int, int | bytes]]
 ) -> bytes:
     type_, duration = kind
-    parts = [_field(1, own), _field(2, name), _field(3, type_), *(_field(5, other) for other in sorted({*after}))]
+    parts = [_field(1, index), _field(2, name), _field(3, type_), *(_field(5, other) for other in sorted({*after}))]
     parts += [_field(7, duration), *(_field(10, _attribute(key, *value)) for key, value in attributes.items())]
     return b"".join(parts)
 
