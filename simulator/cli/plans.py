@@ -8,6 +8,7 @@ import click
 
 import simulator as hosim
 from simulator.cli import common
+from simulator.exporters import TARGETS
 
 _TROUBLE = 2
 
@@ -62,7 +63,7 @@ def lint(
 @click.option("--scenario", metavar="NAME", help="The scenario that it was made for.")
 @click.option("--hardware", metavar="NAME", help="Without a scenario: the machine; a name or a .yaml.")
 @click.option("--workload", metavar="NAME", help="Without a scenario: the workload; a name or a .yaml.")
-@click.option("--to", "target", type=click.Choice(("sac", "residency", "chakra")), required=True, help="The form.")
+@click.option("--to", "target", type=click.Choice(tuple(TARGETS)), required=True, help="The form.")
 @click.option("-o", "--output", "out", type=common.PATH, required=True, callback=common.writable_file, metavar="FILE",
               help="The file to write.")  # fmt: skip
 def export(

@@ -63,7 +63,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
         count[decision] += 1
         module, call = name.groups()[:2] if name else ("", "")
         calls.append(f"    ({module!r}, {call!r}, {decision}),")
-    offload = "OFFLOAD = CheckpointPolicy.MUST_CPU_OFFLOAD  # PyTorch 2.13 has it\n" if count["OFFLOAD"] else ""
+    offload = "OFFLOAD = CheckpointPolicy.MUST_CPU_OFFLOAD\n" if count["OFFLOAD"] else ""
     values = {"plan": repr(plan.name), "graph": repr(graph.name), "offload": offload, "calls": "\n".join(calls)}
     with written(path, option="-o") as (part,):
         part.write_text(_FILE.substitute(values), encoding="utf-8")

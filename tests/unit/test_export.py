@@ -87,7 +87,7 @@ def test_a_dependency_that_does_not_bind_is_written(tmp_path: Path) -> None:
         ("f", ["w2"]),
         ("g", ["f", "w2"]),  # w leaves before b has room
         ("a3", ["f", "w2"]),  # as g
-        ("w2", ["a3", "f", "w2"]),  # its room is that of a, which the store frees
+        ("w2", ["a3", "g", "w2"]),  # its room is that of a, which g reads and the store copies
         ("h", ["a3", "g", "w2"]),
     ]
     assert [node["is_cpu_op"] for node in nodes] == [0, 0, 0, 1, 0, 0]
