@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import cast
 
@@ -247,12 +248,7 @@ def _plain(path: Path) -> Hardware:
     must, do = "without a machine, a plan's header names its tiers", "add them, or say --hardware or --scenario"
     insist(tiers, f"{path}:1, tiers", must, "none", do)
     rate = {"bandwidth": "1 GB/s"}
-    links = {
-        f"link-{i}-{k}": {"source": a, "target": b} | rate
-        for i, a in enumerate(tiers)
-        for k, b in enumerate(tiers)
-        if a != b
-    }
+    links = {f"link{i}": {"source": a, "target": b} | rate for i, (a, b) in enumerate(permutations(tiers, 2))}
     about = {"name": "plain", "title": "The tiers of a plan", "compute_tier": tiers[0], "links": links}
     about |= {"tiers": {tier: {"capacity": "inf", **rate} for tier in tiers}, "compute": {"peak": {"bf16": "1 FLOP/s"}}}
     return validated(Hardware, about, "plan", lambda *keys: f"{path}:1, {'.'.join(keys)}")

@@ -70,9 +70,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     latency_ns = min((link.latency_ns for link in links.values()), default=0)
     trace = execute(case, [plan])
     blocked = "; ".join(trace.blocked)
-    insist(
-        trace.status == "ok", f"plan {plan.name!r}", "the plan runs to its end", f"{trace.status}: {blocked}", "lint it"
-    )
+    insist(trace.status == "ok", f"plan {plan.name!r}", "the plan runs", f"{trace.status}: {blocked}", "mend it")
     nodes = _Walk(task, plan, links).room(trace)
     start_ns = case.hardware.host.fixed.launch_ns + plan.starts_ns[0]
     with written(path, option="-o") as (part,), part.open("wb") as file:
@@ -93,15 +91,14 @@ def _links(case: Case, plan: Plan) -> Links:
     links = {hop: hardware.links[name] for hop, name in names.items()}
     used = set(names.values())
     shared = [bus for bus in hardware.buses.values() if asked_bytes_per_s(hardware, bus) > bus.bandwidth_bytes_per_s]
-    ends = [sum(end == hardware.compute_tier_id for end in hop) for hop in hops]
+    is_load = {target == hardware.compute_tier_id for _, target in hops}
+    is_between = all(hardware.compute_tier_id in hop for hop in hops) and len(hops) == len(is_load)
     cannot = {
         "one rank, whose collectives would need a network": case.job.ranks > 1,
         "reads that are known beforehand": bool(graph.dynamic_reads),
         "one stream of computes": len(streams) > 1,
         "a host that pays nothing for an action": hardware.host.fixed.step_ns > 0,
-        "copies between the compute tier and one other": len(hops)
-        > len({b == hardware.compute_tier_id for b, _ in hops})
-        or 0 in ends,
+        "copies between the compute tier and one other": not is_between,
         "one copy at a time on a link": any(link.channels > 1 or link.via for link in links.values()),
         "links that share no bandwidth": any(len(used & {*bus.links}) for bus in shared),
     }
@@ -173,9 +170,8 @@ class _Walk:
     def _copy(self, action: int, tensor: int, source: int, target: int) -> None:
         is_load, computes = target == self._compute_tier, self._clock(0)
         alone_ns = transfer_ns(self._graph.tensors[tensor].size_bytes, self._links[source, target])
-        after = _join(
-            self._fence[tensor], self._made.get((tensor, source), _NOTHING), computes if self._ends else _NOTHING
-        )
+        made = self._made.get((tensor, source), _NOTHING)
+        after = _join(self._fence[tensor], made, computes if self._ends else _NOTHING)
         node = _Timed(_LOAD if is_load else _STORE, tensor, alone_ns, action, after, self._last[0])
         end = self._add(node, 1 if is_load or self._is_one_queue else 2)
         self._users[tensor], self._made[tensor, target] = _join(self._users[tensor], end), end
@@ -213,13 +209,11 @@ class _Walk:
 
 
 def _messages(task: Task, plan: Plan, nodes: list[_Timed], start_ns: int, memory: tuple[int, int]) -> Iterator[bytes]:
-    """Yield header and nodes; nodes of the first step carry the lines of hosim's index forms that they are."""
+    """Yield header and nodes; nodes of the first step carry the lines of hosim's forms that they are."""
     graph, (rate, latency_ns), actions = task.graph, memory, len(plan.fixed or ())
     ops, lines = [*graph_jsonl.records(graph)], [*plan_jsonl.records(plan, plan.fixed or Actions(), graph)]
     first, homes = len(ops) - len(graph.ops), len(lines) - actions
-    starts = [node.action for node in nodes if node.action >= 0][
-        : sum(kind in (COMPUTE, COPY) for kind, *_ in plan.fixed or ())
-    ]
+    starts = [index for index, (kind, *_) in enumerate(plan.fixed or ()) if kind in (COMPUTE, COPY)]
     ends = dict(zip(starts, [*starts[1:], actions], strict=False))
     texts = {"hosim_graph": ops[:first], "hosim_plan": lines[: homes + (starts or [actions])[0]]}
     yield _field(1, b"0.0.4") + b"".join(_field(2, _attribute(key, _TEXT, _text(of))) for key, of in texts.items())

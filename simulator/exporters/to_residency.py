@@ -12,10 +12,11 @@ from pathlib import Path
 import orjson
 
 from simulator.errors import insist
+from simulator.exporters import leaving
 from simulator.formats import residency_json
 from simulator.graph import Graph
 from simulator.outputs import written
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Code, Plan
+from simulator.plan import COMPUTE, COPY, DETACH, Actions, Code, Plan
 from simulator.run.case import Case
 from simulator.run.task import Task
 
@@ -40,37 +41,31 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     where, actions = f"export of plan {plan.name!r} to residency", [*(plan.fixed or Actions())]
     order = [(a, b) for kind, a, b, _ in actions if kind == COMPUTE]
     laps, is_in_order = graph.steps // plan.repeats, order == [(op, 0) for op in range(len(graph.ops))]
-    moved = {a for kind, a, *_ in actions if kind == COPY}
-    below = {tier for kind, _, *ends in actions if kind == COPY for tier in ends} - {problem.compute_tier}
-    away = next((t for t in graph.inputs if t in moved or plan.home[t] not in (NOWHERE, problem.compute_tier)), None)
+    moved, below = leaving(plan, problem.compute_tier)
+    name = next((graph.tensors[t].name for t in sorted(moved & {*graph.inputs})), "")
     has_sync = any(kind > DETACH for kind, *_ in actions)
     insist(is_in_order and laps == 1, where, "all ops run once, in program order", "another order, or recomputing", _DO)
     insist(len(below) <= 1, where, "there is one tier below the device", ", ".join(plan.tiers[t] for t in below), _DO)
-    name = "" if away is None else graph.tensors[away].name
-    insist(away is None, where, "what exists before the step stays on the device", f"that {name!r} leaves it", _DO)
+    insist(not name, where, "what exists before the step stays on the device", f"that {name!r} leaves it", _DO)
     insist(not (has_sync or graph.dynamic_reads), where, "the host never waits, and reads are known", "otherwise", _DO)
-    schedule = _schedule(
-        where, graph, problem.compute_tier, [code for code in actions if code[0] == COMPUTE or code[1] in tracked]
-    )
-    storages = [
-        {"id": t, "bytes": x.size_bytes, "retained": t in graph.outputs, "kind": _KINDS.get(x.kind, x.kind)}
-        for t, x in tracked.items()
-    ]
-    ops = []
+    codes = [code for code in actions if code[0] == COMPUTE or code[1] in tracked]
+    schedule, storages, ops = _schedule(where, graph, problem.compute_tier, codes), [], []
+    for t, tensor in tracked.items():
+        about = {"id": t, "bytes": tensor.size_bytes, "retained": t in graph.outputs}
+        storages.append({**about, "kind": _KINDS.get(tensor.kind, tensor.kind)})
     for i, op in enumerate(graph.ops):
-        used = {
-            way: [{"storage": t, "bytes": tracked[t].size_bytes} for t in getattr(op, way) if t in tracked]
-            for way in ("reads", "writes")
-        }
-        ops.append({"id": i, "name": op.name, "duration_ms": task.times_ns[i] / 1e6, **used})
+        reads, writes = (
+            [{"storage": t, "bytes": tracked[t].size_bytes} for t in used if t in tracked]
+            for used in (op.reads, op.writes)
+        )
+        took = {"duration_ms": task.times_ns[i] / 1e6}
+        ops.append({"id": i, "name": op.name, **took, "reads": reads, "writes": writes})
     source = {"kind": graph.name, "planner": plan.policy}
-    about = {"schema": residency_json.SCHEMA, "source": source, "memory_limit_bytes": problem.budget_bytes}
+    header = {"schema": residency_json.SCHEMA, "source": source, "memory_limit_bytes": problem.budget_bytes}
     with written(path, option="-o") as (part,):
-        part.write_bytes(orjson.dumps({**about, "storages": storages, "ops": ops, "schedule": schedule}))
-    copies, left = (
-        sum(action.startswith("COPY") for table in schedule.values() for _, action, _ in table),
-        len(graph.tensors) - len(tracked),
-    )
+        part.write_bytes(orjson.dumps({**header, "storages": storages, "ops": ops, "schedule": schedule}))
+    copies = sum(action.startswith("COPY") for table in schedule.values() for _, action, _ in table)
+    left = len(graph.tensors) - len(tracked)
     return [f"{copies:,} copies; {left:,} tensors that exist before the step are left out, as they stay on the device."]
 
 
@@ -92,9 +87,8 @@ def _schedule(where: str, graph: Graph, device: int, actions: list[Code]) -> dic
             continue  # what is retained is never released
         else:
             is_host = kind == DETACH and b != device
-            insist(
-                op >= 0 and (is_host or a not in came), where, "what goes out was used", f"that {name!r} was not", _DO
-            )
+            was_used = op >= 0 and (is_host or a not in came)
+            insist(was_used, where, "what goes out was used", f"that {name!r} was not", _DO)
             if kind == COPY and a in below:
                 post.append((op, "RELEASE_HOST", a))  # else nothing happens, though that copy is stale
             below = below - {a} if is_host else below | {a} if kind == COPY else below

@@ -12,8 +12,9 @@ from pathlib import Path
 from string import Template
 
 from simulator.errors import insist
+from simulator.exporters import leaving
 from simulator.outputs import written
-from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
+from simulator.plan import COMPUTE, Plan
 from simulator.run.case import Case
 from simulator.run.task import Task
 
@@ -39,16 +40,8 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     is_captured = all(names) and any(name and name[3] for name in names)  # some have a source line
     insist(is_captured, where, must, "others", "import it: hosim import torch")
     made = {t for _, op, _ in forward for t in op.writes if not graph.tensors[t].persistent}
-    moved = {a for kind, a, *_ in codes if kind == COPY}
-    below = {tier for kind, _, *ends in codes if kind == COPY for tier in ends} - {device}
-    other = next(
-        (
-            t.name
-            for i, t in enumerate(graph.tensors)
-            if i not in made and (i in moved or plan.home[i] not in (device, NOWHERE))
-        ),
-        "",
-    )
+    moved, below = leaving(plan, device)
+    other = next((graph.tensors[t].name for t in sorted(moved - made)), "")
     insist(not other, where, "nothing leaves the device but what forward ops make", f"that {other!r} does", do)
     insist(len(below) < 2, where, "there is one place to offload to", ", ".join(plan.tiers[t] for t in below), do)
     runs = Counter(a for kind, a, *_ in codes if kind == COMPUTE)

@@ -25,19 +25,10 @@ from simulator import formats
 from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.graph import Collective, Graph
+from simulator.importers import recordings
 from simulator.importers.imported import Imported
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, base_name, dtype_of, views
-from simulator.importers.recordings import (
-    ALONE,
-    Event,
-    Recording,
-    Storage,
-    collective_kind,
-    read_graph,
-    short,
-    unpacked,
-    whole,
-)
+from simulator.importers.recordings import ALONE, Event, Recording, Storage, collective_kind, short, unpacked, whole
 from simulator.importers.streams import Activity, replay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
@@ -208,12 +199,14 @@ def _own(path: Path, header: dict[str, int | str], nodes: list[_Node]) -> Import
         files = [Path(folder) / f"{path.stem}{end}" for end in (".jsonl", _PLAN)]
         for file, lines in zip(files, (graph, plan), strict=True):
             file.write_text("".join(lines), encoding="utf-8")
-        imported, tiers = read_graph(files[0]), formats.jsonl.first(files[1]).get("tiers", ())
-        formats.read_plan(files[1], cast(Graph, imported.graph), tuple(tiers))
+        try:
+            imported, tiers = recordings.read_graph(files[0]), formats.jsonl.first(files[1]).get("tiers", ())
+            formats.read_plan(files[1], cast(Graph, imported.graph), tuple(tiers))
+        except ConfigError as error:
+            raise ConfigError(f"{shown(path)}: lines that hosim wrote", *error.args[1:]) from None
     derived = f"The plan is that of the trace: name *{_PLAN} as a policy of a scenario on the same tiers."
-    return replace(
-        imported, files={**imported.files, _PLAN: "".join(plan).encode()}, derived=(*imported.derived, derived)
-    )
+    contents = {**imported.files, _PLAN: "".join(plan).encode()}
+    return replace(imported, files=contents, derived=(*imported.derived, derived))
 
 
 def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:

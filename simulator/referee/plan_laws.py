@@ -265,9 +265,8 @@ class PlanWalk:
             names = ", ".join(self._name(t) for t in sorted(self._unused)[:3])
             found = f"{names} copied in before it and not used yet ({len(self._unused)} in all)"
             must = f"no copy in is moved across barrier {op.name!r}"
-            self._tell_error(
-                ("prefetch across a barrier", min(self._unused)), must, found, "copy it in behind the barrier"
-            )
+            about = "prefetch across a barrier", min(self._unused)
+            self._tell_error(about, must, found, "copy it in behind the barrier")
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         if (source, target) not in self._linked:
@@ -293,9 +292,8 @@ class PlanWalk:
         was = self._state[place]
         if was == ABSENT:
             do = "drop this detach, or make the tensor before it"
-            self._tell_error(
-                ("double detach", tensor), "what is detached is there", f"{self._name(tensor)} absent from {name}", do
-            )
+            found = f"{self._name(tensor)} absent from {name}"
+            self._tell_error(("double detach", tensor), "what is detached is there", found, do)
         if place in self._staying:
             must = f"what the scenario puts into {name}, or several ranks read there, stays there"
             do = "keep it; or leave its home free, or do not share it"
