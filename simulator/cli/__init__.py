@@ -15,6 +15,7 @@ import click
 from simulator import __version__, interrupts
 from simulator.cli.asking import crossover, frontier, largest, least, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, layout, list_, schema
+from simulator.cli.plans import export, lint
 from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
 from simulator.cli.torch import torch
 
@@ -167,7 +168,7 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 _COMMANDS = (
     *(run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff, validate),
-    *(sensitivity, list_, import_, calibrate, torch, check, graph, layout, schema),
+    *(sensitivity, list_, import_, calibrate, torch, check, lint, export, graph, layout, schema),
 )
 
 

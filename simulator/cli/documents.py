@@ -124,10 +124,12 @@ def calibrate(out: Path, **how: Any) -> None:
     click.echo(f"{machine.title}\nwritten: {out}")
 
 
-@common.command("Print the JSON Schema of a kind of document.")
-@click.argument("kind", type=click.Choice(_KINDS))
+@common.command("Print the JSON Schema of a kind of document, or of plans.")
+@click.argument("kind", type=click.Choice((*_KINDS, "plan")))
 def schema(kind: str) -> None:
     """Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
+
+    That of plan is of each line of a plan file, for tools that write such files.
 
     \b
     Examples:
@@ -136,9 +138,10 @@ def schema(kind: str) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     import json
 
-    from simulator import catalog
+    from simulator import catalog, formats
 
-    click.echo(json.dumps(catalog.schema(kind), indent=2))
+    of_kind = formats.plan_jsonl.LINE.json_schema() if kind == "plan" else catalog.schema(kind)
+    click.echo(json.dumps(of_kind, indent=2))
 
 
 @common.command("Write the operator graph of a workload as a file.")
