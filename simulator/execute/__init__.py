@@ -20,7 +20,7 @@ from simulator.importers.torch import fake as fake
 from simulator.units import FieldError, parse
 
 if TYPE_CHECKING:
-    from simulator.execute.compare import Comparison
+    from simulator.execute.comparison import Comparison
     from simulator.execute.steps import Offloaded
 
 __all__ = ["capture", "compare", "fake", "offload"]
@@ -127,7 +127,7 @@ def compare(
         own = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
         return offload(step, budget=budget, policy=policy, **own, **more), tuple(args), options
 
-    name, run = getattr(make, "__name__", type(make).__name__), _part("execute.compare").compare
+    name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
     compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))
     return compared
 

@@ -172,9 +172,10 @@ def same(some, others):
 
 ON_DEMAND = {"policy": "reactive", "label": "on demand", "options": {"look_ahead": 0, "evict": "lru"}}
 AT_ONCE = {"policy": "reactive", "label": "at once", "options": {"synchronous": True}}
-ROWS = [("static", Attention), ("reactive", Attention), (ON_DEMAND, Experts), (AT_ONCE, Recurrent)]
-ROWS += [("lookahead", InPlace), ("static", Checkpointed), ("reactive", Autocast), ("offload_saved", Tied)]
-SLOW = [(policy, kind) for policy in ("static", "reactive", ON_DEMAND) for kind in KINDS if (policy, kind) not in ROWS]
+ROWS = [("static", Attention), (ON_DEMAND, Experts)]
+SLOW = [("reactive", Attention), (AT_ONCE, Recurrent), ("lookahead", InPlace), ("offload_saved", Tied)]
+SLOW += [(policy, kind) for policy in ("static", "reactive", ON_DEMAND) for kind in KINDS]
+SLOW = [row for n, row in enumerate(SLOW) if row not in ROWS + SLOW[:n]]
 
 
 @pytest.mark.parametrize(("policy", "kind"), [*ROWS, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)])
@@ -189,7 +190,7 @@ def test_a_step_under_a_plan_gives_the_same_numbers_within_its_budget(policy, ki
         assert step.steps[-1].out_bytes > 0
 
 
-@pytest.mark.parametrize("policy", ["static", "reactive"])
+@pytest.mark.parametrize("policy", ["static", pytest.param("reactive", marks=pytest.mark.slow)])
 def test_whenever_copies_come_the_numbers_are_the_same(policy, monkeypatch):
     """Copies that take random times, each way: an op that ran too early would read other bytes, or none."""
     random, copy = Random(7), FileTier._copy
@@ -247,6 +248,7 @@ def test_a_step_that_differs_goes_on_without_its_plan():
         assert step.steps[-1].plan == "static"
 
 
+@pytest.mark.slow
 def test_if_asked_a_step_that_differs_is_an_error():
     with offloaded() as (step, x, _):
         run(step, x, 4)
@@ -255,6 +257,7 @@ def test_if_asked_a_step_that_differs_is_an_error():
             step(x)
 
 
+@pytest.mark.slow
 def test_inputs_of_other_shapes_have_a_plan_of_their_own():
     with offloaded() as (step, x, _):
         for value in (x, x[:4], x, x[:4], x, x[:4], x, x[:4], x, x[:4]):
@@ -307,6 +310,7 @@ def test_a_disk_that_fails_is_an_error_and_no_value_is_wrong(monkeypatch):
         run(step, x, 2)
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_named(monkeypatch):
     with offloaded() as (step, x, _):
         run(step, x, 4)
@@ -354,6 +358,7 @@ def test_what_cannot_be_is_refused_by_name(options, said):
         run(step, x, 4)
 
 
+@pytest.mark.slow
 def test_predicted_stands_beside_measured():
     compared = hosim.torch.compare(lambda: (*make(),), budget=budget_of(Attention), pace=PACE, steps=2)
     text = str(compared)
