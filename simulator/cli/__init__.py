@@ -17,7 +17,7 @@ from simulator.cli.asking import crossover, frontier, largest, least, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, layout, list_, schema
 from simulator.cli.plans import export, lint
 from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
-from simulator.cli.torch import torch
+from simulator.cli.torch_steps import torch
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01

@@ -21,7 +21,7 @@ from simulator.units import FieldError, parse
 
 if TYPE_CHECKING:
     from simulator.execute.comparison import Comparison
-    from simulator.execute.steps import Offloaded
+    from simulator.execute.offloaded import Offloaded
 
 __all__ = ["capture", "compare", "fake", "offload"]
 
@@ -69,7 +69,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     ConfigError
         If torch is not installed, the budget is no size, or the folder cannot hold a file.
     """
-    steps, torch_run = _part("execute.steps"), _part("importers.torch_run")
+    steps, torch_run = _part("execute.offloaded"), _part("importers.torch_run")
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), where, must, "one beside it", do)
@@ -124,8 +124,8 @@ def compare(
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
         step, *args = make()
         options = args.pop() if args and isinstance(args[-1], dict) else {}
-        own = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
-        return offload(step, budget=budget, policy=policy, **own, **more), tuple(args), options
+        training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
+        return offload(step, budget=budget, policy=policy, **training, **more), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
     compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))

@@ -12,7 +12,7 @@ import orjson
 import torch
 
 from simulator.errors import insist
-from simulator.execute.steps import Executed, Offloaded
+from simulator.execute.offloaded import Executed, Offloaded
 from simulator.importers.torch_run import tensors
 from simulator.report.rows import quantity
 from simulator.report.tables import Column
@@ -110,12 +110,12 @@ def compare(
         step, args, kwargs = make(policy)
         with step:
             losses = list[torch.Tensor]()
-            for number in range(_FIRST + steps):
+            for done in range(_FIRST + steps):
                 label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
-                tell(f"{label}, steps", number, _FIRST + steps)
+                tell(f"{label}, steps", done, _FIRST + steps)
                 losses += [tensor.detach().clone() for tensor in tensors([step(*args, **kwargs)])]
             first = first or losses
-            is_equal = len(first) == len(losses) and all(map(torch.equal, first, losses))
+            is_equal = len(first) == len(losses) and all(map(torch.equal, map(_bits, first), map(_bits, losses)))
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
             insist(predicted := step.predicted, name, must, "no two calls alike", do)
             rows.append(_row(cast(Result, predicted), step.steps[_FIRST:], step.beside_bytes) | {"is_equal": is_equal})
@@ -125,10 +125,15 @@ def compare(
     return Comparison(name, budget_bytes, tuple(rows))
 
 
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor: a loss that is no number equals itself."""
+    return tensor.flatten().contiguous().view(torch.uint8)
+
+
 def _row(result: Result, executed: Sequence[Executed], beside_bytes: int) -> dict[str, Any]:
     """Put what was predicted beside what was measured."""
     summary = result.summary
-    took_ns = sorted(round(one.step_s * 1e9) for one in executed)
+    took_ns = sorted(round(step.step_s * 1e9) for step in executed)
     return {
         "policy": result.label,
         "steps": len(executed),
@@ -140,8 +145,8 @@ def _row(result: Result, executed: Sequence[Executed], beside_bytes: int) -> dic
         "measured_step_ns": statistics.median_low(took_ns),
         "least_ns": took_ns[0],
         "most_ns": took_ns[-1],
-        "measured_stall_ns": statistics.median_low(round(one.stall_s * 1e9) for one in executed),
-        "measured_peak_bytes": max(one.peak_bytes for one in executed),
+        "measured_stall_ns": statistics.median_low(round(step.stall_s * 1e9) for step in executed),
+        "measured_peak_bytes": max(step.peak_bytes for step in executed),
         "measured_out_bytes": executed[-1].out_bytes,
         "measured_in_bytes": executed[-1].in_bytes,
     }

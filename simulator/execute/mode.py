@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.errors import insist
-from simulator.execute.record import Call
-from simulator.execute.storages import ExecutionError, Memory, insist_step
+from simulator.execute.record import RecordedCall
+from simulator.execute.storages import ExecutionError, StepMemory, insist_step
 from simulator.graph import Graph
 from simulator.importers.recordings import Storage
 from simulator.importers.torch_run import tensors
@@ -50,7 +50,9 @@ class Turn:
     made_bytes: int = 0
 
 
-def turns_of(graph: Graph, calls: Sequence[Call], ids: Mapping[Storage, int], codes: Sequence[Code]) -> list[Turn]:
+def turns_of(
+    graph: Graph, calls: Sequence[RecordedCall], ids: Mapping[Storage, int], codes: Sequence[Code]
+) -> list[Turn]:
     """Work out what happens at each call of a step, and after the last one.
 
     Parameters
@@ -68,7 +70,7 @@ def turns_of(graph: Graph, calls: Sequence[Call], ids: Mapping[Storage, int], co
         If the plan does not run each op once, in order.
     """
     before = _by_op(graph, codes)
-    known = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
+    written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
     turns, moved = list[Turn](), set[int]()
     for call in calls:
         turn = Turn(call.func, call.op)
@@ -78,12 +80,12 @@ def turns_of(graph: Graph, calls: Sequence[Call], ids: Mapping[Storage, int], co
             op, turn.actions = graph.ops[call.op], before[call.op]
             moved.update(tensor for _, tensor, *_ in turn.actions)
             used = dict.fromkeys((*op.reads, *op.writes))
-            turn.moved = [(t, t in op.writes) for t in used if t in moved and t in known]
+            turn.moved = [(t, t in op.writes) for t in used if t in moved and t in written]
             leaves = {ids.get(s): -1 - i for i, s in reversed([*enumerate(call.given)])}
             leaves |= {ids.get(s): i for i, s in reversed([*enumerate(call.made)])}
-            turn.made = [(t, leaves[t]) for t in op.writes if t not in known]
+            turn.made = [(t, leaves[t]) for t in op.writes if t not in written]
             turn.made_bytes = sum(graph.tensors[t].size_bytes for t, _ in turn.made)
-            known.update(op.writes)
+            written.update(op.writes)
         turns.append(turn)
     return [*turns, Turn(None, None, before[-1])]
 
@@ -102,7 +104,7 @@ def _by_op(graph: Graph, codes: Sequence[Code]) -> list[list[Code]]:
     return before
 
 
-class Planned(TorchDispatchMode):  # type: ignore[misc]
+class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     """Runs one step under a plan; `finish` ends it.
 
     Parameters
@@ -125,7 +127,7 @@ class Planned(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(
-        self, graph: Graph, turns: Sequence[Turn], memory: Memory, compute_tier: int, lasting: Mapping[int, Any]
+        self, graph: Graph, turns: Sequence[Turn], memory: StepMemory, compute_tier: int, lasting: Mapping[int, Any]
     ) -> None:
         super().__init__()
         self._graph, self._turns, self._memory, self._compute_tier = graph, turns, memory, compute_tier
@@ -150,10 +152,10 @@ class Planned(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **(kwargs or {}))
 
     def _difference(self, found: str) -> ExecutionError:
-        at = self._turns[self._at]
-        ops = [turn.op for turn in self._turns[self._at :] if turn.op is not None]
+        turn = self._turns[self._at]
+        ops = [later.op for later in self._turns[self._at :] if later.op is not None]
         where = f"call {self._at + 1}, before op {self._graph.ops[ops[0]].name}" if ops else f"call {self._at + 1}"
-        must = f"a step makes the calls that were recorded, here {at.func or 'none'}"
+        must = f"a step makes the calls that were recorded, here {turn.func or 'none'}"
         return ExecutionError(where, must, found, "give steps that differ different shapes, or run them without a plan")
 
     def _stop(self, why: ExecutionError) -> None:

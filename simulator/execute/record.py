@@ -14,14 +14,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from simulator.execute.storages import Block, Memory, insist_step
+from simulator.execute.storages import HeldStorage, StepMemory, insist_step
 from simulator.importers.recordings import Storage
 from simulator.importers.torch_recorder import OpRecorder
 from simulator.importers.torch_run import ModuleWatch, tensors
 from simulator.units import human
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call of PyTorch in a step.
 
     Attributes
@@ -62,9 +62,9 @@ class OnDemand(OpRecorder):
         Persistent storages, and where they are.
     """
 
-    def __init__(self, watch: ModuleWatch, inputs: Any, memory: Memory, before: OnDemand | None = None) -> None:
+    def __init__(self, watch: ModuleWatch, inputs: Any, memory: StepMemory, before: OnDemand | None = None) -> None:
         self._before = before.sequence if before else []
-        self.sequence: list[Call] = []
+        self.sequence: list[RecordedCall] = []
         self._memory, self.took_ns = memory, list[int]()
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
         self._fake, self._call_ns = FakeTensorMode(allow_non_fake_inputs=True), 0
@@ -113,10 +113,10 @@ class OnDemand(OpRecorder):
                 made = func(*args, **kwargs)
         except Exception:
             return 0
-        known = {
+        given = {
             id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
         }
-        new = {id(s): s.nbytes() for tensor in tensors(made) if id(s := tensor.untyped_storage()) not in known}
+        new = {id(s): s.nbytes() for tensor in tensors(made) if id(s := tensor.untyped_storage()) not in given}
         return sum(new.values())
 
     def _make_room(self, size_bytes: int, func: Any) -> None:
@@ -132,9 +132,10 @@ class OnDemand(OpRecorder):
                 memory.copy_out(block)
             memory.free(block)
             memory.wait(block, writes=True)
-        must = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
-        fits, found = memory.used_bytes + size_bytes <= memory.budget_bytes, human(memory.used_bytes + size_bytes, "B")
-        insist_step(fits, f"a step within a budget, {func}", must, found, "give it a larger budget")
+        rule = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
+        needed_bytes = memory.used_bytes + size_bytes
+        fits, do = needed_bytes <= memory.budget_bytes, "give it a larger budget"
+        insist_step(fits, f"a step within a budget, {func}", rule, human(needed_bytes, "B"), do)
 
     def storage_of(self, tensor: torch.Tensor) -> Storage:
         """Return the storage of a tensor."""
@@ -153,14 +154,14 @@ class OnDemand(OpRecorder):
             self.took_ns.append(self._call_ns)
             self._call_ns = 0
         storages = (tuple(map(self._storage, given)), tuple(map(self._storage, outs)))
-        self.sequence.append(Call(func, len(self.took_ns) - 1 if is_op else None, *storages))
+        self.sequence.append(RecordedCall(func, len(self.took_ns) - 1 if is_op else None, *storages))
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _may_leave(block: Block) -> bool:
+def _may_leave(block: HeldStorage) -> bool:
     """Tell whether a block is there, and may be resized."""
     storage = block.ref()
     return (

@@ -36,7 +36,7 @@ def insist_step(holds: object, where: str, must: str, found: str, do: str) -> No
         raise ExecutionError(where, must, found, do)
 
 
-class Block:
+class HeldStorage:
     """A storage that is followed: its size, and where its bytes are.
 
     Attributes
@@ -55,19 +55,19 @@ class Block:
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Job]()
+        self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Issued]()
         self.below: int | None = None
 
 
-class Job(NamedTuple):
+class Issued(NamedTuple):
     """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
 
     kind: str
-    block: Block
+    block: HeldStorage
     storage: Any
 
 
-class Memory:
+class StepMemory:
     """Followed storages, their copies, and the room of the compute tier.
 
     Parameters
@@ -91,7 +91,7 @@ class Memory:
         self.budget_bytes, self.tier = budget_bytes, tier
         self.used_bytes = self.peak_bytes = self._reserved_bytes = 0
         self.moved_bytes, self.waited_s = {OUT: 0, IN: 0}, 0.0
-        self._blocks, self._queues = dict[int, Block](), {OUT: deque[Job](), IN: deque[Job]()}
+        self._blocks, self._queues = dict[int, HeldStorage](), {OUT: deque[Issued](), IN: deque[Issued]()}
         self._changed = threading.Condition(threading.RLock())
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
@@ -106,17 +106,17 @@ class Memory:
 
     # which storages there are
 
-    def block(self, storage: Any, name: str = "") -> Block:
+    def block(self, storage: Any, name: str = "") -> HeldStorage:
         """Return the block of a storage; follow it from now on if it is new."""
         key = id(storage)
-        found = self._blocks.get(key)
-        if found is None:
+        held = self._blocks.get(key)
+        if held is None:
             size_bytes = storage.nbytes()
-            found = Block(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
+            held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
             with self._changed:
-                self._blocks[key] = found
+                self._blocks[key] = held
                 self._hold(size_bytes)
-        return found
+        return held
 
     def _died(self, key: int, _: object) -> None:
         with self._changed:
@@ -129,41 +129,41 @@ class Memory:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         self._changed.notify_all()
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
         with self._changed:
             return [*self._blocks.values()]
 
     # what is issued
 
-    def copy_out(self, block: Block) -> None:
+    def copy_out(self, block: HeldStorage) -> None:
         """Write a block below; it stays where it is."""
         self._issue(OUT, block)
 
-    def copy_in(self, block: Block) -> None:
+    def copy_in(self, block: HeldStorage) -> None:
         """Bring a block back once there is room."""
         block.is_away = False
         self._issue(IN, block)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: HeldStorage) -> None:
         """Free a block in the compute tier once all that was issued on it has ended."""
         block.is_away = True
         self._issue(FREE, block)
 
-    def forget_below(self, block: Block) -> None:
+    def forget_below(self, block: HeldStorage) -> None:
         """Give up what the lower tier holds of a block, once all that was issued on it has ended."""
         self._issue(FORGET, block)
 
-    def _drop_below(self, block: Block) -> None:
+    def _drop_below(self, block: HeldStorage) -> None:
         if block.below is not None:
             self.tier.release(block.below, block.size_bytes)
             block.below, block.is_below = None, False
 
-    def _issue(self, kind: str, block: Block) -> None:
+    def _issue(self, kind: str, block: HeldStorage) -> None:
         storage = block.ref()
         if storage is None:  # PyTorch has freed it
             return
-        job = Job(kind, block, storage)
+        job = Issued(kind, block, storage)
         with self._changed:
             if self._failure:  # else a free could act whose copy out has failed
                 raise self._failure
@@ -175,7 +175,7 @@ class Memory:
             self._do_first(block)
             self._changed.notify_all()
 
-    def _do_first(self, block: Block) -> None:
+    def _do_first(self, block: HeldStorage) -> None:
         """Do what heads a block's actions and is no copy."""
         while block.jobs and block.jobs[0].kind not in self._queues:
             job = block.jobs.popleft()
@@ -227,25 +227,25 @@ class Memory:
                 self._changed.notify_all()
             del job
 
-    def _move(self, way: str, block: Block, storage: Any) -> None:
+    def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
         """Copy the bytes of a block."""
         assert block.below is not None  # noqa: S101 - for the type checker
         move = self.tier.write if way == OUT else self.tier.read
         move(block.below, storage.data_ptr(), block.size_bytes)
 
-    def _empty(self, job: Job) -> None:
+    def _empty(self, job: Issued) -> None:
         job.storage.resize_(0)
         job.block.held_bytes = 0
         self._hold(-job.block.size_bytes)
 
-    def _fill(self, job: Job) -> None:
+    def _fill(self, job: Issued) -> None:
         job.storage.resize_(job.block.size_bytes)
         job.block.held_bytes = job.block.size_bytes
         self._hold(job.block.size_bytes)
 
     # what the step's thread waits for
 
-    def wait(self, block: Block, *, writes: bool = False) -> None:
+    def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
         jobs = block.jobs
         with self._changed:
@@ -270,16 +270,16 @@ class Memory:
         with self._changed:
             self._reserved_bytes -= size_bytes
 
-    def _until(self, is_done: Callable[[], bool], what: str) -> None:
+    def _until(self, is_done: Callable[[], bool], awaited: str) -> None:
         """Wait until something is done by the copies."""
         begun_s = perf_counter()
         try:
             while not (self._failure or is_done()):
                 # an error that was caught may hold what its step made, in a circle of frames
                 is_stuck = not (self._goes_on() or (gc.collect() and (is_done() or self._goes_on())))
-                must = f"the plan leaves room within the budget of {human(self.budget_bytes, 'B')}"
-                found = f"{human(self.used_bytes, 'B')} in use, and nothing under way that frees some"
-                insist_step(not is_stuck, f"waiting for {what}", must, found, "give it a larger budget")
+                rule = f"the plan leaves room within the budget of {human(self.budget_bytes, 'B')}"
+                in_use = f"{human(self.used_bytes, 'B')} in use, and nothing under way that frees some"
+                insist_step(not is_stuck, f"waiting for {awaited}", rule, in_use, "give it a larger budget")
                 if not is_done():
                     self._changed.wait()
         finally:
@@ -291,7 +291,7 @@ class Memory:
         return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)
 
     @contextmanager
-    def shown(self, blocks: Iterable[Block]) -> Iterator[None]:
+    def shown(self, blocks: Iterable[HeldStorage]) -> Iterator[None]:
         """Let a view be made of storages that are away: it checks bounds, so they get their size, but no bytes."""
         with self._changed:
             empty = [
@@ -335,14 +335,14 @@ class Memory:
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
 
-    def bring(self, block: Block) -> None:
+    def bring(self, block: HeldStorage) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""
         self.wait(block, writes=True)
         storage = block.ref()
         if not block.is_away or storage is None:
             return
         with self._changed:
-            self._fill(job := Job(IN, block, storage))
+            self._fill(job := Issued(IN, block, storage))
         try:
             self._move(IN, block, storage)
         except BaseException:

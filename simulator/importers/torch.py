@@ -176,8 +176,8 @@ def _function(where: str, module: str, function: str) -> Callable[[], Any]:
     content = import_module(module)
     absent = f"module {module!r} has no attribute {function!r}"
     insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
-    found: Callable[[], Any] = getattr(content, function)
-    return found
+    made_by: Callable[[], Any] = getattr(content, function)
+    return made_by
 
 
 def _captured(where: str, made: Any, **defaults: Any) -> Imported:

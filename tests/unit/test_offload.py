@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
-from simulator.execute.storages import ExecutionError, Memory  # noqa: E402
+from simulator.execute.storages import ExecutionError, StepMemory  # noqa: E402
 from simulator.execute.tiers import FileTier  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
 
@@ -209,7 +209,7 @@ def test_whenever_copies_come_the_numbers_are_the_same(policy, monkeypatch):
 def test_a_view_is_made_of_what_is_away(tmp_path):
     """Nothing is fetched for it: it takes no room."""
     tier = FileTier(tmp_path)
-    memory = Memory(1000, tier)
+    memory = StepMemory(1000, tier)
     try:
         x = torch.arange(100.0)
         block = memory.block(x.untyped_storage(), "x")

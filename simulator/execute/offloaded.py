@@ -18,9 +18,9 @@ import torch
 import yaml
 
 from simulator.errors import insist
-from simulator.execute.mode import Planned, Turn, turns_of
+from simulator.execute.mode import PlannedStep, Turn, turns_of
 from simulator.execute.record import OnDemand
-from simulator.execute.storages import Memory
+from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
 from simulator.graph import Graph
 from simulator.importers.imported import Imported
@@ -95,9 +95,9 @@ class Planning:
 
     def lasting(self, inputs: list[torch.Tensor]) -> dict[Storage, Any]:
         """Return what persistent storages are now: those of the inputs, and those that are still there."""
-        found = {storage: ref() for storage, ref in self.record.lasting.items()}
-        found |= {storage: inputs[position].untyped_storage() for storage, position in self.input_of.items()}
-        return {storage: memory for storage, memory in found.items() if memory is not None}
+        present = {storage: ref() for storage, ref in self.record.lasting.items()}
+        present |= {storage: inputs[position].untyped_storage() for storage, position in self.input_of.items()}
+        return {storage: memory for storage, memory in present.items() if memory is not None}
 
 
 class Offloaded:
@@ -138,7 +138,7 @@ class Offloaded:
         strict: bool,
     ) -> None:
         self._step, self._name, self._policy, self._rates, self._strict = step, name, policy, rates, strict
-        self._memory, self._plannings = Memory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
+        self._memory, self._plannings = StepMemory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
         self.close = weakref.finalize(self, self._memory.close)
@@ -152,7 +152,7 @@ class Offloaded:
     @property
     def predicted(self) -> Result | None:
         """The row that was planned last, with all that is predicted; None while nothing is planned."""
-        return next((one.result for one in reversed(self._plannings.values()) if one.result is not None), None)
+        return next((made.result for made in reversed(self._plannings.values()) if made.result is not None), None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, and return what it returns.
@@ -196,7 +196,7 @@ class Offloaded:
         ids, inputs = planning.ids, list(tensors((args, kwargs)))
         lasting = {ids[s]: memory for s, memory in planning.lasting(inputs).items() if s in ids}
         compute_tier = row.plans[0].tiers.index(COMPUTE_TIER)
-        mode = Planned(planning.graph, planning.turns, self._memory, compute_tier, lasting)
+        mode = PlannedStep(planning.graph, planning.turns, self._memory, compute_tier, lasting)
         made = self._measured(row.label, mode, args, kwargs)
         if mode.stopped is not None:
             del self._plannings[key]
@@ -210,7 +210,7 @@ class Offloaded:
             self._plan(planning, mode.took_ns)
         return made
 
-    def _measured(self, plan: str, mode: OnDemand | Planned, args: Any, kwargs: Any) -> Any:
+    def _measured(self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any) -> Any:
         """Run a step in a mode and note what it took; whatever happens, all storages are there when it ends."""
         memory = self._memory
         memory.begin()
