@@ -1,6 +1,6 @@
 """What type checkers see of the package; it loads these names when they are first used."""
 
-from simulator import execute as execute
+from simulator import execute
 from simulator.claims import Validation as Validation
 from simulator.claims import validate as validate
 from simulator.claims.choices import enumerate_choices as enumerate_choices

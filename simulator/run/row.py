@@ -148,6 +148,8 @@ def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advic
         tell = partial(progress, f"{label}, how much room is enough")
         return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
     except (ConfigError, PlanError, InvariantError) as error:  # other rows are sound
+        if error.status == "failed" and isinstance(error, ConfigError) and not case.choice(label).is_file:
+            raise  # what people wrote in Python, or in the document, is to be mended before anything is told
         return Result.of(case, label, {"policy": label, "status": error.status, "notes": error.reason})
 
 
