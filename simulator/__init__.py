@@ -20,6 +20,7 @@ _NAMES = {
     "claims.choices": "enumerate_choices",
     "claims.sensitivity": "sensitivity",
     "errors": "CapacityError ConfigError HosimError InvariantError PlanError Shortfall",
+    "execute.calibrate": "calibrate",
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
     "graph_builder": "GraphBuilder",
     "hardware": "Hardware",
@@ -48,7 +49,7 @@ _NAMES = {
 }
 """Module -> its names that are the package's, too; the stub beside this file says the same to type checkers."""
 _HOMES = {name: f"simulator.{module}" for module, names in _NAMES.items() for name in names.split()}
-_HOMES["torch"] = "simulator.importers.torch"  # a module itself
+_HOMES["torch"] = "simulator.execute"  # a module itself
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - it is a list of names
 

@@ -1,5 +1,6 @@
 """What type checkers see of the package; it loads these names when they are first used."""
 
+from simulator import execute
 from simulator.claims import Validation as Validation
 from simulator.claims import validate as validate
 from simulator.claims.choices import enumerate_choices as enumerate_choices
@@ -22,6 +23,7 @@ from simulator.errors import (
 from simulator.errors import (
     Shortfall as Shortfall,
 )
+from simulator.execute.calibrate import calibrate as calibrate
 from simulator.graph import (
     Collective as Collective,
 )
@@ -51,7 +53,6 @@ from simulator.graph import (
 )
 from simulator.graph_builder import GraphBuilder as GraphBuilder
 from simulator.hardware import Hardware as Hardware
-from simulator.importers import torch as torch
 from simulator.importers.chakra import read_chakra as read_chakra
 from simulator.importers.hf import read_hf as read_hf
 from simulator.importers.imported import Imported as Imported
@@ -90,3 +91,4 @@ from simulator.workload import Workload as Workload
 
 __version__: str
 __all__: list[str]
+torch = execute

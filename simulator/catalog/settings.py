@@ -19,13 +19,15 @@ from simulator.units import FieldError, exact, nearest, parse, unit_of
 Changed = TypeVar("Changed", bound=Document)
 
 
-def setting(text: str) -> tuple[str, Any]:
+def setting(text: str, such: str = "links.d2h.bandwidth=40 GB/s") -> tuple[str, Any]:
     """Read a ``KEY=VALUE`` of the command line.
 
     Parameters
     ----------
     text
         Such as ``links.d2h.bandwidth=40 GB/s``, or ``workload.lora.targets=[attn.*, ffn.down]``.
+    such
+        An example for who writes none.
 
     Raises
     ------
@@ -33,7 +35,7 @@ def setting(text: str) -> tuple[str, Any]:
         If there is no key or no value, or it is a broken list.
     """
     key, _, value = text.partition("=")
-    do = "write it as 'links.d2h.bandwidth=40 GB/s'"
+    do = f"write it as {such!r}"
     key, value = key.strip(), value.strip()
     insist(key and value, "set", "a change is a key, '=' and a value", repr(text), do)
     is_list = value.startswith(("[", "{"))
@@ -221,7 +223,7 @@ def _put(data: dict[str, Any], path: Keys, change: FieldChange) -> None:
             node[part] = node.get(part) or {}
         node = node[int(part)] if isinstance(node, list) else node[part]
     key, is_left_out = ".".join(path), change.value is None and isinstance(node, dict)
-    if is_left_out or path[0] in _NAMED:  # of homes the last one wins
+    if is_left_out or path[0] == "homes":  # of which the last one wins
         node.pop(path[-1], None)
     if not is_left_out:
         node[int(path[-1]) if isinstance(node, list) else path[-1]] = change.value

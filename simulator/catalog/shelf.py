@@ -253,7 +253,8 @@ def validated(model: type[Validated], data: Any, name: str, place: Callable[...,
         return model.model_validate(data)
     except ValidationError as error:
         wrong = _to_error(faults(error, data), name, place)
-        is_rule = any(isinstance(item.get("ctx", {}).get("error"), FieldError) for item in error.errors())
+        by_field = ((item.get("ctx", {}).get("error"), item["input"]) for item in error.errors())
+        is_rule = any(isinstance(cause, FieldError) and isinstance(given, dict) for cause, given in by_field)
         raise wrong if is_rule else MistypedError(*wrong.args) from None
 
 

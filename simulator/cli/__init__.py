@@ -14,8 +14,10 @@ import click
 
 from simulator import __version__, interrupts
 from simulator.cli.asking import crossover, frontier, largest, least, limits
-from simulator.cli.documents import check, diff, graph, import_, layout, list_, schema
+from simulator.cli.documents import calibrate, check, diff, graph, import_, layout, list_, schema
+from simulator.cli.plans import export, lint
 from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
+from simulator.cli.torch_steps import torch
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01
@@ -166,7 +168,7 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 _COMMANDS = (
     *(run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff, validate),
-    *(sensitivity, list_, import_, check, graph, layout, schema),
+    *(sensitivity, list_, import_, calibrate, torch, check, lint, export, graph, layout, schema),
 )
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import cast
 
 from simulator import builders, catalog, formats, referee
+from simulator.catalog.shelf import validated
 from simulator.document import Document
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, PlanError, insist
+from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.offsets import issued_bytes
-from simulator.plan import Plan
+from simulator.plan import COMPUTE, COPY, DETACH, Plan
+from simulator.referee import Fault
 from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
 from simulator.run.effects import idle_line, own_unread, told
@@ -23,7 +28,7 @@ from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.serving import read_served
 from simulator.serving.replays import smallest
-from simulator.units import counted, human
+from simulator.units import counted, human, parse
 from simulator.workload import Workload
 
 
@@ -112,12 +117,8 @@ def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
 
 def _plan(path: Path, scenario: str) -> str:
     """Check a plan against a scenario; also say how much it holds in the compute tier, as issued."""
-    case = prepare(catalog.resolve(scenario))
-    names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
-    matching = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
-    task = next(matching, case.tasks[0])
-    problem, plan = task.problem, formats.read_plan(path, task.graph, task.problem.tiers)
-    _check_plan(case, task, replace(plan, file=path.name))
+    case, task, plan = plan_for(path, scenario)
+    problem = task.problem
     most = max(issued_bytes(task.graph, plan, problem.compute_tier))
     budget, tier = problem.budget_bytes, problem.tiers[problem.compute_tier]
     held = f"as issued it holds up to {human(most, 'B')} in {tier}, the budget is {human(budget, 'B')}"
@@ -125,6 +126,129 @@ def _plan(path: Path, scenario: str) -> str:
     return f"{formats.check(path)} for {case.loaded.scenario.name}; {held}{blocks}"
 
 
-def _check_plan(case: Case, task: Task, plan: Plan) -> None:
+def plan_for(path: Path, scenario: catalog.Named, report: referee.Report = referee.refuse) -> tuple[Case, Task, Plan]:
+    """Read and check a plan, and the case of a scenario with the task that it is for, by the names of file and folder.
+
+    Parameters
+    ----------
+    path
+        The file.
+    scenario
+        Name or path of the scenario, or the scenario.
+    report
+        Takes each fault of the plan; by default the first is raised.
+    """
+    case = prepare(catalog.resolve(scenario), with_bounds=False)
+    names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
+    matching = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
+    task = next(matching, case.tasks[0])
+    plan = replace(formats.read_plan(path, task.graph, task.problem.tiers), file=path.name)
+    _check_plan(case, task, plan, report)
+    return case, task, plan
+
+
+def _check_plan(case: Case, task: Task, plan: Plan, report: referee.Report = referee.refuse) -> None:
     """Check a plan against its graph, with the draws of dynamic reads of its first rank."""
-    referee.check_plan(task.graph, case.hardware, plan, task.pinned, task.draws(task.ranks[0]))
+    referee.check_plan(task.graph, case.hardware, plan, task.pinned, task.draws(task.ranks[0]), report)
+
+
+def lint(path: Path, scenario: str | None, graph: Path | None, hardware: str | None, budget: str | None) -> list[Fault]:
+    """Find all that is wrong with a plan, or of no use in it; each fault of a kind about a tensor or an op once.
+
+    Parameters
+    ----------
+    path
+        The plan.
+    scenario
+        Name or path of the scenario that it was made for; or else:
+    graph, hardware
+        File of the graph, and name or path of the machine; default: the plan's tiers, the first of which computes, all
+        linked, and large.
+    budget
+        Room of the compute tier, if another than theirs.
+    """
+    faults = list[Fault]()
+    try:
+        if scenario is not None:
+            case, task, plan = plan_for(path, scenario, faults.append)
+            ops, machine, room = task.graph, case.hardware, task.problem.budget_bytes
+        else:
+            ops = formats.read_graph(cast(Path, graph))
+            machine = _plain(path) if hardware is None else cast(Hardware, catalog.load(hardware, "hardware").document)
+            plan = replace(formats.read_plan(path, ops, machine.tier_names), file=path.name)
+            room = machine.tiers[machine.compute_tier].usable_bytes
+            referee.check_plan(ops, machine, plan, report=faults.append)
+    except PlanError as error:  # of its homes, without which no action can be judged
+        return [Fault("wrong home", -1, "", "", error)]
+    room = room if budget is None else parse(budget, "B")
+    faults = [_with_later_copy(fault, ops, machine, plan) for fault in faults]
+    faults += (*_unused_copies(ops, plan, machine.compute_tier_id), *_above_budget(ops, plan, machine, room))
+    return [*{(fault.kind, fault.tensor or fault.op): fault for fault in reversed(faults)}.values()][::-1]
+
+
+def _with_later_copy(fault: Fault, graph: Graph, machine: Hardware, plan: Plan) -> Fault:
+    """Say of a use before the prefetch which later action is the prefetch, if one is."""
+    if fault.kind != "use before the prefetch" or plan.fixed is None:
+        return fault
+    for index, (kind, tensor, _, target) in enumerate(plan.fixed):
+        is_of_it = kind == COPY and graph.tensors[tensor].name == fault.tensor and target == machine.compute_tier_id
+        if index > fault.action and is_of_it:
+            where, must, found, _ = fault.error.args
+            found += f"; it comes by action {index:,}, which is issued behind this use"
+            return fault._replace(error=PlanError(where, must, found, f"issue action {index:,} before this one"))
+    return fault
+
+
+def _unused_copies(graph: Graph, plan: Plan, compute_tier: int) -> Iterator[Fault]:
+    """Name copies whose places are detached, or made stale, before anything reads them."""
+    fresh = dict[tuple[int, int], int]()  # place -> the copy that filled it, which nothing has read yet
+
+    def wasted(index: int, tensor: int, tier: int, by: str) -> Fault:
+        (_, _, source, target), name = [*(plan.fixed or ())][index], graph.tensors[tensor].name
+        where = f"plan {plan.name!r}, action {index:,} (copy {name} {plan.tiers[source]} -> {plan.tiers[target]})"
+        must, found = "somebody waits for a copy", f"that nothing reads {name!r} in {plan.tiers[tier]} before {by}"
+        error = PlanError(where, must, found, "drop the copy and that detach, or detach after the use")
+        return Fault("copy that nobody waits for", index, "", name, error)
+
+    for index, (kind, a, b, c) in enumerate(plan.fixed or ()):
+        if kind == COPY:
+            fresh.pop((a, b), None)
+            fresh[a, c] = index
+        elif kind == DETACH and (a, b) in fresh:
+            yield wasted(fresh.pop((a, b)), a, b, f"action {index:,} detaches it")
+        elif kind == COMPUTE:
+            for tensor in graph.ops[a].reads:
+                fresh.pop((tensor, compute_tier), None)
+            for tensor, tier in [place for place in fresh if place[0] in graph.ops[a].writes]:
+                yield wasted(fresh.pop((tensor, tier)), tensor, tier, f"op {graph.ops[a].name!r} writes it anew")
+
+
+def _above_budget(graph: Graph, plan: Plan, machine: Hardware, room: int | float) -> Iterator[Fault]:
+    """Name the first action of a plan with which it holds more in a tier than there is room for, as issued."""
+    codes = [*(plan.fixed or ())]
+    for tier, name in enumerate(plan.tiers):
+        held = issued_bytes(graph, plan, tier)
+        most = room if tier == machine.compute_tier_id else machine.tiers[name].usable_bytes
+        first = next((index for index, size in enumerate(held[1:-1]) if size > most), None)
+        if first is None:
+            continue
+        kind, a, _, _ = codes[first]
+        op, tensors = (graph.ops[a].name, graph.ops[a].writes) if kind == COMPUTE else ("", (a,))
+        where = f"plan {plan.name!r}, action {first:,} ({referee.describe(graph, plan.tiers, codes[first])})"
+        found = f"{human(held[first + 1], 'B')} with this action, and up to {human(max(held), 'B')}"
+        must = f"what is in {name} as issued fits there ({human(most, 'B')})"
+        error = PlanError(where, must, found, "detach something before it, or give it more room")
+        yield Fault("budget exceeded", first, op, graph.tensors[tensors[0]].name if tensors else "", error)
+
+
+def _plain(path: Path) -> Hardware:
+    """Return a machine of the tiers that a plan names, the first of which computes."""
+    formats.check(path)
+    tiers = formats.jsonl.first(path).get("tiers") or []
+    must, do = "without a machine, a plan's header names its tiers", "add them, or say --hardware or --scenario"
+    insist(tiers, f"{path}:1, tiers", must, "none", do)
+    rate = {"bandwidth": "1 GB/s"}
+    links = {f"link{i}": {"source": a, "target": b} | rate for i, (a, b) in enumerate(permutations(tiers, 2))}
+    about = {"name": "plain", "title": "The tiers of a plan", "compute_tier": tiers[0], "links": links}
+    about |= {"tiers": {tier: {"capacity": "inf", **rate} for tier in tiers}, "compute": {"peak": {"bf16": "1 FLOP/s"}}}
+    return validated(Hardware, about, "plan", lambda *keys: f"{path}:1, {'.'.join(keys)}")

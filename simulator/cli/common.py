@@ -26,7 +26,8 @@ def _changes(context: click.Context, parameter: click.Parameter, texts: Sequence
     """Read the texts of ``--set`` and ``--home``."""
     from simulator import catalog
 
-    return dict(catalog.setting(text) for text in texts)
+    such = {"such": "weight=ddr"} if parameter.name == "home" else {}
+    return dict(catalog.setting(text, **such) for text in texts)
 
 
 def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str] | None:

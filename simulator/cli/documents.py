@@ -1,4 +1,4 @@
-"""The commands about files: `hosim list`, `check`, `schema`, `graph`, `layout`, `diff` and `import`.
+"""The commands about files: `hosim list`, `calibrate`, `check`, `schema`, `graph`, `layout`, `diff` and `import`.
 
 `import` converts files of other tools to documents; the options of each kind are those of its reader.
 """
@@ -93,10 +93,43 @@ def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
     return common.FAILED if failed else 0
 
 
-@common.command("Print the JSON Schema of a kind of document.")
-@click.argument("kind", type=click.Choice(_KINDS))
+@common.command("Measure this machine, and write its profile.")
+@click.option("-o", "--output", "out", type=common.PATH, required=True, metavar="FILE", help="Such as this.yaml.")
+@click.option(
+    "--folder", type=common.PATH, default=".", show_default=True, help="Where the file lies that copies go to."
+)
+@click.option("--quick", is_flag=True, help="Take at most ten seconds: fewer sizes, shapes and repetitions.")
+def calibrate(out: Path, **how: Any) -> None:
+    """Measure this machine in at most two minutes, and write a hardware profile whose sources are the measurements.
+
+    \b
+    Examples:
+      hosim calibrate -o this.yaml
+      hosim calibrate -o this.yaml --quick --folder /mnt/scratch
+
+    It measures copies between the compute tier (the GPU's memory, or else RAM) and the tiers below (RAM, a file past
+    the page cache) by size and both ways at once, matmuls by type and shape, memory, and what it takes to launch an
+    op and to issue a copy. What is read comes into new memory, as in a step. A file that is there is replaced.
+
+    Each figure states median, least, most and count. It is taken in several rounds; where their medians differ by
+    more than 10 %, or other programs take more than 10 % of the cores, the title says noisy: end them, and repeat.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.report.tables import ProgressBar
+
+    with ProgressBar() as progress:
+        machine = hosim.calibrate(out, **how, progress=progress)
+    for path, cited in machine.sources.items():
+        for source in cited:
+            click.echo("; ".join(filter(None, (f"{path}: {source.text}", source.value, source.note))))
+    click.echo(f"{machine.title}\nwritten: {out}")
+
+
+@common.command("Print the JSON Schema of a kind of document, or of plans.")
+@click.argument("kind", type=click.Choice((*_KINDS, "plan")))
 def schema(kind: str) -> None:
     """Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
+
+    That of plan is of each line of a plan file, for tools that write such files.
 
     \b
     Examples:
@@ -105,9 +138,10 @@ def schema(kind: str) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     import json
 
-    from simulator import catalog
+    from simulator import catalog, formats
 
-    click.echo(json.dumps(catalog.schema(kind), indent=2))
+    of_kind = formats.plan_jsonl.LINE.json_schema() if kind == "plan" else catalog.schema(kind)
+    click.echo(json.dumps(of_kind, indent=2))
 
 
 @common.command("Write the operator graph of a workload as a file.")

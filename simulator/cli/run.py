@@ -224,7 +224,7 @@ def _levels(name: str, about: str, default: str) -> Callable[..., Any]:
 @click.option("--headroom", callback=common.levels, default="0", help="Share of the budget that the plan leaves free.")
 @click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the draws.")
-def robust(scenario: str, headroom: list[float], **more: Any) -> None:
+def robust(scenario: str, headroom: list[float], **more: Any) -> int:
     """Replay a plan made for SCENARIO under other conditions, and compare it with a policy that decides as it runs.
 
     \b
@@ -237,9 +237,11 @@ def robust(scenario: str, headroom: list[float], **more: Any) -> None:
     The plan is made once, for nominal conditions, and replayed unchanged; for a longer sequence it is
     carried over by the names of ops and tensors. Jitter factors are log-normal with mean 1: one for
     each op, and one for each link and draw; the level is their coefficient of variation. What blocks or
-    no longer fits is an outcome in the table.
+    no longer fits is an outcome in the table. The exit code is 1 if one of the two fails under nominal
+    conditions, or neither runs.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    common.run_and_print(hosim.robustness, scenario, headroom=max(headroom, default=0.0), **more)
+    result = common.run_and_print(hosim.robustness, scenario, headroom=max(headroom, default=0.0), **more)
+    return common.judged([row for row in result.tables["points"] if row["perturbation"] == "nominal"], is_whole=True)
 
 
 @common.command("Show for which values of unstated parameters a claim holds.", "workers", "json", "out")

@@ -187,7 +187,7 @@ def write(graph: Graph, path: Path) -> None:
     ConfigError
         If the file cannot be written.
     """
-    jsonl.write(path, _records(graph))
+    jsonl.write(path, records(graph))
 
 
 def describe(path: Path) -> str:
@@ -202,7 +202,8 @@ def summary(graph: Graph) -> str:
     return f"graph {graph.name!r}: {ops}, {tensors} ({sizes}), {counted(graph.steps, 'step')}"
 
 
-def _records(graph: Graph) -> Iterator[dict[str, object]]:
+def records(graph: Graph) -> Iterator[dict[str, object]]:
+    """Yield the lines of a graph's file, its ops last."""
     names = [t.name for t in graph.tensors]
     outputs, counts = [names[t] for t in graph.outputs], {"tensors": len(graph.tensors), "ops": len(graph.ops)}
     yield {"schema": SCHEMA, "name": graph.name, "steps": graph.steps, "outputs": outputs, **counts}

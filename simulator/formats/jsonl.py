@@ -45,7 +45,7 @@ def _once(names: list[str]) -> list[str]:
     return names
 
 
-Names = Annotated[list[str], AfterValidator(_once)]
+Names = Annotated[list[str], AfterValidator(_once), Field(json_schema_extra={"uniqueItems": True})]
 """Names, each once."""
 
 

@@ -44,9 +44,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from simulator import document
 from simulator.errors import ConfigError, insist
@@ -59,7 +59,7 @@ SCHEMA = "hosim-plan/1"
 
 
 class _PlanHeader(jsonl.Record, total=False):
-    schema: Required[str]
+    schema: Required[Literal["hosim-plan/1"]]
     policy: document.Line
     tiers: jsonl.Names
     repeats: Annotated[int, Field(ge=1, le=LARGEST)]
@@ -95,6 +95,8 @@ class _Sync(jsonl.Record):
 
 
 _LINES = {"compute": _Compute, "copy": _Copy, "detach": _Detach, "home": _Home, "sync": _Sync}
+LINE: TypeAdapter[Any] = TypeAdapter(_PlanHeader | _Home | _Compute | _Copy | _Detach | _Sync)
+"""Any line of the form; its JSON Schema is what `hosim schema plan` prints."""
 Ids = Mapping[str, int]
 """Name -> id."""
 _ACTIONS = {"copy": COPY, "detach": DETACH, "sync": SYNC}
@@ -187,7 +189,7 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
     if actions is None:
         must, found = "a plan in a file is a fixed list of actions", f"a reactive one ({plan.policy})"
         raise ConfigError(str(path), must, found, "run it and write what it issued")
-    jsonl.write(path, _records(plan, actions, graph))
+    jsonl.write(path, records(plan, actions, graph))
 
 
 def describe(path: Path) -> str:
@@ -198,7 +200,8 @@ def describe(path: Path) -> str:
     return f"plan of {policy!r}: {size}, {copies:,} of them copies; {counted(len(homes), 'home')}"
 
 
-def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
+def records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
+    """Yield the lines of a plan's file, its actions last."""
     tensors, tiers = [t.name for t in graph.tensors], plan.tiers
     homes = [(name, tiers[home]) for name, home in zip(tensors, plan.home, strict=True) if home != NOWHERE]
     starts = {"starts_ns": " ".join(map(str, plan.starts_ns))} if any(plan.starts_ns) else {}

@@ -317,9 +317,12 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     sentences: list[str] = []
 
     def tell(field: str, value: int | float, other: str, limit: int | float, unit: str = "B/s") -> None:
+        is_left, way = field.endswith(".reserved"), "less" if field.endswith(".reserved") else "more"
         if any(fnmatchcase(field, key) and field.count(".") == key.count(".") for key in keys):
-            limits = f"{field} is {human(value, unit)}, but {other} is {human(limit, unit)}"
-            sentences.append(f"{limits}: more changes nothing, unless that is set as well.")
+            limits = (
+                f"{field} {'leaves' if is_left else 'is'} {human(value, unit)}, but {other} is {human(limit, unit)}"
+            )
+            sentences.append(f"{limits}: {way} changes nothing, unless that is set as well.")
 
     for bus_name, bus in hardware.buses.items():
         field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
@@ -331,7 +334,8 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
             tell(field, rate, "what its links carry together", asked)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if budget_bytes is not None and budget_bytes < usable:
-        tell(f"tiers.{hardware.compute_tier}.capacity", usable, "the scenario's budget", budget_bytes, "B")
+        for field in ("capacity", "reserved"):
+            tell(f"tiers.{hardware.compute_tier}.{field}", usable, "the scenario's budget", budget_bytes, "B")
     return sentences
 
 

@@ -11,17 +11,21 @@ import re
 from array import array
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import orjson
 
+from simulator import formats
 from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
-from simulator.graph import Collective
+from simulator.graph import Collective, Graph
+from simulator.importers import recordings
 from simulator.importers.imported import Imported
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, base_name, dtype_of, views
 from simulator.importers.recordings import ALONE, Event, Recording, Storage, collective_kind, short, unpacked, whole
@@ -34,9 +38,11 @@ MOST_NODES = 1_000_000
 
 _TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "sends", "receives", "collective")
 _COMPUTE, _COLLECTIVE = 4, 7
-_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size")  # kept for each node
+_OWN = "hosim_graph", "hosim_plan", "hosim_op"  # what `hosim export --to chakra` writes: lines, and the op's place
+_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size", *_OWN)  # kept for each node
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
 _SIZES = {1: 8, 2: -1, 5: 4}  # wire type -> bytes of a value; type 0 is a varint, type 2 is length-delimited
+_PLAN = ".plan.jsonl"
 _LONGEST_US = 1 << 40  # 13 days: sums of such times fit the integers of a graph
 
 
@@ -154,15 +160,15 @@ def _check_version(header: _Message, where: str, derived: list[str]) -> None:
         derived.append(f"Schema {version} of Chakra is read as 1.0.0, the newest known: what it adds is left out.")
 
 
-def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
-    """Read the header, and then all nodes, by id.
+def _load(path: Path, derived: list[str]) -> tuple[dict[str, int | str], dict[int, _Node]]:
+    """Read the header's attributes, and then all nodes, by id.
 
     Raises
     ------
     ConfigError
         If the file is no trace, or of an unsupported version.
     """
-    where, nodes, data = shown(path), dict[int, _Node](), unpacked(path)
+    where, nodes, data, header = shown(path), dict[int, _Node](), unpacked(path), _Message(b"")
     index = offset = 0
     try:
         while offset < len(data):
@@ -171,7 +177,8 @@ def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
                 node = _Node(message)
                 nodes[node.id] = node
             else:
-                _check_version(_Message(message), where, derived)
+                header = _Message(message)
+                _check_version(header, where, derived)
             must = f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id"
             insist(len(nodes) == index <= MOST_NODES, f"{where}: message {index}", must, "one more")
             index += 1
@@ -179,7 +186,27 @@ def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
         must, do = "a Chakra trace is of length-delimited messages", "record it again, or choose another file"
         raise ConfigError(f"{where}: message {index}", must, found, do) from None
-    return nodes
+    return dict(map(_attribute, header.texts[2])), nodes
+
+
+def _own(path: Path, header: dict[str, int | str], nodes: list[_Node]) -> Imported:
+    """Read what hosim wrote: each node carries the lines of the graph and of the plan that it is."""
+    graph, plan = (
+        [str(header.get(name, "")), *(str(n.attrs.get(name, "")) for n in order)]
+        for name, order in ((_OWN[0], sorted(nodes, key=lambda node: whole(node.attrs.get(_OWN[2])))), (_OWN[1], nodes))
+    )
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{path.stem}{end}" for end in (".jsonl", _PLAN)]
+        for file, lines in zip(files, (graph, plan), strict=True):
+            file.write_text("".join(lines), encoding="utf-8")
+        try:
+            imported, tiers = recordings.read_graph(files[0]), formats.jsonl.first(files[1]).get("tiers", ())
+            formats.read_plan(files[1], cast(Graph, imported.graph), tuple(tiers))
+        except ConfigError as error:
+            raise ConfigError(f"{shown(path)}: lines that hosim wrote", *error.args[1:]) from None
+    derived = f"The plan is that of the trace: name *{_PLAN} as a policy of a scenario on the same tiers."
+    contents = {**imported.files, _PLAN: "".join(plan).encode()}
+    return replace(imported, files=contents, derived=(*imported.derived, derived))
 
 
 def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:
@@ -220,7 +247,9 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
     """
     path, recording = Path(source), Recording()
     insist(1 <= ranks <= MOST_RANKS, "ranks", f"from 1 to {MOST_RANKS:,} ranks meet", str(ranks), "correct --ranks")
-    nodes = _load(path, recording.derived)
+    header, nodes = _load(path, recording.derived)
+    if _OWN[0] in header:
+        return _own(path, header, sorted(nodes.values(), key=attrgetter("id")))
     recording.kept["nodes"] = f"{len(nodes):,}"
     if all(node.is_on_host for node in nodes.values()):
         recording.derived.append("Nothing ran on a device: the nodes of the host are the ops.")

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -108,7 +108,7 @@ def capture(
             step(*args, **kwargs)
             with recorder.OpRecorder(watched, (args, kwargs)) as record:
                 _returned = step(*args, **kwargs)  # alive until the step ends
-    return _imported(name or kind, record, free_early)
+    return imported(name or kind, record, free_early=free_early)
 
 
 def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
@@ -132,18 +132,31 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     ConfigError
         If there is no such function, or as for `hosim.torch.capture`.
     """
+    where = f"import torch {source}"
+    with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
+        with _part("torch_run").config_errors(where), fake():
+            made = find()()
+        return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
+
+
+@contextmanager
+def finding(source: str, where: str) -> Iterator[Callable[[], Callable[[], Any]]]:
+    """Yield what imports a function that the user names as ``package.module:function``, from this folder or installed.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
     module, _, function = source.partition(":")
-    where, must = f"import torch {source}", "a step is named as package.module:function"
+    must = "a step is named as package.module:function"
     do = f"write such as {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
         _check_found(where, module)
-        with redirect_stdout(sys.stderr):  # the command's output must not mix with what the code prints
-            with _part("torch_run").config_errors(where), fake():
-                made = _function(where, module, function)()
-            return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
+        yield lambda: _function(where, module, function)
     finally:
         sys.path.remove(folder)
 
@@ -158,12 +171,13 @@ def _check_found(where: str, module: str) -> None:
     insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
 
 
-def _function(where: str, module: str, function: str) -> Any:
+def _function(where: str, module: str, function: str) -> Callable[[], Any]:
     """Find the function that the user names."""
     content = import_module(module)
     absent = f"module {module!r} has no attribute {function!r}"
     insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
-    return getattr(content, function)
+    made_by: Callable[[], Any] = getattr(content, function)
+    return made_by
 
 
 def _captured(where: str, made: Any, **defaults: Any) -> Imported:
@@ -184,8 +198,8 @@ def _part(module: str) -> Any:
         raise ConfigError("hosim.torch", must, str(error), do) from None
 
 
-def _imported(name: str, record: Any, free_early: bool) -> Imported:
-    """Make the graph from the record, and report on it."""
+def imported(name: str, record: Any, *, free_early: bool) -> Imported:
+    """Make the graph from a record, and report on it."""
     insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()

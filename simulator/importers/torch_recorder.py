@@ -159,13 +159,22 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         given = list(tensors((args, kwargs)))
         # An argument that no op of the step has made existed before.
         arguments = dict.fromkeys(self._storage(tensor, "constant", "input", persistent=True) for tensor in given)
-        made = func(*args, **kwargs)
+        made = self.call(func, args, kwargs, given)
         outs = list(tensors(made))
         new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
+        ops_before = len(self.calls)
         if outs or changed:
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
+        self.called(func, given, outs, is_op=len(self.calls) > ops_before)
         return made
+
+    def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """Call a function of PyTorch, which is given these tensors."""
+        return func(*args, **kwargs)
+
+    def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
+        """Note a call that has ended: what it was given and made, and whether it is an op of the graph."""
 
     def _record(self, ran: DispatchedOp, arguments: list[Storage]) -> None:
         """Record a call as an op, unless it folds; `arguments` are storages that existed before the call."""

@@ -118,10 +118,15 @@ class ModuleWatch:
         Whether an optimizer runs.
     compiled
         Whether any code that ran was compiled.
+
+    Parameters
+    ----------
+    has_memory
+        Whether modules may have memory, as those of a step that runs for real.
     """
 
-    def __init__(self) -> None:
-        self.in_update = self.compiled = False
+    def __init__(self, *, has_memory: bool = False) -> None:
+        self._has_memory, self.in_update, self.compiled = has_memory, False, False
         self.stack, self._paths, self._roots = list[str](), dict[int, str](), list[tuple[str, torch.nn.Module]]()
         self._optimizers, self._hooks = dict[Optimizer, None](), ExitStack()
 
@@ -166,7 +171,7 @@ class ModuleWatch:
         prefix = f"{path}{alike or ''}." if self._roots else ""
         real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
-        insist(real is None, f"{path}.{real}", must, "a parameter with memory", do)
+        insist(self._has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
         for name, part in module.named_modules():
             self._paths.setdefault(id(part), prefix + name if name else prefix[:-1] or path)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.errors import InvariantError
+from simulator.errors import InvariantError, PlanError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import ProgramColumns
@@ -244,6 +244,37 @@ def require(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[s
 def broken(where: str, law: str, found: str) -> InvariantError:
     """Make the error that names the row, the law and the numbers."""
     return InvariantError(where, law, found, "report this: it is a bug of hosim")
+
+
+class Fault(NamedTuple):
+    """A rule that a plan breaks.
+
+    Attributes
+    ----------
+    kind
+        What it is, in the words of whoever writes plans: ``detach before the store``.
+    action
+        Index of the action to blame; -1 if it is none.
+    op, tensor
+        Names of the op and the tensor that it is about, or empty.
+    error
+        Where the plan breaks the rule, the rule, what breaks it, and the remedy.
+    """
+
+    kind: str
+    action: int
+    op: str
+    tensor: str
+    error: PlanError
+
+
+Report = Callable[[Fault], None]
+"""Takes a fault; if it returns, the walk goes on as if the fault were mended."""
+
+
+def refuse(fault: Fault) -> None:
+    """Raise the error of a fault: the first one ends the walk."""
+    raise fault.error
 
 
 def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:

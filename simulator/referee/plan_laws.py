@@ -22,22 +22,26 @@ from simulator.errors import PlanError
 from simulator.graph import Call, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
-from simulator.referee.facts import describe
+from simulator.referee.facts import Fault, Report, describe, refuse
+from simulator.referee.values import Values
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
 """More streams than a graph may name (32); collectives may have others beside them."""
 _END = "end of the plan"
-_INITIAL = -1
-"""Stands for the maker of a value with which a training step began."""
 
 Position = tuple[int, Code]
 """The index of an action in the plan, and the action."""
 
 
 def check_plan(
-    graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = (), draws: Draws | None = None
+    graph: Graph,
+    hardware: Hardware,
+    plan: Plan,
+    pinned: Collection[int] = (),
+    draws: Draws | None = None,
+    report: Report = refuse,
 ) -> None:
     """Check a plan before it runs.
 
@@ -52,15 +56,18 @@ def check_plan(
     draws
         What dynamic reads choose, for a plan that was made when that was known, such as a record. A plan that repeats
         cannot know it, and must have all candidates valid, as without draws.
+    report
+        Takes each fault of the actions; by default the first is raised.
 
     Raises
     ------
     PlanError
-        If an action breaks a rule: it names the action, the tensor and the rule.
+        If a home, or an action, breaks a rule: it names the action, the tensor and the rule.
     """
     _check_homes(graph, hardware, plan)
     if plan.fixed is not None:
         walk = PlanWalk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
+        walk.report = report
         walk.take(plan.fixed.codes())
         walk.finish(graph.steps // plan.repeats)
 
@@ -97,72 +104,6 @@ def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
         )
 
 
-class Values:
-    """The value that each tensor holds, as issued; tensors that only ever hold one value are not tracked.
-
-    Parameters
-    ----------
-    graph
-        The graph that runs.
-
-    Attributes
-    ----------
-    unlike
-        Number of tensors that outlast the step and do not hold the value that program order leaves in them.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        makers = [0] * len(graph.tensors)
-        for t in (*graph.inputs, *(t for op in graph.ops for t in op.writes)):
-            makers[t] += 1
-        self._reads: list[tuple[tuple[int, int], ...]] = []
-        self._writes: list[tuple[int, ...]] = []
-        latest: dict[int, int] = {}
-        for i, op in enumerate(graph.ops):
-            self._reads.append(tuple([(t, latest.get(t, _INITIAL)) for t in op.reads if makers[t] > 1]))
-            self._writes.append(tuple([t for t in op.writes if makers[t] > 1]))
-            latest.update(dict.fromkeys(self._writes[i], i))
-        outputs = set(graph.outputs)
-        self._final = {t: maker for t, maker in latest.items() if graph.tensors[t].persistent or t in outputs}
-        self.begin_step()
-
-    def begin_step(self) -> None:
-        """Begin a training step: all tensors hold their initial values."""
-        self._made_by: dict[int, int] = {}
-        self.unlike = len(self._final)
-
-    def wrong_read(self, op: int) -> tuple[int, int, int] | None:
-        """Return the first tensor that does not hold the value that the op reads: (tensor, its maker, due maker)."""
-        for t, maker in self._reads[op]:
-            if (holds := self._made_by.get(t, _INITIAL)) != maker:
-                return t, holds, maker
-        return None
-
-    def write(self, op: int) -> None:
-        """Record the values that the op makes."""
-        for t in self._writes[op]:
-            if t in self._final:
-                was, final = self._made_by.get(t, _INITIAL), self._final[t]
-                self.unlike += (op != final) - (was != final)
-            self._made_by[t] = op
-
-    def first_made(self) -> int | None:
-        """Return the first tensor that outlasts the step and was written in it."""
-        return min((t for t in self._made_by if t in self._final), default=None)
-
-    def first_unlike(self) -> tuple[int, int, int]:
-        """Return the first tensor that `unlike` counts: (tensor, its maker, due maker)."""
-        made_by = ((t, self._made_by.get(t, _INITIAL), due) for t, due in sorted(self._final.items()))
-        return next((t, maker, due) for t, maker, due in made_by if maker != due)
-
-    def difference(self, tensor: int, maker: int, due: int) -> str:
-        """Return a text: which value a tensor holds, and which it should hold."""
-        values = {op: f"as op {self._graph.ops[op].name!r} makes it" for op in (maker, due)}
-        values[_INITIAL] = "as the training step began"
-        return f"{self._graph.tensors[tensor].name!r} {values[maker]}, not {values[due]}"
-
-
 class PlanWalk:
     """A walk over the actions of a plan.
 
@@ -170,11 +111,19 @@ class PlanWalk:
     ----------
     graph, hardware, plan, pinned, draws
         As for `check_plan`; the actions of the plan are those that `take` gets.
+
+    Attributes
+    ----------
+    report
+        Takes each fault.
     """
+
+    report: Report = staticmethod(refuse)
 
     def __init__(
         self, graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = (), draws: Draws | None = None
     ) -> None:
+        self._owed = set[int]()  # places that are valid as if a fault were mended
         self._graph, self._plan, self._draws, self._tiers = graph, plan, draws, len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
@@ -206,7 +155,8 @@ class PlanWalk:
         for index, code in enumerate(codes, self._position[0] + 1):
             self._position = index, code
             if code not in self._checked:
-                self._check_operands(*code)
+                if not self._has_operands(*code):
+                    continue
                 self._checked.add(code)
             kind, a, b, c = code
             if kind == COMPUTE:
@@ -218,16 +168,20 @@ class PlanWalk:
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
 
-    def _check_operands(self, kind: int, *ids: int) -> None:
+    def _has_operands(self, kind: int, *ids: int) -> bool:
         op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
         tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
         operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         if kind not in operands:
-            raise self._error("an action is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
+            must, do = "an action is compute, copy, detach or sync (0 to 3)", "correct its kind"
+            self._tell_error(("no such action", NOWHERE), must, str(kind), do)
+            return False
         for operand, (name, count) in zip(ids, operands[kind], strict=False):
             if not 0 <= operand < count:
                 must, do = f"{name} lies between 0 and {count - 1:,}", "make the plan for this graph"
-                raise self._error(must, str(operand), do)
+                self._tell_error(("no such name", NOWHERE), must, str(operand), do)
+                return False
+        return True
 
     def finish(self, training_steps: int) -> None:
         """Check the end of the plan, which must have run so many training steps."""
@@ -235,14 +189,15 @@ class PlanWalk:
             self._explain_end(training_steps)
         if (overwritten := self._values.first_made()) is not None:
             must = "no op changes what outlasts the last training step after its end"
-            raise self._error(must, f"that one writes {self._name(overwritten)} again", "remove it", _END)
+            found = f"that one writes {self._name(overwritten)} again"
+            self._tell_error(("written after the end", overwritten), must, found, "remove it", _END)
 
     def _end_training_step(self) -> None:
         for position, t in sorted((self._lost_at[t], t) for t in self._outputs & self._lost_at.keys()):
             if position[0] < self._last_move[0]:
                 must, last = "an output keeps a valid copy until the training step ends", self._action(self._last_move)
                 found = f"that it detaches the only valid copy of {self._name(t)} before {last}"
-                raise self._error(must, found, "detach outputs last", self._action(position))
+                self._tell_error(("output detached early", t), must, found, "detach outputs last", position)
         self._ran.clear()
         self._unused.clear()
         self._values.begin_step()
@@ -282,13 +237,16 @@ class PlanWalk:
         has_all = len(self._ran) == len(self._graph.ops) and not self._values.unlike
         if has_all and self._steps_done + 1 != self._graph.steps // self._plan.repeats:
             self._refuse_end(f"end of training step {self._steps_done + 1}")
+            self._end_training_step()
+            return
         if is_again:
             must = "an op that is not repeatable runs once in a training step"
-            raise self._error(must, "it again", "keep or move what it makes, instead of making it again")
+            do = "keep or move what it makes, instead of making it again"
+            self._tell_error(("op that may not run again", NOWHERE), must, "it again", do)
         if wrong is not None:
             must = "an op, also one that runs again, reads the values that program order gives it"
             do = "run it while they are there, or make them again before"
-            raise self._error(must, self._values.difference(*wrong), do)
+            self._tell_error(("use of another value", wrong[0]), must, self._values.difference(*wrong), do)
 
     def _check_turn(self, op: int, stream: int) -> None:
         call, ops = self._roles.calls[op], self._graph.ops
@@ -298,7 +256,8 @@ class PlanWalk:
         if due != op or own_stream != stream:
             must = f"collectives of group {call.group!r} are issued in program order, once each, on one stream"
             found = f"op {ops[op].name!r} on stream {stream} where op {ops[due].name!r} on stream {own_stream} is due"
-            raise self._error(must, found, "issue them so, or the other members meet something else")
+            do = "issue them so, or the other members meet something else"
+            self._tell_error(("collective out of turn", NOWHERE), must, found, do)
 
     def _check_barrier(self, op: Op) -> None:
         self._unused.difference_update(op.reads, op.writes)
@@ -306,18 +265,24 @@ class PlanWalk:
             names = ", ".join(self._name(t) for t in sorted(self._unused)[:3])
             found = f"{names} copied in before it and not used yet ({len(self._unused)} in all)"
             must = f"no copy in is moved across barrier {op.name!r}"
-            raise self._error(must, found, "copy it in behind the barrier")
+            about = "prefetch across a barrier", min(self._unused)
+            self._tell_error(about, must, found, "copy it in behind the barrier")
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         if (source, target) not in self._linked:
             found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
-            raise self._error("a link joins the two tiers of a copy", found, "copy along the links of the machine")
+            must, do = "a link joins the two tiers of a copy", "copy along the links of the machine"
+            self._tell_error(("copy without a link", tensor), must, found, do)
         if self._state[tensor * self._tiers + source] != VALID:
             self._refuse_read(tensor, source, f"a copy (action {self._position[0]:,})")
-        if self._state[tensor * self._tiers + target] == VALID:
+        place = tensor * self._tiers + target
+        if self._state[place] == VALID and place not in self._owed:
+            kind = "double prefetch" if target == self._compute_tier else "double store"
             found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
-            raise self._error("a copy has work to do: its target is absent or stale", found, "drop this copy")
-        self._put(tensor * self._tiers + target, VALID)
+            must = "a copy has work to do: its target is absent or stale"
+            self._tell_error((kind, tensor), must, found, "drop this copy")
+        self._owed.discard(place)
+        self._put(place, VALID)
         if target == self._compute_tier:
             self._unused.add(tensor)
         self._last_move = self._position
@@ -327,11 +292,12 @@ class PlanWalk:
         was = self._state[place]
         if was == ABSENT:
             do = "drop this detach, or make the tensor before it"
-            raise self._error("what is detached is there", f"{self._name(tensor)} absent from {name}", do)
+            found = f"{self._name(tensor)} absent from {name}"
+            self._tell_error(("double detach", tensor), "what is detached is there", found, do)
         if place in self._staying:
             must = f"what the scenario puts into {name}, or several ranks read there, stays there"
             do = "keep it; or leave its home free, or do not share it"
-            raise self._error(must, f"that it detaches {self._name(tensor)}", do)
+            self._tell_error(("detach of what stays", tensor), must, f"that it detaches {self._name(tensor)}", do)
         self._put(place, ABSENT)
         if tier == self._compute_tier:
             self._unused.discard(tensor)
@@ -353,13 +319,18 @@ class PlanWalk:
             must = "what is used later keeps a valid copy"
             do = "store it elsewhere first, or detach it after its last use"
             found = f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later"
-            raise self._error(must, found, do, self._action(self._lost_at[tensor]))
+            self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
+            self._put(tensor * self._tiers + tier, VALID)
+            return
         places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
         valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
         name, elsewhere = self._plan.tiers[tier], f"valid in {' and '.join(valid)}" if valid else "not written before"
         found = f"{self._name(tensor)} {_STATES[places[tier]]} in {name}, {elsewhere}"
         do = f"{f'copy it into {name}' if valid else 'write it'} before this action"
-        raise self._error(f"what an action reads is valid ({name})", found, do)
+        kind = "use before it is made" if not valid else "use before the prefetch"
+        self._tell_error((kind, tensor), f"what an action reads is valid ({name})", found, do)
+        self._owed.add(tensor * self._tiers + tier)
+        self._put(tensor * self._tiers + tier, VALID)
 
     def _explain_end(self, training_steps: int) -> None:
         missing = [op for op in range(len(self._graph.ops)) if op not in self._ran]
@@ -367,26 +338,35 @@ class PlanWalk:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
             found = f"no compute of op {self._graph.ops[missing[0]].name!r}{more}"
             found += f" in training step {self._steps_done + 1} of {training_steps}"
-            raise self._error("every op runs in every training step", found, "add it", _END)
+            self._tell_error(("op left out", NOWHERE), "every op runs in every training step", found, "add it", _END)
+            return
         if self._steps_done < training_steps and self._values.unlike and not self._unlike:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
-            found = self._values.difference(*self._values.first_unlike())
-            raise self._error(must, found, "run the op that makes this value last", _END)
+            unlike = self._values.first_unlike()
+            do = "run the op that makes this value last"
+            self._tell_error(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
+            return
         self._refuse_end(_END)
 
     def _refuse_end(self, moment: str) -> None:
-        """Blame the first place that differs from its state between steps, or the detach of its last valid copy."""
-        place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
-        tensor, tier = divmod(place, self._tiers)
-        home = self._plan.home[tensor]
+        """Blame each place that differs from its state between steps, or the detach of its last valid copy."""
+        for place, (state, between) in enumerate(zip(self._state, self._between, strict=True)):
+            if state != between:
+                self._refuse_place(*divmod(place, self._tiers), moment)
+                self._put(place, between)
+
+    def _refuse_place(self, tensor: int, tier: int, moment: str) -> None:
+        home, state = self._plan.home[tensor], self._state[tensor * self._tiers + tier]
         if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
             found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
             must, do = "what is used later keeps a valid copy", "copy it to its home first"
-            raise self._error(must, found, do, self._action(self._lost_at[tensor]))
+            self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
+            return
         must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
         at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
-        found = f"{self._name(tensor)}{at_home} {_STATES[self._state[place]]} in {self._plan.tiers[tier]}"
-        raise self._error(must, found, "copy it home, if it has one, and detach its other copies", moment)
+        found = f"{self._name(tensor)}{at_home} {_STATES[state]} in {self._plan.tiers[tier]}"
+        do = "copy it home, if it has one, and detach its other copies"
+        self._tell_error(("not as the step began", tensor), must, found, do, moment)
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
@@ -395,5 +375,12 @@ class PlanWalk:
         index, code = position
         return f"action {index:,} ({describe(self._graph, self._plan.tiers, code)})"
 
-    def _error(self, must: str, found: str, do: str, where: str = "") -> PlanError:
-        return PlanError(f"plan {self._plan.name!r}, {where or self._action(self._position)}", must, found, do)
+    def _tell_error(self, about: tuple[str, int], must: str, found: str, do: str, where: str | Position = "") -> None:
+        """Report a fault: its kind and the tensor, or `NOWHERE`; the rule, what breaks it, the remedy, and where."""
+        (kind, tensor), blamed, names = about, where or self._position, [op.name for op in self._graph.ops]
+        index, place = (NOWHERE, blamed) if isinstance(blamed, str) else (blamed[0], self._action(blamed))
+        name = self._graph.tensors[tensor].name if tensor != NOWHERE else ""
+        _, (action, op, _, _) = self._position
+        used_by = names[op] if action == COMPUTE and index != NOWHERE and op in range(len(names)) else ""
+        error = PlanError(f"plan {self._plan.name!r}, {place}", must, found, do)
+        self.report(Fault(kind, index, used_by, name, error))

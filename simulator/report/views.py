@@ -211,7 +211,7 @@ def did_not_run(rows: Iterable[Row], axes: Sequence[Varied]) -> Iterator[str]:
         points = dict.fromkeys(point(row, axes) for row in group)  # draws at one point cannot be told apart
         is_listed = axes and len(group) == len(points) <= _LISTED
         where = f"at {listed([*points]) if is_listed else counted(len(group), 'point')}"
-        is_plain = status in {"infeasible", "blocked"} and policy != ALL
+        is_plain = status == "infeasible" and policy != ALL
         why = "" if is_plain else "; ".join(dict.fromkeys(str(row["notes"]) for row in group if row.get("notes")))
         outcome = "nothing runs" if policy == ALL else f"{policy} {ENDS[status]}"
         yield f"{outcome} {where}: {why}." if why else f"{outcome} {where}."

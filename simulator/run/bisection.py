@@ -213,8 +213,8 @@ class Search:
         step_ns = case.bound(**kind).ns
         row = {"policy": name, "status": "ok", "step_ns": step_ns, **metrics.per_second(step_ns, **case.loaded.handled)}
         row[f"peak_{case.hardware.compute_tier}_bytes"] = case.problem.budget_bytes
-        shares = any(task.problem.precedence.is_contended for task in case.tasks)
-        if not (kind["may_repeat"] or shares):
+        has_streams = any(op.stream for graph in case.job.graphs for op in graph.ops)  # a stall is of one of them
+        if not (kind["may_repeat"] or has_streams):
             row["stall_ns"] = max(0, step_ns - case.compute_ns)  # the rest of a step, which may be longer, is compute
             row["recompute_ns"] = 0
         unknown = [clause.why for clause in self._conditions if not {*clause.columns} <= _OF_BOUND & {*row}]

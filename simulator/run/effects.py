@@ -22,6 +22,7 @@ from simulator.document import Document
 from simulator.errors import ConfigError
 from simulator.graph import TensorKind
 from simulator.hardware import Hardware, without_effect
+from simulator.plan import NOWHERE
 from simulator.report.rows import Row, listed
 from simulator.run.case import Case
 from simulator.scenario import PolicyChoice, Scenario
@@ -60,7 +61,9 @@ def idle_line(
     idle |= own_unread(machine)
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
-    idle |= {**dict(_named(scenario, paths, _of_scenario(case, is_served=is_served))), **dict(_passing(case))}
+    idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
+    unused = [of for of in scenario.homes if all(of not in by_tensor.values() for by_tensor in _homes_of(case))]
+    idle |= {f"homes.{of}": "later homes name all that it names" for of in unused}
     if not is_served:
         same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
         idle |= {f"workload.{path}": _SAME for path in same}
@@ -96,22 +99,24 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
             do = f"give expert a home as well (--home expert={homes[TensorKind.WEIGHT]})"
             sentences.append(f"homes names weight and not expert, so that {forgotten}: {do}.")
     ran = any(row.is_ok for row in rows)
-    sentences += [_update(case)] if ran else []
+    sentences += [*_passing(case), *([_update(case, rows)] if ran else [])]
     if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
         more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
         sentences.append(f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}.")
     return [*filter(None, sentences)]
 
 
-def _update(case: Case) -> str:
-    """Say that an update whose states are at home elsewhere runs on the device; empty if there is none."""
+def _update(case: Case, rows: Sequence[Row]) -> str:
+    """Say that an update whose states lie elsewhere runs on the device; empty if there is none."""
     ways = dict[str, int]()
-    for problem in (task.problem for task in case.tasks):
-        states = [t for t in problem.visitors if problem.graph.tensors[t].kind is TensorKind.OPTIMIZER_STATE]
-        for home in {problem.homes[t] for t in states}:
+    plans = [pair for row in rows if row.is_ok for pair in zip(case.tasks, row.plans, strict=True)]
+    for problem, homes in ((task.problem, plan.home) for task, plan in plans):
+        used = [t for t, uses in enumerate(problem.lifetimes.uses) if uses]
+        states = [t for t in used if problem.graph.tensors[t].kind is TensorKind.OPTIMIZER_STATE]
+        for home in {homes[t] for t in states} - {problem.compute_tier, NOWHERE}:
             way = listed([problem.link_names[hop] for hop in pairwise(problem.path(home, problem.compute_tier))])
-            size = sum(problem.sizes[t] for t in states if problem.homes[t] == home)
-            ways[way] = max(size, ways.get(way, 0))  # graphs of other ranks have theirs
+            size = sum(problem.sizes[t] for t in states if homes[t] == home)
+            ways[way] = max(size, ways.get(way, 0))  # graphs of other ranks, and other rows, have theirs
     read = listed([f"{human(size, 'B')} of state over {way}" for way, size in ways.items()])
     tells = "where it runs on the host, hosim says nothing about its time"
     return f"The update reads {read} and runs on the device; {tells}." if read else ""
@@ -202,17 +207,23 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
     return idle
 
 
-def _passing(case: Case) -> Iterator[tuple[str, str]]:
-    """Yield homes below the compute tier of tensors most of whose bytes are gone before a step ends."""
+def _homes_of(case: Case) -> list[dict[int, str]]:
+    """Return, for each graph, the home that counts for each tensor that one names: the last."""
+    homes = case.loaded.scenario.homes
+    return [{t: pattern for pattern in homes for t in graph.matching(pattern)} for graph in case.job.graphs]
+
+
+def _passing(case: Case) -> Iterator[str]:
+    """Tell of homes below the compute tier of tensors most of whose bytes are gone before a step ends."""
     homes, passing, lasting = case.loaded.scenario.homes, Counter[str](), Counter[str]()
-    for graph in case.job.graphs:
-        pattern_of = {t: pattern for pattern in homes for t in graph.matching(pattern)}
+    for graph, pattern_of in zip(case.job.graphs, _homes_of(case), strict=True):
+        lasts = {*graph.inputs, *graph.outputs}
         for t, pattern in pattern_of.items():
-            tensor = graph.tensors[t]
-            (lasting if tensor.persistent or t in graph.outputs else passing)[pattern] += tensor.size_bytes
+            (lasting if t in lasts else passing)[pattern] += graph.tensors[t].size_bytes
     for pattern, size in passing.items():
         if homes[pattern] not in {"free", case.hardware.compute_tier} and size > lasting[pattern]:
-            yield f"homes.{pattern}", f"{human(size, 'B')} of it are new in each step, and gone before it ends"
+            where = f"homes.{pattern} is a home of {human(lasting[pattern], 'B')}"
+            yield f"{where}; {human(size, 'B')} that it names are new in each step and gone before it ends."
 
 
 def _stated(scenario: Scenario) -> list[str]:

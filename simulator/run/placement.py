@@ -56,8 +56,8 @@ def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: S
     do = f"correct it; the first tensor is {first!r}" if first else "drop it"
     insist(any(chosen), where, must, repr(pattern), do)
     pairs = zip(graphs, chosen, strict=True)
-    lasts = any(graph.tensors[t].persistent or t in graph.outputs for graph, matches in pairs for t in matches)
-    must = f"a home in another tier than {compute_tier} is for what lasts: persistent tensors, and outputs of the graph"
+    lasts = any(not {*graph.inputs, *graph.outputs}.isdisjoint(matches) for graph, matches in pairs)
+    must = f"a home in another tier than {compute_tier} is for what lasts: persistent tensors, inputs, outputs"
     do = f"say free (a policy may move them: static does, where that pays) or {compute_tier} (they stay); or drop it"
     found = f"{tier} for {pattern}: tensors that are new in each step, and gone before it ends"
     insist(lasts or tier in {"free", compute_tier}, where, must, found, do)

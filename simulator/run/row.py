@@ -15,7 +15,7 @@ from typing import Any
 
 from simulator import catalog, metrics, referee
 from simulator.catalog import Axis
-from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError, ScopeError
+from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
 from simulator.processes import forked
@@ -147,7 +147,9 @@ def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advic
         summary = {"policy": label, "status": error.status, "short_bytes": short.short_bytes, "short_at": short.at}
         tell = partial(progress, f"{label}, how much room is enough")
         return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
-    except (ScopeError, PlanError, InvariantError) as error:  # other rows are sound
+    except (ConfigError, PlanError, InvariantError) as error:  # other rows are sound
+        if error.status == "failed" and isinstance(error, ConfigError) and not case.choice(label).is_file:
+            raise  # what people wrote in Python, or in the document, is to be mended before anything is told
         return Result.of(case, label, {"policy": label, "status": error.status, "notes": error.reason})
 
 
@@ -223,7 +225,8 @@ def replayed(
             step, limit = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
             found = f"a step of {step}, bounded by {limit} ({summary['bound_kind']})"
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
-    summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
+    remarks = trace.blocked[:1] or notes(case, plans)
+    summary |= {"notes": "; ".join(remarks), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     about = {"remarks": findings.remarks, "tries": case.trials.begun}
     return Result.of(case, label, summary, plans=named, trace=trace, **about)

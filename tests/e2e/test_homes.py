@@ -36,7 +36,7 @@ def test_a_home_elsewhere_of_what_lives_within_a_step_is_refused_by_name(story, 
     named = named.replace("L*/fwd/*", "L*/*.out")
     where = f"story.yaml:7, homes.{named}"
     assert said.startswith(
-        f"{where}: a home in another tier than hbm is for what lasts: persistent tensors, and outputs"
+        f"{where}: a home in another tier than hbm is for what lasts: persistent tensors, inputs, outputs"
     )
     assert f"found ddr for {named}: tensors that are new in each step, and gone before it ends; say free" in said
 

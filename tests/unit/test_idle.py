@@ -63,12 +63,14 @@ def test_what_an_author_states_is_named_too_and_what_has_an_origin_is_not(line):
     assert line({}, story=STORY + "seed: 3\n") == "has no effect here: seed (nothing is drawn)."
 
 
-def test_a_home_that_nearly_all_of_its_tensors_ignore_is_named(line):
+def test_a_home_that_nearly_all_of_its_tensors_ignore_is_told(line):
     decode = documents.decoder(1, "kind: dense, width: 128", batch=1, sequence=16)
-    told = "has no effect here: homes.activation (2.88 kB of it are new in each step, and gone before it ends)."
-    assert line({"scenario.homes.activation": "ddr"}, job=decode) == told
-    assert line({"scenario.homes.activation": "free"}, job=decode) is None
-    assert line({"scenario.homes.kv_cache": "ddr"}, job=decode) is None
+    assert line({}, job=decode) is None
+    told = "homes.activation is a home of 4 B; 2.88 kB that it names are new in each step and gone before it ends."
+    for homes, said in (({"activation": "ddr"}, [told]), ({"activation": "free"}, []), ({"kv_cache": "ddr"}, [])):
+        changes = {f"homes.{kind}": tier for kind, tier in homes.items()}
+        sentences = simulator.run("story.yaml", policies=["resident"], set=changes).sentences
+        assert [sentence for sentence in sentences if "homes." in sentence] == said
 
 
 def test_the_run_names_it_and_costs_of_rows_that_are_not_there(line, tmp_path):

@@ -1,0 +1,91 @@
+"""The commands about plan files: `hosim lint` and `export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import simulator as hosim
+from simulator.cli import common
+from simulator.exporters import TARGETS
+
+_TROUBLE = 2
+
+
+@common.command("Name all that is wrong with a plan.", "json")
+@click.argument("plan", type=common.PATH)
+@click.option("--scenario", metavar="NAME", help="The scenario that it was made for.")
+@click.option("--graph", type=common.PATH, metavar="FILE", help="Without a scenario: the graph.")
+@click.option("--hardware", metavar="NAME", help="With --graph: the machine. [default: the plan's tiers, all linked]")
+@click.option("--budget", metavar="SIZE", help="Room of the compute tier, such as 6 GB, if it is another.")
+def lint(
+    plan: Path, scenario: str | None, graph: Path | None, hardware: str | None, budget: str | None, as_json: bool
+) -> int:
+    """Name all faults of PLAN, a file of hosim's plan form, that a tool or a person wrote; nothing runs.
+
+    \b
+    Examples:
+      hosim lint plan.jsonl --graph graph.jsonl
+      hosim lint plan.jsonl --graph graph.jsonl --hardware h100_sxm --budget "6 GB" --json
+      hosim lint plan.jsonl --scenario llama3_8b_train_910c
+
+    Such as: a use before the prefetch, a detach before the store, a copy that nobody waits for, a double
+    prefetch, a budget exceeded. Each is told with action, op, tensor, reason and mend. The rules are those by
+    which every run is checked. hosim check stops at the first fault, and reads any number and kind of files; it
+    says nothing of copies that are of no use.
+
+    The exit code is 0 if there is nothing to tell, 1 if there is, 2 if the plan cannot be judged.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    import orjson
+
+    from simulator.cli.check import lint as find
+
+    if (scenario is None) == (graph is None) or (scenario and hardware):
+        raise click.UsageError("say what the plan is for: --scenario NAME, or --graph FILE, perhaps with --hardware")
+    try:
+        faults = find(plan, scenario, graph, hardware, budget)
+    except hosim.HosimError as error:
+        click.echo(f"hosim: {error}", err=True)
+        return _TROUBLE
+    if as_json:
+        keys, parts = ("where", "rule", "reason", "mend"), [fault.error.args for fault in faults]
+        rows = [fault._asdict() | dict(zip(keys, args, strict=True)) for fault, args in zip(faults, parts, strict=True)]
+        rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
+        click.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+    else:
+        click.echo("\n".join(f"{fault.kind}: {fault.error}" for fault in faults) or f"{plan}: nothing to tell")
+    return common.FAILED if faults else 0
+
+
+@common.command("Write a plan in the form of another program.")
+@click.argument("plan", type=common.PATH)
+@click.option("--scenario", metavar="NAME", help="The scenario that it was made for.")
+@click.option("--hardware", metavar="NAME", help="Without a scenario: the machine; a name or a .yaml.")
+@click.option("--workload", metavar="NAME", help="Without a scenario: the workload; a name or a .yaml.")
+@click.option("--to", "target", type=click.Choice(tuple(TARGETS)), required=True, help="The form.")
+@click.option("-o", "--output", "out", type=common.PATH, required=True, callback=common.writable_file, metavar="FILE",
+              help="The file to write.")  # fmt: skip
+def export(
+    plan: Path, scenario: str | None, hardware: str | None, workload: str | None, target: str, out: Path
+) -> None:
+    """Write PLAN, a file of hosim's plan form for a scenario, in the form of another program.
+
+    \b
+    Examples:
+      hosim export plan.jsonl --scenario tiny_train_910c --to chakra -o plan.et
+      hosim export plan.jsonl --hardware h100_sxm --workload mine.yaml --to sac -o policy.py
+
+    sac is a policy for torch.utils.checkpoint and torch.compile, which says by op what is saved, offloaded or
+    recomputed; residency a schedule for HyperParallel's ResidencySchedule; chakra a trace for ASTRA-sim, with
+    memory nodes. What a form cannot say is refused, with the reason.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from importlib import import_module
+
+    from simulator.cli.check import plan_for
+    from simulator.run import scenario_to_run
+
+    case, task, read = plan_for(plan, scenario_to_run(scenario, hardware, workload))
+    for sentence in import_module(f"simulator.exporters.to_{target}").write(case, task, read, out):
+        click.echo(sentence)
+    click.echo(f"written: {out}")

@@ -1,0 +1,61 @@
+"""The commands that run steps of PyTorch: `hosim torch run`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import click
+
+import simulator as hosim
+from simulator.cli import common
+
+
+@click.group("torch", short_help="Run a step of PyTorch within a budget of memory.")
+def torch() -> None:
+    """Run a training step of PyTorch within a budget of memory, under hosim's plans."""
+
+
+@torch.command("run", short_help="Run a step under policies; print what was predicted, and measured.")
+@click.argument("source", metavar="MODULE:FUNCTION")
+@click.option("--budget", required=True, metavar="SIZE", help="Most bytes of storages in memory: 6GB.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="A policy. [default: static, reactive]")
+@click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps that are measured.")
+@click.option(
+    "--folder", type=common.PATH, help="Where the lower tier lies. [default: the system's for temporary files]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+def run(source: str, policies: tuple[str, ...], folder: Path | None, *, as_json: bool, budget: str, steps: int) -> int:
+    """Run a training step of PyTorch on this machine within a budget, under one policy after the other.
+
+    MODULE:FUNCTION makes the step: it returns a module, or a function that runs a step, and its inputs; a
+    dictionary at the end holds keyword inputs, optimizer and loss:
+
+    \b
+      return model, tokens, {"optimizer": torch.optim.AdamW}
+
+    \b
+    Examples:
+      hosim torch run mine:step --budget 6GB
+      hosim torch run mine:step --budget 6GB --policy static --policy lookahead --folder /scratch
+
+    What does not fit is kept in a file in the folder, and nothing is left of it. The first steps of each policy
+    run on demand; then the step is planned, and what is measured runs under the plan.
+
+    The exit code is 1 if a loss differs from that of the first policy in any bit.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.importers.torch import finding
+    from simulator.report.tables import ProgressBar
+
+    with finding(source, f"torch run {source}") as find, ProgressBar() as progress, redirect_stdout(sys.stderr):
+        compared = hosim.torch.compare(
+            find(),
+            budget=budget,
+            policies=policies or ("static", "reactive"),
+            steps=steps,
+            folder=folder,
+            progress=progress,
+        )
+    click.echo(compared.json() if as_json else f"{compared}\n", nl=False)
+    return 0 if all(row["is_equal"] for row in compared.rows) else common.FAILED

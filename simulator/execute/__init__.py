@@ -1,0 +1,141 @@
+"""``hosim.torch``: captures a PyTorch step as a graph, and runs it within a budget under hosim's plans.
+
+>>> import torch, hosim
+>>> step = hosim.torch.offload(model, optimizer=optimizer, budget="6 GB")
+>>> for tokens, labels in loader:
+...     loss = step(tokens, labels)  # the same numbers as without, in less memory
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.errors import ConfigError, insist
+from simulator.importers.torch import capture as capture
+from simulator.importers.torch import fake as fake
+from simulator.units import FieldError, parse
+
+if TYPE_CHECKING:
+    from simulator.execute.comparison import Comparison
+    from simulator.execute.offloaded import Offloaded
+
+__all__ = ["capture", "compare", "fake", "offload"]
+
+
+def offload(  # noqa: PLR0913 - a step, and how it runs
+    step: Callable[..., Any],
+    *,
+    budget: str | float,
+    policy: str | Mapping[str, Any] = "static",
+    optimizer: Any = None,
+    loss: Callable[[Any], Any] | None = None,
+    folder: str | Path | None = None,
+    pace: tuple[str, str] | None = None,
+    strict: bool = False,
+) -> Offloaded:
+    """Make a training step run within a budget of memory, with the same numbers to the last bit.
+
+    Storages that do not fit are written to a file, and read back before they are used. Nothing of the model is changed.
+
+    Parameters
+    ----------
+    step
+        A module, for which a training step is made; or a function that runs a whole step, with loss and optimizer.
+    budget
+        Most bytes of storages in memory, such as ``"6 GB"``: weights, gradients, states and activations.
+    policy
+        A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``.
+    optimizer, loss
+        For a module, as for `capture`; an optimizer that was made, or a function that makes one.
+    folder
+        Where the file lies; default: the system's folder of temporary files. Nothing is left in it.
+    pace
+        Bandwidth of copies out and in, such as ``("1 GB/s", "1 GB/s")``: they take so long, so that a slower link can
+        be tried. Default: as fast as they are.
+    strict
+        Whether a step that cannot go on under its plan is an error; else it goes on without, with a warning.
+
+    Returns
+    -------
+    Offloaded
+        Call it as the step; ``with hosim.torch.offload(...) as step:`` closes it at the end.
+
+    Raises
+    ------
+    ConfigError
+        If torch is not installed, the budget is no size, or the folder cannot hold a file.
+    """
+    steps, torch_run = _part("execute.offloaded"), _part("importers.torch_run")
+    where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
+    must, do = "a function runs its own loss and optimizer", "call them in the function"
+    insist(is_module or (optimizer is None and loss is None), where, must, "one beside it", do)
+    try:
+        budget_bytes = parse(budget, "B") if isinstance(budget, str) else budget
+        paces = pace and (parse(pace[0], "B/s"), parse(pace[1], "B/s"))
+    except FieldError as error:
+        raise ConfigError(where, error.must, error.found, error.do) from None
+    name = getattr(step, "__name__", type(step).__name__)
+    if is_module:
+        made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
+        step = torch_run.step_of(step, made, loss)
+    tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
+    rates = paces or steps.rates_of(tier)
+    offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
+    return offloaded
+
+
+def compare(
+    make: Callable[[], tuple[Any, ...]],
+    *,
+    budget: str | float,
+    policies: Sequence[Any] = ("static", "reactive"),
+    steps: int = 5,
+    progress: Callable[[str, int, int], None] | None = None,
+    **more: Any,
+) -> Comparison:
+    """Run a step under several policies within a budget, and put what was predicted beside what was measured.
+
+    Policies run one after the other, each with a step that is made anew under the same seed.
+
+    Parameters
+    ----------
+    make
+        Makes the step: it returns a module, or a function that runs a step, and its inputs, as for ``hosim import
+        torch``: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
+    budget, policies
+        As for `offload`, which runs each policy.
+    steps
+        How many steps of each are measured, after those that are needed to plan.
+    progress
+        Called now and then with a label, the steps done, and their number.
+    **more
+        Options of `offload`, such as ``folder``.
+
+    Raises
+    ------
+    HosimError
+        As for `offload`, and for the steps that it makes.
+    """
+
+    def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
+        step, *args = make()
+        options = args.pop() if args and isinstance(args[-1], dict) else {}
+        training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
+        return offload(step, budget=budget, policy=policy, **training, **more), tuple(args), options
+
+    name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
+    compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))
+    return compared
+
+
+def _part(module: str) -> Any:
+    """Import a module that needs torch."""
+    try:
+        return import_module(f"simulator.{module}")
+    except ImportError as error:
+        must, do = "a step of PyTorch runs where torch is installed", 'run: pip install "hosim[torch]"'
+        raise ConfigError("hosim.torch", must, str(error), do) from None

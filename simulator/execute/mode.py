@@ -1,0 +1,236 @@
+"""Executes a plan on a step of PyTorch: before each op it does what the plan says there.
+
+What can be known is worked out once for each plan, so that a call costs little: which actions come before it, which of
+the tensors that it uses may still be under way, how much room it needs, and which views are made of what is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simulator.errors import insist
+from simulator.execute.record import RecordedCall
+from simulator.execute.storages import ExecutionError, StepMemory, insist_step
+from simulator.graph import Graph
+from simulator.importers.recordings import Storage
+from simulator.importers.torch_run import tensors
+from simulator.plan import COMPUTE, COPY, DETACH, Code
+
+
+@dataclass(slots=True)
+class Turn:
+    """What happens at a call of the step; after the last call, a turn without a function.
+
+    Attributes
+    ----------
+    func, op
+        The function that is expected, and its op; None if it is no op.
+    actions
+        Actions before it.
+    moved
+        Tensors that it uses and that were moved in this step, each with whether it writes them; for a call that is no
+        op, tensors that it makes views of.
+    made
+        Tensors that it writes first, each with the leaf of the result (from 0 on) or of the arguments (from -1 down)
+        that shows it.
+    made_bytes
+        Their size [B].
+    """
+
+    func: Any
+    op: int | None
+    actions: Sequence[Code] = ()
+    moved: list[tuple[int, bool]] = field(default_factory=list)
+    made: list[tuple[int, int]] = field(default_factory=list)
+    made_bytes: int = 0
+
+
+def turns_of(
+    graph: Graph, calls: Sequence[RecordedCall], ids: Mapping[Storage, int], codes: Sequence[Code]
+) -> list[Turn]:
+    """Work out what happens at each call of a step, and after the last one.
+
+    Parameters
+    ----------
+    graph, calls
+        The step, as it was recorded.
+    ids
+        Storage of the record -> tensor of the graph.
+    codes
+        The actions of one step.
+
+    Raises
+    ------
+    ConfigError
+        If the plan does not run each op once, in order.
+    """
+    before = _by_op(graph, codes)
+    written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
+    turns, moved = list[Turn](), set[int]()
+    for call in calls:
+        turn = Turn(call.func, call.op)
+        if call.op is None:
+            turn.moved = [(t, False) for t in dict.fromkeys(map(ids.get, call.given)) if t in moved]
+        else:
+            op, turn.actions = graph.ops[call.op], before[call.op]
+            moved.update(tensor for _, tensor, *_ in turn.actions)
+            used = dict.fromkeys((*op.reads, *op.writes))
+            turn.moved = [(t, t in op.writes) for t in used if t in moved and t in written]
+            leaves = {ids.get(s): -1 - i for i, s in reversed([*enumerate(call.given)])}
+            leaves |= {ids.get(s): i for i, s in reversed([*enumerate(call.made)])}
+            turn.made = [(t, leaves[t]) for t in op.writes if t not in written]
+            turn.made_bytes = sum(graph.tensors[t].size_bytes for t, _ in turn.made)
+            written.update(op.writes)
+        turns.append(turn)
+    return [*turns, Turn(None, None, before[-1])]
+
+
+def _by_op(graph: Graph, codes: Sequence[Code]) -> list[list[Code]]:
+    """Return the actions before each op, and those after the last one."""
+    before: list[list[Code]] = [[]]
+    for code in codes:
+        if code[0] != COMPUTE:
+            before[-1].append(code)
+            continue
+        must, do = "an executed plan runs each op of a step once, in order", "plan without recompute"
+        insist(code[1] == len(before) - 1, "the plan", must, f"op {code[1]} after {len(before) - 1} ops", do)
+        before.append([])
+    insist(len(before) == len(graph.ops) + 1, "the plan", "it is of this graph", f"{len(before) - 1} ops", "plan anew")
+    return before
+
+
+class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
+    """Runs one step under a plan; `finish` ends it.
+
+    Parameters
+    ----------
+    graph, turns
+        The step, and what happens at its calls.
+    memory
+        Its storages.
+    compute_tier
+        Id of the compute tier.
+    lasting
+        Persistent tensor -> its storage.
+
+    Attributes
+    ----------
+    took_ns
+        For each op, the time from the end of the op before it, without waits [ns].
+    stopped
+        Why the step went on without its plan; None if it did not.
+    """
+
+    def __init__(
+        self, graph: Graph, turns: Sequence[Turn], memory: StepMemory, compute_tier: int, lasting: Mapping[int, Any]
+    ) -> None:
+        super().__init__()
+        self._graph, self._turns, self._memory, self._compute_tier = graph, turns, memory, compute_tier
+        self._blocks = {t: memory.block(storage, graph.tensors[t].name) for t, storage in lasting.items()}
+        self._at, self.took_ns = 0, list[int]()
+        self.stopped: ExecutionError | None = None
+        self._last_s, self._waited_s = perf_counter(), memory.waited_s
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.stopped is not None:
+            return func(*args, **(kwargs or {}))
+        turn = self._turns[self._at]
+        if turn.func is not func:
+            self._stop(self._difference(f"{func}"))
+            return func(*args, **(kwargs or {}))
+        self._at += 1
+        if turn.op is not None:
+            return self._run(turn, args, kwargs or {})
+        if not turn.moved:
+            return func(*args, **(kwargs or {}))
+        with self._memory.shown(self._blocks[tensor] for tensor, _ in turn.moved):
+            return func(*args, **(kwargs or {}))
+
+    def _difference(self, found: str) -> ExecutionError:
+        turn = self._turns[self._at]
+        ops = [later.op for later in self._turns[self._at :] if later.op is not None]
+        where = f"call {self._at + 1}, before op {self._graph.ops[ops[0]].name}" if ops else f"call {self._at + 1}"
+        must = f"a step makes the calls that were recorded, here {turn.func or 'none'}"
+        return ExecutionError(where, must, found, "give steps that differ different shapes, or run them without a plan")
+
+    def _stop(self, why: ExecutionError) -> None:
+        """Bring everything back, and go on without the plan."""
+        self.stopped = why
+        self._memory.settle()
+
+    def _run(self, turn: Turn, args: Any, kwargs: Any) -> Any:
+        """Do what comes before an op, wait for what it uses and for room, and run it."""
+        memory, blocks = self._memory, self._blocks
+        try:
+            self._prepare(turn)
+        except ExecutionError as error:
+            self._stop(error)
+            return turn.func(*args, **kwargs)
+        try:
+            made = turn.func(*args, **kwargs)
+        finally:
+            if turn.made_bytes:
+                memory.made(turn.made_bytes)
+        if turn.made:
+            outs = [made] if hasattr(made, "untyped_storage") else list(tensors(made))
+            given = list(tensors((args, kwargs))) if turn.made[-1][1] < 0 or turn.made[0][1] < 0 else outs
+            for tensor, leaf in turn.made:
+                storage, expected = (
+                    (outs[leaf] if leaf >= 0 else given[-1 - leaf]).untyped_storage(),
+                    self._graph.tensors[tensor],
+                )
+                block = blocks[tensor] = memory.block(storage, expected.name)
+                if block.size_bytes != expected.size_bytes:
+                    self._at -= 1
+                    self._stop(
+                        self._difference(f"{expected.name} of {block.size_bytes:,} B, not {expected.size_bytes:,} B")
+                    )
+                    return made
+        now_s, waited_s = perf_counter(), memory.waited_s
+        self.took_ns.append(max(0, round((now_s - self._last_s - waited_s + self._waited_s) * 1e9)))
+        self._last_s, self._waited_s = now_s, waited_s
+        return made
+
+    def _prepare(self, turn: Turn) -> None:
+        memory = self._memory
+        for code in turn.actions:
+            self._do(code)
+        for tensor, writes in turn.moved:
+            block = self._blocks[tensor]
+            memory.wait(block, writes=writes)
+            do = "correct the plan: copy it in before"
+            name = self._graph.ops[turn.op or 0].name
+            insist_step(not block.is_away, f"op {name}", "what an op uses is there", f"{block.name} away", do)
+            if writes:
+                memory.forget_below(block)
+        if turn.made_bytes:
+            memory.take(turn.made_bytes, self._graph.ops[turn.op or 0].name)
+
+    def _do(self, code: Code) -> None:
+        """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
+        kind, tensor, source, _ = code
+        memory, block = self._memory, self._blocks.get(tensor)
+        if block is None or block.ref() is None:
+            return
+        if kind == COPY:
+            (memory.copy_out if source == self._compute_tier else memory.copy_in)(block)
+        elif kind == DETACH and source != self._compute_tier:
+            if not block.is_away:
+                memory.forget_below(block)
+        elif kind == DETACH:
+            if block.below is not None:
+                memory.free(block)
+        else:
+            memory.wait(block, writes=True)
+
+    def finish(self) -> None:
+        """Do what comes after the last op."""
+        if self.stopped is None and self._turns[self._at].func is not None:
+            self._stop(self._difference("the end of the step"))
+        for code in self._turns[-1].actions if self.stopped is None else ():
+            self._do(code)

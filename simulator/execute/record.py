@@ -1,0 +1,169 @@
+"""Runs a step within a budget before there is a plan, and records it: its graph, and which call is which op.
+
+What a call is given comes in, and what was not used for longest leaves, as a runtime on demand does it. Of what a call
+will make the size is asked of PyTorch first, under fake tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from simulator.execute.storages import HeldStorage, StepMemory, insist_step
+from simulator.importers.recordings import Storage
+from simulator.importers.torch_recorder import OpRecorder
+from simulator.importers.torch_run import ModuleWatch, tensors
+from simulator.units import human
+
+
+class RecordedCall(NamedTuple):
+    """A call of PyTorch in a step.
+
+    Attributes
+    ----------
+    func
+        The function.
+    op
+        Its op in the graph; None if it is none, such as a view.
+    given, made
+        Storages of the tensors that it was given, and made, in the order of their leaves.
+    """
+
+    func: Any
+    op: int | None
+    given: tuple[Storage, ...]
+    made: tuple[Storage, ...]
+
+
+class OnDemand(OpRecorder):
+    """Runs a step within a budget, and records it.
+
+    Parameters
+    ----------
+    watch, inputs
+        As for `OpRecorder`.
+    memory
+        Its storages; what cannot be resized stays.
+    before
+        An earlier run of the step, which tells how much its calls make; None if there is none.
+
+    Attributes
+    ----------
+    sequence
+        All calls.
+    took_ns
+        For each op, the time of its calls and of those before it that are no op [ns].
+    lasting
+        Persistent storages, and where they are.
+    """
+
+    def __init__(self, watch: ModuleWatch, inputs: Any, memory: StepMemory, before: OnDemand | None = None) -> None:
+        self._before = before.sequence if before else []
+        self.sequence: list[RecordedCall] = []
+        self._memory, self.took_ns = memory, list[int]()
+        self.lasting: dict[Storage, weakref.ref[Any]] = {}
+        self._fake, self._call_ns = FakeTensorMode(allow_non_fake_inputs=True), 0
+        super().__init__(watch, inputs)
+
+    def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
+        memory = tensor.untyped_storage()
+        is_new = id(memory) not in self._by_id
+        storage = super()._storage(tensor, name, kind, persistent=persistent)
+        if is_new and persistent:
+            self.lasting[storage] = weakref.ref(memory)
+        return storage
+
+    def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """Run a function once what it is given is there, and room for what it makes."""
+        blocks = [self._memory.block(tensor.untyped_storage()) for tensor in given]
+        for block in blocks:
+            block.used_at = len(self.sequence) + 1
+        needed = sum({id(b): b.size_bytes for b in blocks if b.is_away}.values()) + self._made_bytes(func, args, kwargs)
+        self._make_room(needed, func)
+        for block in blocks:
+            self._memory.bring(block)
+        begun_s = perf_counter()
+        made = func(*args, **kwargs)
+        self._call_ns += round((perf_counter() - begun_s) * 1e9)
+        if any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
+            for block in blocks:
+                self._memory.forget_below(block)
+        for tensor in tensors(made):
+            self._memory.block(tensor.untyped_storage()).used_at = len(self.sequence) + 1
+        return made
+
+    def _made_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Return how large the new storages are that a call will make [B].
+
+        Of the first run fake tensors tell, but not what depends on values, nor the workspace that some kernels return.
+        """
+        earlier = self._before[len(self.sequence)] if len(self.sequence) < len(self._before) else None
+        if earlier is not None and earlier.func is func:
+            return sum(storage.size_bytes for storage in {*earlier.made}.difference(earlier.given))
+        if all(returned.alias_info for returned in func._schema.returns):
+            return 0
+        try:
+            with self._fake:
+                args, kwargs = tree_map_only(torch.Tensor, _fake, (args, kwargs))
+                made = func(*args, **kwargs)
+        except Exception:
+            return 0
+        given = {
+            id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
+        }
+        new = {id(s): s.nbytes() for tensor in tensors(made) if id(s := tensor.untyped_storage()) not in given}
+        return sum(new.values())
+
+    def _make_room(self, size_bytes: int, func: Any) -> None:
+        """Free what was not used for longest until so many bytes fit."""
+        memory, now = self._memory, len(self.sequence) + 1
+        if memory.used_bytes + size_bytes <= memory.budget_bytes:
+            return
+        others = [block for block in memory.blocks() if block.used_at != now and _may_leave(block)]
+        for block in sorted(others, key=lambda block: block.used_at):
+            if memory.used_bytes + size_bytes <= memory.budget_bytes:
+                return
+            if block.below is None:
+                memory.copy_out(block)
+            memory.free(block)
+            memory.wait(block, writes=True)
+        rule = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
+        needed_bytes = memory.used_bytes + size_bytes
+        fits, do = needed_bytes <= memory.budget_bytes, "give it a larger budget"
+        insist_step(fits, f"a step within a budget, {func}", rule, human(needed_bytes, "B"), do)
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage:
+        """Return the storage of a tensor."""
+        return self._storage(tensor)
+
+    def functions(self) -> list[tuple[Any, int | None]]:
+        """Return the functions that were called, and their ops: what steps that are alike have in common."""
+        return [(call.func, call.op) for call in self.sequence]
+
+    def finish(self) -> None:
+        """Nothing comes after the last call."""
+
+    def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
+        """Note a call."""
+        if is_op:
+            self.took_ns.append(self._call_ns)
+            self._call_ns = 0
+        storages = (tuple(map(self._storage, given)), tuple(map(self._storage, outs)))
+        self.sequence.append(RecordedCall(func, len(self.took_ns) - 1 if is_op else None, *storages))
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _may_leave(block: HeldStorage) -> bool:
+    """Tell whether a block is there, and may be resized."""
+    storage = block.ref()
+    return (
+        not (storage is None or block.is_away or storage.is_shared()) and block.size_bytes > 0 and storage.resizable()
+    )

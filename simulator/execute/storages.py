@@ -1,0 +1,362 @@
+"""What the storages of a step hold: in the compute tier, whose bytes are counted, and in a lower tier.
+
+A storage that leaves is resized to 0 bytes, and filled again when it comes back: all tensors, views and saved tensors
+that show it stay valid objects. The thread that runs the step is host and compute stream in one; each direction of
+copies has a thread. As in the rules of hosim, actions on a storage take effect in the order in which they were issued
+(5), copies of one direction run one after another (4), and room is given to computes first, then to the copy that heads
+its link (8).
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from simulator.errors import HosimError
+from simulator.execute.tiers import FileTier
+from simulator.units import counted, human
+
+OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
+
+
+class ExecutionError(HosimError):
+    """A step cannot go on under its plan."""
+
+
+def insist_step(holds: object, where: str, must: str, found: str, do: str) -> None:
+    """Raise an `ExecutionError` if a rule of a step that runs does not hold."""
+    if not holds:
+        raise ExecutionError(where, must, found, do)
+
+
+class HeldStorage:
+    """A storage that is followed: its size, and where its bytes are.
+
+    Attributes
+    ----------
+    name, size_bytes
+        Its name in messages; its size [B].
+    is_away
+        Whether, once all actions issued so far have ended, the compute tier holds nothing of it.
+    below, is_below
+        Its place in the lower tier, or None; whether its bytes are there.
+    used_at
+        When it was last used, as a count of calls.
+    """
+
+    __slots__ = ("below", "held_bytes", "is_away", "is_below", "jobs", "name", "ref", "size_bytes", "used_at")
+
+    def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
+        self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
+        self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Issued]()
+        self.below: int | None = None
+
+
+class Issued(NamedTuple):
+    """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
+
+    kind: str
+    block: HeldStorage
+    storage: Any
+
+
+class StepMemory:
+    """Followed storages, their copies, and the room of the compute tier.
+
+    Parameters
+    ----------
+    budget_bytes
+        Room of the compute tier [B].
+    tier
+        The lower tier.
+
+    Attributes
+    ----------
+    used_bytes, peak_bytes
+        What followed storages take in the compute tier now; and at most so far [B].
+    moved_bytes
+        By direction, what was copied [B].
+    waited_s
+        How long the step's thread has waited for copies and for room [s].
+    """
+
+    def __init__(self, budget_bytes: float, tier: FileTier) -> None:
+        self.budget_bytes, self.tier = budget_bytes, tier
+        self.used_bytes = self.peak_bytes = self._reserved_bytes = 0
+        self.moved_bytes, self.waited_s = {OUT: 0, IN: 0}, 0.0
+        self._blocks, self._queues = dict[int, HeldStorage](), {OUT: deque[Issued](), IN: deque[Issued]()}
+        self._changed = threading.Condition(threading.RLock())
+        self._computes = self._moving = 0
+        self._failure: BaseException | None = None
+        self._is_closed = self._is_lifted = False
+        self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self) -> None:
+        """Count peak, copies and waits anew, from here on."""
+        self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
+
+    # which storages there are
+
+    def block(self, storage: Any, name: str = "") -> HeldStorage:
+        """Return the block of a storage; follow it from now on if it is new."""
+        key = id(storage)
+        held = self._blocks.get(key)
+        if held is None:
+            size_bytes = storage.nbytes()
+            held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
+            with self._changed:
+                self._blocks[key] = held
+                self._hold(size_bytes)
+        return held
+
+    def _died(self, key: int, _: object) -> None:
+        with self._changed:
+            block = self._blocks.pop(key)
+            self._drop_below(block)
+            self._hold(-block.held_bytes)
+
+    def _hold(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        self._changed.notify_all()
+
+    def blocks(self) -> list[HeldStorage]:
+        """Return all blocks whose storages are alive."""
+        with self._changed:
+            return [*self._blocks.values()]
+
+    # what is issued
+
+    def copy_out(self, block: HeldStorage) -> None:
+        """Write a block below; it stays where it is."""
+        self._issue(OUT, block)
+
+    def copy_in(self, block: HeldStorage) -> None:
+        """Bring a block back once there is room."""
+        block.is_away = False
+        self._issue(IN, block)
+
+    def free(self, block: HeldStorage) -> None:
+        """Free a block in the compute tier once all that was issued on it has ended."""
+        block.is_away = True
+        self._issue(FREE, block)
+
+    def forget_below(self, block: HeldStorage) -> None:
+        """Give up what the lower tier holds of a block, once all that was issued on it has ended."""
+        self._issue(FORGET, block)
+
+    def _drop_below(self, block: HeldStorage) -> None:
+        if block.below is not None:
+            self.tier.release(block.below, block.size_bytes)
+            block.below, block.is_below = None, False
+
+    def _issue(self, kind: str, block: HeldStorage) -> None:
+        storage = block.ref()
+        if storage is None:  # PyTorch has freed it
+            return
+        job = Issued(kind, block, storage)
+        with self._changed:
+            if self._failure:  # else a free could act whose copy out has failed
+                raise self._failure
+            if kind == OUT and block.below is None:
+                block.below = self.tier.allot(block.size_bytes)
+            block.jobs.append(job)
+            if kind in self._queues:
+                self._queues[kind].append(job)
+            self._do_first(block)
+            self._changed.notify_all()
+
+    def _do_first(self, block: HeldStorage) -> None:
+        """Do what heads a block's actions and is no copy."""
+        while block.jobs and block.jobs[0].kind not in self._queues:
+            job = block.jobs.popleft()
+            if job.kind == FREE:
+                self._empty(job)
+            else:
+                self._drop_below(block)
+
+    # the threads of the copies
+
+    def _may_start(self, way: str) -> bool:
+        if not self._queues[way]:
+            return False
+        block = self._queues[way][0].block
+        return block.jobs[0] is self._queues[way][0] and (way == OUT or self._fits(block.size_bytes, self._computes))
+
+    def _fits(self, size_bytes: int, ahead: int = 0) -> bool:
+        return self._is_lifted or (
+            not ahead and self.used_bytes + self._reserved_bytes + size_bytes <= self.budget_bytes
+        )
+
+    def _serve(self, way: str) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or (self._failure is None and self._may_start(way)))
+                if self._is_closed:
+                    return
+                job = self._queues[way][0]
+                if way == IN:
+                    self._fill(job)
+                self._moving += 1
+            failure: BaseException | None = None
+            try:
+                self._move(way, job.block, job.storage)
+            except BaseException as error:
+                failure = error
+            with self._changed:
+                self._moving -= 1
+                self._queues[way].popleft()
+                job.block.jobs.popleft()
+                if failure is None:
+                    self.moved_bytes[way] += job.block.size_bytes
+                    job.block.is_below = True
+                    self._do_first(job.block)
+                else:
+                    self._failure = failure
+                    if way == IN:
+                        self._empty(job)
+                self._changed.notify_all()
+            del job
+
+    def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
+        """Copy the bytes of a block."""
+        assert block.below is not None  # noqa: S101 - for the type checker
+        move = self.tier.write if way == OUT else self.tier.read
+        move(block.below, storage.data_ptr(), block.size_bytes)
+
+    def _empty(self, job: Issued) -> None:
+        job.storage.resize_(0)
+        job.block.held_bytes = 0
+        self._hold(-job.block.size_bytes)
+
+    def _fill(self, job: Issued) -> None:
+        job.storage.resize_(job.block.size_bytes)
+        job.block.held_bytes = job.block.size_bytes
+        self._hold(job.block.size_bytes)
+
+    # what the step's thread waits for
+
+    def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
+        """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
+        jobs = block.jobs
+        with self._changed:
+            if jobs and (writes or any(job.kind != OUT for job in jobs)):
+                self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
+
+    def take(self, size_bytes: int, name: str) -> None:
+        """Reserve room for what an op makes, ahead of all copies."""
+        with self._changed:
+            if self._fits(size_bytes):
+                self._reserved_bytes += size_bytes
+                return
+            self._computes += 1
+            try:
+                self._until(lambda: self._fits(size_bytes), f"{human(size_bytes, 'B')} for {name}")
+                self._reserved_bytes += size_bytes
+            finally:
+                self._computes -= 1
+
+    def made(self, size_bytes: int) -> None:
+        """Give reserved room back, as what the op has made is followed from now on."""
+        with self._changed:
+            self._reserved_bytes -= size_bytes
+
+    def _until(self, is_done: Callable[[], bool], awaited: str) -> None:
+        """Wait until something is done by the copies."""
+        begun_s = perf_counter()
+        try:
+            while not (self._failure or is_done()):
+                # an error that was caught may hold what its step made, in a circle of frames
+                is_stuck = not (self._goes_on() or (gc.collect() and (is_done() or self._goes_on())))
+                rule = f"the plan leaves room within the budget of {human(self.budget_bytes, 'B')}"
+                in_use = f"{human(self.used_bytes, 'B')} in use, and nothing under way that frees some"
+                insist_step(not is_stuck, f"waiting for {awaited}", rule, in_use, "give it a larger budget")
+                if not is_done():
+                    self._changed.wait()
+        finally:
+            self.waited_s += perf_counter() - begun_s
+        if self._failure:
+            raise self._failure
+
+    def _goes_on(self) -> bool:
+        return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)
+
+    @contextmanager
+    def shown(self, blocks: Iterable[HeldStorage]) -> Iterator[None]:
+        """Let a view be made of storages that are away: it checks bounds, so they get their size, but no bytes."""
+        with self._changed:
+            empty = [
+                (storage, block) for block in blocks if (storage := block.ref()) is not None and not block.held_bytes
+            ]
+            for storage, block in empty:
+                storage.resize_(block.size_bytes)
+            try:
+                yield
+            finally:
+                for storage, _ in empty:
+                    storage.resize_(0)
+
+    def settle(self) -> None:
+        """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
+
+        After a failure, what was issued and has not begun is given up first; each block is then where its bytes are.
+        """
+        with self._changed:
+            if self._failure:
+                self._changed.wait_for(lambda: not self._moving)
+                for queue in (*self._queues.values(), *(block.jobs for block in self._blocks.values())):
+                    queue.clear()
+                for block in self._blocks.values():
+                    block.is_away = not block.held_bytes
+                    if not block.is_below:
+                        self._drop_below(block)
+                self._failure = None
+            self._is_lifted, blocks = True, [*self._blocks.values()]
+            self._changed.notify_all()
+            for block in blocks:
+                self.wait(block, writes=True)
+            self._is_lifted = False
+        lost = dict[str, BaseException]()
+        for block in blocks:
+            try:
+                self.bring(block)
+            except Exception as error:
+                lost[block.name] = error
+        for name, cause in lost.items():
+            found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
+            raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
+
+    def bring(self, block: HeldStorage) -> None:
+        """Bring a block back at once, in this thread, after all that was issued on it."""
+        self.wait(block, writes=True)
+        storage = block.ref()
+        if not block.is_away or storage is None:
+            return
+        with self._changed:
+            self._fill(job := Issued(IN, block, storage))
+        try:
+            self._move(IN, block, storage)
+        except BaseException:
+            with self._changed:
+                self._empty(job)
+            raise
+        block.is_away = False
+        self.moved_bytes[IN] += block.size_bytes
+
+    def close(self) -> None:
+        """End the threads and give up the lower tier."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self.tier.close()

@@ -1,0 +1,53 @@
+"""`hosim torch run`: a step of one's own runs within a budget, predicted beside measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+MINE = """
+import torch
+
+def step():
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)) for _ in "abcd"]
+    options = {"optimizer": torch.optim.SGD, "loss": lambda made: made.square().mean()}
+    return torch.nn.Sequential(*layers), torch.randn(256, 64), options
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine_of_torch_run.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return "mine_of_torch_run:step"
+
+
+@pytest.mark.slow
+def test_each_policy_has_a_row_and_losses_are_equal(hosim, mine, tmp_path):
+    done = hosim("torch", "run", mine, "--budget", "2.6MB", "--steps", "2", "--folder", tmp_path)
+    assert done.code == 0, done.err
+    assert "All losses are equal to the last bit. Times are medians of 2 steps, within 2.60 MB." in done.out
+    assert [line.split()[0] for line in done.out.splitlines()[1:3]] == ["static", "reactive"]
+    done = hosim("torch", "run", mine, "--budget", "2.6MB", "--steps", "1", "--policy", "lookahead", "--json")
+    (row,) = json.loads(done.out)["rows"]
+    assert row["measured_peak_bytes"] <= 2_600_000
+    assert row["is_equal"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none:step", "--budget", "1MB"], "the module is found, found No module named 'none'"),
+        (["mine_of_torch_run:other", "--budget", "1MB"], "the module has such a function"),
+        (["mine_of_torch_run:step", "--budget", "1"], "a size is a number and a unit"),
+        (["mine_of_torch_run:step", "--budget", "1kB"], "give it a larger budget"),
+    ],
+)
+def test_what_cannot_run_is_one_message(hosim, mine, arguments, said):
+    done = hosim("torch", "run", *arguments)
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("hosim: ") == 1

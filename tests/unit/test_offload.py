@@ -1,0 +1,375 @@
+"""A step of PyTorch that runs within a budget under a plan gives the same numbers to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+from functools import cache
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hosim.torch  # noqa: E402 - it needs torch
+from torch.nn import functional as F  # noqa: E402, N812
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from simulator.errors import ConfigError, HosimError  # noqa: E402
+from simulator.execute.storages import ExecutionError, StepMemory  # noqa: E402
+from simulator.execute.tiers import FileTier  # noqa: E402
+from simulator.importers.torch_run import step_of  # noqa: E402
+
+PACE = ("2 GB/s", "2 GB/s")
+
+
+class Layers(torch.nn.Module):
+    """Layers of some kind in a row, and a loss."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.float().square().mean()
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, width=32, dropout=0.1):
+        super().__init__()
+        self.qkv, self.out, self.dropout = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width), dropout
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + F.dropout(self.out(y.transpose(1, 2).flatten(2)), self.dropout, training=True)
+
+
+class InPlace(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        gate, value = self.up(x).split(2 * x.shape[-1], -1)
+        held = value.clone()
+        held[:, ::2] += 1
+        held.mul_(0.5)
+        return x + self.down(gate.relu() * held)
+
+
+class Checkpointed(Attention):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Experts(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.route = torch.nn.Linear(width, 4)
+        self.experts = torch.nn.Parameter(torch.randn(4, width, width) / width)
+
+    def forward(self, x):
+        weight, chosen = self.route(x).softmax(-1).max(-1)
+        return x + weight[..., None] * torch.einsum("bnd,bnde->bne", x, self.experts[chosen])
+
+
+class Autocast(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + self.down(F.gelu(self.up(x)))
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.conv = torch.nn.Conv1d(width, width, 3, padding=1)
+        self.lstm = torch.nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x):
+        return x + self.lstm(F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2))[0]
+
+
+KINDS = (Attention, InPlace, Checkpointed, Tied, Experts, Autocast, Recurrent)
+
+
+def made(kind, count=6):
+    """A model of some layers of a kind, its optimizer, and an input."""
+    torch.manual_seed(1)
+    model = Layers(*(kind() for _ in range(count)))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2), torch.randn(8, 64, 32)
+
+
+def state(model, optimizer):
+    """Everything that a step changes."""
+    parameters = [*model.parameters()]
+    states = [value for one in optimizer.state.values() for value in one.values()]
+    return [
+        value.detach().clone() for value in (*parameters, *(p.grad for p in parameters if p.grad is not None), *states)
+    ]
+
+
+def run(step, x, times=5):
+    torch.manual_seed(2)
+    return [step(x).detach().clone() for _ in range(times)]
+
+
+@cache
+def needed(kind):
+    """The most bytes that a step holds, and those that last."""
+    model, optimizer, x = made(kind)
+    with hosim.torch.offload(model, optimizer=optimizer, budget="1 GB", policy="resident", pace=PACE) as step:
+        run(step, x)
+        last, predicted = step.steps[-1], step.predicted.summary["peak_ram_bytes"]
+        assert (last.peak_bytes, last.out_bytes) == (predicted + step.beside_bytes, 0)
+        return last.peak_bytes, sum(value.nbytes for value in state(model, optimizer))
+
+
+def budget_of(kind):
+    """Four fifths of what a step makes, beside what lasts."""
+    peak, lasting = needed(kind)
+    return lasting + (peak - lasting) * 8 // 10
+
+
+@contextmanager
+def offloaded(kind=Attention, policy="static", **more):
+    """A step of a kind within its budget, with an input."""
+    model, optimizer, x = made(kind)
+    options = {"budget": budget_of(kind), "pace": PACE, "strict": True, **more}
+    with hosim.torch.offload(model, optimizer=optimizer, policy=policy, **options) as step:
+        yield step, x, lambda: state(model, optimizer)
+
+
+@cache
+def plain(kind, times=5):
+    """Losses, and the state after them, of a step without a plan."""
+    model, optimizer, x = made(kind)
+    return run(step_of(model, optimizer, None), x, times), state(model, optimizer)
+
+
+def same(some, others):
+    return all(map(torch.equal, some, others))
+
+
+ON_DEMAND = {"policy": "reactive", "label": "on demand", "options": {"look_ahead": 0, "evict": "lru"}}
+AT_ONCE = {"policy": "reactive", "label": "at once", "options": {"synchronous": True}}
+ROWS = [("static", Attention), (ON_DEMAND, Experts)]
+SLOW = [("reactive", Attention), (AT_ONCE, Recurrent), ("lookahead", InPlace), ("offload_saved", Tied)]
+SLOW += [(policy, kind) for policy in ("static", "reactive", ON_DEMAND) for kind in KINDS]
+SLOW = [row for n, row in enumerate(SLOW) if row not in ROWS + SLOW[:n]]
+
+
+@pytest.mark.parametrize(("policy", "kind"), [*ROWS, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)])
+def test_a_step_under_a_plan_gives_the_same_numbers_within_its_budget(policy, kind):
+    with offloaded(kind, policy) as (step, x, now):
+        losses, expected = run(step, x), plain(kind)
+        assert same(expected[0], losses)
+        assert same(expected[1], now())
+        row = policy if isinstance(policy, str) else policy["label"]
+        assert [one.plan for one in step.steps][-2:] == [row, row]
+        assert all(one.peak_bytes <= budget_of(kind) for one in step.steps[1:])
+        assert step.steps[-1].out_bytes > 0
+
+
+@pytest.mark.parametrize("policy", ["static", pytest.param("reactive", marks=pytest.mark.slow)])
+def test_whenever_copies_come_the_numbers_are_the_same(policy, monkeypatch):
+    """Copies that take random times, each way: an op that ran too early would read other bytes, or none."""
+    random, copy = Random(7), FileTier._copy
+
+    def late(tier, *args):
+        time.sleep(random.choice((0, 0, 0.0005, 0.004)))
+        copy(tier, *args)
+        time.sleep(random.choice((0, 0.001)))
+
+    monkeypatch.setattr(FileTier, "_copy", late)
+    with offloaded(policy=policy) as (step, x, now):
+        assert same(plain(Attention, 8)[0], run(step, x, 8))
+        assert same(plain(Attention, 8)[1], now())
+
+
+def test_a_view_is_made_of_what_is_away(tmp_path):
+    """Nothing is fetched for it: it takes no room."""
+    tier = FileTier(tmp_path)
+    memory = StepMemory(1000, tier)
+    try:
+        x = torch.arange(100.0)
+        block = memory.block(x.untyped_storage(), "x")
+        memory.copy_out(block)
+        memory.free(block)
+        memory.wait(block, writes=True)
+        assert (memory.used_bytes, x.untyped_storage().nbytes()) == (0, 0)
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            x[10:20]
+        with memory.shown([block]):
+            part, turned = x[10:20], x.view(10, 10).t()
+        assert memory.used_bytes == 0
+        memory.settle()
+        assert (part.sum(), turned[3, 2]) == (145, 23)
+        assert memory.moved_bytes == {"copy out": 400, "copy in": 400}
+    finally:
+        memory.close()
+
+
+def test_a_step_that_differs_goes_on_without_its_plan():
+    with offloaded(strict=False) as (step, x, now):
+        scale = [1.0]
+
+        def other(value):
+            return inner(value if scale[0] == 1 else value * scale[0])
+
+        inner, step._step = step._step, other
+        run(step, x, 4)
+        scale[0] = 2.0
+        with pytest.warns(UserWarning, match=r"call 1, before op .*found aten.mul.Tensor.*without a plan"):
+            loss = step(x)
+        assert torch.isfinite(loss)
+        assert all(value.untyped_storage().nbytes() for value in now())
+        scale[0] = 1.0
+        run(step, x, 3)
+        assert step.steps[-1].plan == "static"
+
+
+@pytest.mark.slow
+def test_if_asked_a_step_that_differs_is_an_error():
+    with offloaded() as (step, x, _):
+        run(step, x, 4)
+        inner, step._step = step._step, lambda value: inner(value + 1)
+        with pytest.raises(ExecutionError, match=r"here aten.*found aten.add.Tensor"):
+            step(x)
+
+
+@pytest.mark.slow
+def test_inputs_of_other_shapes_have_a_plan_of_their_own():
+    with offloaded() as (step, x, _):
+        for value in (x, x[:4], x, x[:4], x, x[:4], x, x[:4], x, x[:4]):
+            step(value)
+        assert [one.plan for one in step.steps][-2:] == ["static", "static"]
+        assert step.steps[-1].peak_bytes < step.steps[-2].peak_bytes
+
+
+class BoomError(Exception):
+    """What a model raises."""
+
+
+def test_an_error_in_the_midst_of_a_step_leaves_all_storages_there():
+    with offloaded() as (step, x, _):
+        run(step, x, 4)
+        inner = step._step
+        layers = inner.__closure__
+        model = next(cell.cell_contents for cell in layers if isinstance(cell.cell_contents, torch.nn.Module))
+
+        def fail(*_):
+            raise BoomError
+
+        hook = model.layers[3].register_full_backward_hook(fail)
+        with pytest.raises(BoomError):
+            step(x)
+        hook.remove()
+        assert all(p.untyped_storage().nbytes() for p in model.parameters())
+        run(step, x, 2)
+        assert step.steps[-1].plan == "static"
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_a_disk_that_fails_is_an_error_and_no_value_is_wrong(monkeypatch):
+    with offloaded() as (step, x, now):
+        run(step, x, 4)
+        before = now()
+        monkeypatch.setattr(FileTier, "_write", failing(OSError(28, "No space left on device")))
+        with pytest.raises(ConfigError, match="No space left on device"):
+            step(x)
+        monkeypatch.undo()
+        assert all(value.untyped_storage().nbytes() for value in now())
+        weights = len([*made(Attention)[0].parameters()])
+        assert same(before[:weights], now()[:weights])  # it failed before the update
+        run(step, x, 2)
+
+
+@pytest.mark.slow
+def test_what_is_lost_is_named(monkeypatch):
+    with offloaded() as (step, x, _):
+        run(step, x, 4)
+        monkeypatch.setattr(FileTier, "_read", failing(OSError(5, "Input/output error")))
+        with pytest.raises(ExecutionError, match=r"what is below comes back, found \d+ tensors lost, layers.0.*first"):
+            step(x)
+
+
+def test_one_step_runs_at_a_time_in_the_process_that_made_it_until_it_is_closed(monkeypatch):
+    with offloaded() as (step, x, _):
+        inner = step._step
+        step._step = step
+        with pytest.raises(ConfigError, match="one offloaded step runs at a time"):
+            step(x)
+        step._step = inner
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(ConfigError, match="in the process that made it"):
+            step(x)
+        monkeypatch.undo()
+        step(x)
+    with pytest.raises(ConfigError, match="found a closed one"):
+        step(x)
+
+
+def test_nothing_is_left(tmp_path):
+    before = threading.active_count()
+    with offloaded(folder=tmp_path) as (step, x, _):
+        run(step, x, 5)
+        assert threading.active_count() == before + 2
+        assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "6 GB/s"}, "6 GB/s"),
+        ({"budget": 1000}, "each op's tensors fit the budget of 1.00 kB"),
+        ({"folder": "/nowhere"}, "No such file"),
+        ({"policy": "none"}, "none"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options, said):
+    with pytest.raises(HosimError, match=said), offloaded(**options) as (step, x, _):
+        run(step, x, 4)
+
+
+@pytest.mark.slow
+def test_predicted_stands_beside_measured():
+    compared = hosim.torch.compare(lambda: (*make(),), budget=budget_of(Attention), pace=PACE, steps=2)
+    text = str(compared)
+    assert "All losses are equal to the last bit. Times are medians of 2 steps" in text
+    assert [row["policy"] for row in compared.rows] == ["static", "reactive"]
+    for row in compared.rows:
+        assert row["measured_peak_bytes"] <= budget_of(Attention)
+        assert row["measured_out_bytes"] == row["out_bytes"] > 0
+    assert json.loads(compared.json())["rows"][0]["policy"] == "static"
+
+
+def make():
+    model, _, x = made(Attention)
+    return model, x, {"optimizer": torch.optim.AdamW}
