@@ -165,7 +165,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     def _run(self, turn: Turn, args: Any, kwargs: Any) -> Any:
         """Do what comes before an op, wait for what it uses and for room, and run it."""
-        memory, blocks = self._memory, self._blocks
+        memory = self._memory
         try:
             self._prepare(turn)
         except ExecutionError as error:
@@ -173,28 +173,29 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             return turn.func(*args, **kwargs)
         try:
             made = turn.func(*args, **kwargs)
-        finally:
+            self._follow(turn, made, args, kwargs)
+        finally:  # only now, so that no copy takes the room before what was made counts
             if turn.made_bytes:
                 memory.made(turn.made_bytes)
-        if turn.made:
-            outs = [made] if hasattr(made, "untyped_storage") else list(tensors(made))
-            given = list(tensors((args, kwargs))) if turn.made[-1][1] < 0 or turn.made[0][1] < 0 else outs
-            for tensor, leaf in turn.made:
-                storage, expected = (
-                    (outs[leaf] if leaf >= 0 else given[-1 - leaf]).untyped_storage(),
-                    self._graph.tensors[tensor],
-                )
-                block = blocks[tensor] = memory.block(storage, expected.name)
-                if block.size_bytes != expected.size_bytes:
-                    self._at -= 1
-                    self._stop(
-                        self._difference(f"{expected.name} of {block.size_bytes:,} B, not {expected.size_bytes:,} B")
-                    )
-                    return made
         now_s, waited_s = perf_counter(), memory.waited_s
         self.took_ns.append(max(0, round((now_s - self._last_s - waited_s + self._waited_s) * 1e9)))
         self._last_s, self._waited_s = now_s, waited_s
         return made
+
+    def _follow(self, turn: Turn, made: Any, args: Any, kwargs: Any) -> None:
+        """Follow the storages that an op has written first."""
+        if not turn.made:
+            return
+        outs = [made] if hasattr(made, "untyped_storage") else list(tensors(made))
+        given = list(tensors((args, kwargs))) if any(leaf < 0 for _, leaf in turn.made) else outs
+        for tensor, leaf in turn.made:
+            expected, shown = self._graph.tensors[tensor], outs[leaf] if leaf >= 0 else given[-1 - leaf]
+            block = self._blocks[tensor] = self._memory.block(shown.untyped_storage(), expected.name)
+            if block.size_bytes != expected.size_bytes:
+                self._at -= 1
+                sizes = f"{block.size_bytes:,} B, not {expected.size_bytes:,} B"
+                self._stop(self._difference(f"{expected.name} of {sizes}"))
+                return
 
     def _prepare(self, turn: Turn) -> None:
         memory = self._memory

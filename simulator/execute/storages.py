@@ -309,9 +309,17 @@ class StepMemory:
         """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
 
         After a failure, what was issued and has not begun is given up first; each block is then where its bytes are.
+
+        Raises
+        ------
+        ExecutionError
+            If something is lost.
+        BaseException
+            The failure of a copy.
         """
         with self._changed:
-            if self._failure:
+            failure = self._failure
+            if failure:
                 self._changed.wait_for(lambda: not self._moving)
                 for queue in (*self._queues.values(), *(block.jobs for block in self._blocks.values())):
                     queue.clear()
@@ -334,6 +342,8 @@ class StepMemory:
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
+        if failure:  # it may have come after all that the step's thread waited for
+            raise failure
 
     def bring(self, block: HeldStorage) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""

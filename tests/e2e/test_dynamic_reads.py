@@ -187,6 +187,7 @@ def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
         hosim.run(folder(tmp_path, "draws: {skew: 2.0}\n"))
 
 
+@pytest.mark.slow
 def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
     """A plan for nominal times, and a runtime that handles dynamic reads, under other conditions."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")

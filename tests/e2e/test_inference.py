@@ -78,6 +78,7 @@ policies: [reactive, static]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [GQA, MLA], ids=["gqa", "mla"])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("phase", PHASES, ids=["prefill", "decode"])

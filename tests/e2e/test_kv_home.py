@@ -48,6 +48,7 @@ def test_a_prompt_without_a_home_elsewhere_moves_nothing_if_there_is_room(rows, 
         assert (row.summary["peak_ddr_bytes"], row.summary["moved_d2h_bytes"]) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", ["as_needed", "reserved"])
 def test_what_is_decoded_has_room_at_home_and_ends_there(rows, new):
     """64 tokens in 8 blocks and 32 new ones in 4, that are stored once, whether they came or were there."""

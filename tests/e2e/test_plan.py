@@ -137,6 +137,7 @@ def test_a_plan_is_called_by_its_row_and_read_by_any(hosim, tmp_path):
     assert (tmp_path / "planned" / "plan.jsonl").read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_plan_says_what_run_says_of_what_cannot_fit(hosim):
     less = ("--set", "tiers.ddr.capacity=10 MB")
     planned, ran = hosim("plan", "tiny_train_910c", *less), hosim("run", "tiny_train_910c", *less)

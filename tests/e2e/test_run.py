@@ -211,6 +211,7 @@ def test_an_expectation_that_fails_is_exit_code_1(hosim, tmp_path):
     assert "was not checked" in changed.out
 
 
+@pytest.mark.slow
 def test_the_report_shows_a_claim_and_its_printed_figures_beside_ours(hosim, folder, tmp_path):
     about = "expect:\n  - {row: static, about: 1.5 ms, printed: 1.2 ms, source: table 2, figure: a}\n  - "
     about += "{row: reactive, at_least: 1 ms, printed: 2 ms, figure: b, kind: shown}\n"

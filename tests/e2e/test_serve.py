@@ -45,6 +45,7 @@ def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_pat
     assert "static: half of the requests have their first token within " in blocks[4]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()

@@ -249,6 +249,7 @@ def test_policies_with_the_same_median_share_it():
     assert told == "a and b have the least median, 1.00 us; a is faster than b in 0 % (0 to 56 %) of 3 draws."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "drawn_as"), [("", 1), (f"grid: {{{STEPS}: [1, 2]}}\n", 1), ("both", 2)])
 def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, more, drawn_as):
     if more == "both":

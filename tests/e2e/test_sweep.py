@@ -358,6 +358,7 @@ def strict(scenario, **more):
     return Study(catalog.resolve(scenario), tasks.measured, (axis,), [(n,) for n in range(5)], probes=(), **more)
 
 
+@pytest.mark.slow
 def test_a_point_whose_process_dies_twice_is_a_row(scenario):
     rows = measured([strict(scenario)], workers=2)
     assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]

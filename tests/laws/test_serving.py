@@ -156,6 +156,7 @@ def test_stores_without_end_cost_nothing_and_slow_ones_hold_the_iteration_up(tmp
     assert held["took_ns"] >= 2 * size > alone["took_ns"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1, 2, 8])
 def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
     """Prompts share nothing: with links `rate` times as slow no request has its first token sooner."""

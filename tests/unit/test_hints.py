@@ -84,6 +84,7 @@ def test_runtimes_that_decide_for_free_are_named(tmp_path):
     assert "costs of a host" not in _said(tmp_path, set={"host.queue_depth": 512})
 
 
+@pytest.mark.slow
 def test_experts_without_a_home_are_named_where_weights_have_one(tmp_path):
     source = hosim.catalog.path_of("moe_experts_on_demand", "scenario").read_text(encoding="utf-8")
     for homes, is_said in (("weight: ddr", True), ("weight: ddr\n  expert: hbm", False)):
