@@ -15,7 +15,7 @@ from simulator.cli import hosim, main
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _GIVEN = re.compile(
-    r"\b(mine|yours|this|offload)\.yaml|/workload\.yaml|\bOLD\b|\bSCENARIO\b|\bKIND\b|\bFILE\b|results/(?!\w+\b$)"
+    r"\bmine:step\b|\b(mine|yours|this|offload)\.yaml|/workload\.yaml|\bOLD\b|\bSCENARIO\b|\bKIND\b|\bFILE\b|results/(?!\w+\b$)"
 )
 """A command that needs a file which the page tells the reader to write."""
 

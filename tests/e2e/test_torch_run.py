@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +55,16 @@ def test_what_cannot_run_is_one_message(hosim, mine, arguments, said):
     assert done.code == 1
     assert said in done.err
     assert done.err.count("hosim: ") == 1
+
+
+@pytest.mark.slow
+def test_the_page_runs(hosim, tmp_path, monkeypatch):
+    """A module of the name that the page gives, in a process that has none of it yet."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "run-within-a-budget.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    command = [*(word for line in re.findall(r"```sh\nhosim (.*)\n", page) for word in line.split()), "--steps", "1"]
+    done = subprocess.run([sys.executable, "-m", "simulator", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "All losses are equal to the last bit." in done.stdout
