@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,9 +83,12 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     if is_module:
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
-    tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
-    rates = paces or steps.rates_of(tier)
-    offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
+    with ExitStack() as stack:
+        tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
+        stack.callback(tier.close)
+        rates = paces or steps.rates_of(tier)
+        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
+        stack.pop_all()  # the step closes it
     return offloaded
 
 
@@ -113,7 +117,7 @@ def compare(
     progress
         Called now and then with a label, the steps done, and their number.
     **more
-        Options of `offload`, such as ``folder``.
+        Options of `offload`, such as ``folder``; a step that cannot go on under its plan is an error.
 
     Raises
     ------
@@ -125,7 +129,7 @@ def compare(
         step, *args = make()
         options = args.pop() if args and isinstance(args[-1], dict) else {}
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
-        return offload(step, budget=budget, policy=policy, **training, **more), tuple(args), options
+        return offload(step, budget=budget, policy=policy, **training, **{"strict": True, **more}), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
     compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))

@@ -58,6 +58,11 @@ class HeldStorage:
         self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Issued]()
         self.below: int | None = None
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether it is away, on its way, or below as well: only ops that the plan knows of may use it."""
+        return self.is_away or bool(self.jobs) or self.below is not None
+
 
 class Issued(NamedTuple):
     """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
@@ -111,12 +116,18 @@ class StepMemory:
         key = id(storage)
         held = self._blocks.get(key)
         if held is None:
-            size_bytes = storage.nbytes()
+            size_bytes, device = storage.nbytes(), storage.device
+            do = "move module and inputs to the CPU"
+            insist_step(device.type == "cpu", "a step within a budget", "all tensors are on the CPU", str(device), do)
             held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
             with self._changed:
                 self._blocks[key] = held
                 self._hold(size_bytes)
         return held
+
+    def find(self, storage: Any) -> HeldStorage | None:
+        """Return the block of a storage; None if it is not followed."""
+        return self._blocks.get(id(storage))
 
     def _died(self, key: int, _: object) -> None:
         with self._changed:

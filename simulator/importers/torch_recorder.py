@@ -164,7 +164,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
         ops_before = len(self.calls)
-        if outs or changed:
+        if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         self.called(func, given, outs, is_op=len(self.calls) > ops_before)
         return made
@@ -191,7 +191,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
         reads = [s for s in arguments if s not in blind and s.name and s.size_bytes]
         writes = [s for s in (changed | fresh) if s.size_bytes]
-        if not writes:
+        is_read = not ran.changed and next(tensors(ran.made), None) is None  # as `item` does, which needs the bytes
+        if not (writes or (is_read and reads)):
             return
         phase = "update" if is_update else "backward" if is_backward else "forward"
         line = f"@{site.line}" if site.line else ""
@@ -213,11 +214,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:
         """Return the reason why a call is no op of the graph; empty if it is one."""
-        if not ran.new and not ran.changed:
+        if not ran.new and not ran.changed and next(tensors(ran.made), None) is not None:
             return "views"
         if ran.packet in _ROOM:
             return "allocations"
-        counts = [tensor.dim() == 0 and self._storage(tensor).kind == "optimizer_state" for tensor in ran.changed]
+        used = ran.changed if ran.new or ran.changed else ran.given
+        counts = [tensor.dim() == 0 and self._storage(tensor).kind == "optimizer_state" for tensor in used]
         return "counts of steps, which the host keeps" if counts and all(counts) else ""
 
     def _name_gradients(self, parameter: torch.Tensor, grads: Iterable[torch.Tensor]) -> None:

@@ -225,8 +225,8 @@ def replayed(
             step, limit = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
             found = f"a step of {step}, bounded by {limit} ({summary['bound_kind']})"
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
-    remarks = trace.blocked[:1] or notes(case, plans)
-    summary |= {"notes": "; ".join(remarks), "remarks": "; ".join(findings.remarks)}
+    reasons = trace.blocked[:1] or notes(case, plans)
+    summary |= {"notes": "; ".join(reasons), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     about = {"remarks": findings.remarks, "tries": case.trials.begun}
     return Result.of(case, label, summary, plans=named, trace=trace, **about)

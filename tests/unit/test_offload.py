@@ -248,6 +248,64 @@ def test_a_step_that_differs_goes_on_without_its_plan():
         assert step.steps[-1].plan == "static"
 
 
+def without_gradients(use):
+    """A step whose early tensors must leave for a while, and a switch that `use` is called with at the end."""
+    turned = [False]
+
+    def step(x):
+        with torch.no_grad():
+            a, b = x + 1, x + 2
+            c = x * 3
+            d = c * c
+            e = d * c
+            total = (e * d + e + d + c).sum()
+            del c, d, e
+            return use(a, b, total, turned[0])
+
+    return step, turned
+
+
+def test_an_op_that_uses_another_tensor_than_recorded_never_reads_what_is_away():
+    """The calls are the same, in the same order: only the tensors differ."""
+
+    def use(a, b, total, turned):
+        first, second = (b, a) if turned else (a, b)
+        return first.exp().sum() * 2 + second.exp().sum() + total
+
+    step, turned = without_gradients(use)
+    x = torch.randn(100_000)
+    expected = []
+    for turned[0] in (False, True):
+        expected.append(step(x))
+    turned[0] = False
+    with hosim.torch.offload(step, budget=2_450_000, pace=("50 MB/s", "50 MB/s")) as offloaded:
+        assert same(expected[:1] * 4, [offloaded(x) for _ in range(4)])
+        assert offloaded.steps[-1].out_bytes > 0
+        turned[0] = True
+        with pytest.warns(UserWarning, match=r"uses the tensors that it was recorded with, found step/fwd/add"):
+            assert torch.equal(expected[1], offloaded(x))
+
+
+def test_what_is_read_by_a_call_that_makes_no_tensor_is_there():
+    """A number that is read is an op of the graph, so that the plan brings in what it is read from."""
+    step, _ = without_gradients(lambda a, b, total, _: (total + b.sum(), a[5].item(), torch.equal(a, b)))
+    x = torch.randn(100_000)
+    expected = step(x)
+    with hosim.torch.offload(step, budget=2_450_000, pace=PACE, strict=True) as offloaded:
+        for _ in range(5):
+            total, number, is_same = offloaded(x)
+            assert torch.equal(total, expected[0])
+            assert (number, is_same) == expected[1:]
+        assert offloaded.steps[-1].plan == "static"
+        assert offloaded.steps[-1].out_bytes > 0
+
+
+def test_a_tensor_elsewhere_than_on_the_cpu_is_refused_by_name():
+    refused = pytest.raises(ExecutionError, match="all tensors are on the CPU, found meta")
+    with hosim.torch.offload(lambda x: x + 1, budget="1 MB", pace=PACE) as offloaded, refused:
+        offloaded(torch.empty(8, device="meta"))
+
+
 @pytest.mark.slow
 def test_if_asked_a_step_that_differs_is_an_error():
     with offloaded() as (step, x, _):
