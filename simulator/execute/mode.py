@@ -220,8 +220,8 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         for code in turn.actions:
             self._do(code)
         moved = self._moved_elsewhere(turn, args, kwargs) if turn.given else ""
-        must, do = "an op uses the tensors that it was recorded with", "run steps that differ without a plan"
-        insist_step(not moved, f"op {name}", must, f"{moved}, which the plan has moved", do)
+        rule, do = "an op uses the tensors that it was recorded with", "run steps that differ without a plan"
+        insist_step(not moved, f"op {name}", rule, f"{moved}, which the plan has moved", do)
         for tensor, writes in turn.moved:
             block = self._blocks[tensor]
             memory.wait(block, writes=writes)

@@ -22,6 +22,7 @@ PROGRAMS = (
     "offsets.py",
     "optimum.py",
     "acceptance.py --traces acceptance",
+    "executing.py",
 )
 NONE: Mapping[str, float] = {}
 
