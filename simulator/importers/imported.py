@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ from simulator.workload import Workload
 _MOST_LINES = 12
 # Most ops, and most tensors, of a model that is built only to describe it: they take seconds.
 _MOST_BUILT = 50_000
+# Most ranks times stages, each of which says who meets: they take seconds, too.
+_MOST_MET = 1_000_000
 _WORKLOAD = ".yaml"
 
 
@@ -80,10 +83,13 @@ class Imported:
         if work.requests is not None or work.model is None:
             return model_card(work, None)
         ops, tensors = largest_size(work, work.model)
-        if max(ops, tensors) <= _MOST_BUILT:
+        ranks = prod(work.parallel.device_matrix.values()) if work.parallel.ranks == "all" else 1
+        is_met = ranks * work.parallel.pipeline <= _MOST_MET
+        if is_met and max(ops, tensors) <= _MOST_BUILT:
             return model_card(work, build_job(work))
         size = counted(ops, "op") if ops > tensors else counted(tensors, "tensor")
-        return model_card(work, None) | {"graph": f"up to {size}, not built here"}
+        spread = "" if is_met else f" on each of {counted(ranks, 'rank')}"
+        return model_card(work, None) | {"graph": f"up to {size}{spread}, not built here"}
 
     def json(self) -> dict[str, Any]:
         """Return the card and the full lists of what was kept, derived and dropped."""

@@ -81,8 +81,8 @@ FIGURES = (
     Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
            "each op once, but elementwise ones and what runs again; of attention what its kernels compute. Of `hosim "
            "serve`: in all iterations by the time in which some sequence runs."),
-    Figure("mfu", "share", "MFU", "Model FLOPs utilisation: `tflops` as a share of the device's peak in the data type "
-           "of most of that arithmetic (PaLM, arXiv 2204.02311, appendix B)."),
+    Figure("mfu", "share", "MFU", "Model FLOPs utilisation: the time that this arithmetic takes at the device's peak "
+           "for its data types, as a share of the step (PaLM, arXiv 2204.02311, appendix B)."),
     Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),
     Figure("warmup_ns", "ns", "warm-up", "`E_(n-1)`: all that is before the step that is measured."),
     Figure("compute_ns", "ns", "compute", "First runs of ops on the main stream in the measured step."),

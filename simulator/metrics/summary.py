@@ -86,8 +86,9 @@ def flop_rates(
         flops.update({dtype: times * flop for dtype, flop in arithmetic.items()})
     if not flops.total() or not step_ns:
         return {"tflops": None, "mfu": None}
-    rate, peak = flops.total() * 1e9 / (ranks * step_ns), hardware.compute.peak_flops.get(flops.most_common(1)[0][0])
-    return {"tflops": rate / 1e12, "mfu": rate / peak if peak else None}
+    device_s, peaks = ranks * step_ns / 1e9, hardware.compute.peak_flops
+    at_peak_s = sum(flop / peaks[dtype] for dtype, flop in flops.items()) if flops.keys() <= peaks.keys() else None
+    return {"tflops": flops.total() / device_s / 1e12, "mfu": at_peak_s and at_peak_s / device_s}
 
 
 def per_second(step_ns: int | None, **handled: int | None) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from simulator import formats
@@ -21,7 +22,7 @@ from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
 from simulator.graph import TensorKind
-from simulator.hardware import Hardware, without_effect
+from simulator.hardware import Hardware, reachable, without_effect
 from simulator.plan import NOWHERE
 from simulator.report.rows import Row, listed
 from simulator.run.case import Case
@@ -63,6 +64,7 @@ def idle_line(
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
     idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
     unused = [of for of in scenario.homes if all(of not in by_tensor.values() for by_tensor in _homes_of(case))]
+    idle |= dict.fromkeys(_of_dynamic_reads(case), "no op reads dynamically")
     idle |= {f"homes.{of}": "later homes name all that it names" for of in unused}
     if not is_served:
         same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
@@ -188,7 +190,23 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle["host.fixed.*"] = "each row decides while it runs"
     if not is_dynamic:
         idle["host.reactive.select"] = "no op reads dynamically"
-    return idle
+    return idle | _out_of_reach(case, rows)
+
+
+def _out_of_reach(case: Case, rows: Sequence[PolicyChoice]) -> dict[str, str]:
+    """Say which figures are of ways to tiers that nothing reaches: each way leads through one with endless room."""
+    hardware, scenario = case.hardware, case.loaded.scenario
+    endless = {name for name, tier in hardware.tiers.items() if tier.usable_bytes == inf} - {hardware.compute_tier}
+    ends = {name: (link.source, link.target) for name, link in hardware.links.items()}
+    near = reachable(hardware.compute_tier, [way for way in ends.values() if way[0] not in endless])
+    far = hardware.tiers.keys() - near
+    if not near & endless or far & {*scenario.homes.values(), *scenario.kv_tiers} or any(row.is_file for row in rows):
+        return {}
+    links = {name for name, way in ends.items() if far & {*way}}
+    buses = [name for name, bus in hardware.buses.items() if links.issuperset(bus.links)]
+    patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance")]
+    patterns += [f"{kind}.{name}.*" for kind, names in (("links", sorted(links)), ("buses", buses)) for name in names]
+    return dict.fromkeys(patterns, f"nothing goes past {listed(sorted(near & endless))}, which has endless room")
 
 
 def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
@@ -201,7 +219,7 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
     if not any(graph.meets for graph in graphs):
         idle["switches.collectives"] = "ranks never meet"
     if case.job.ranks == 1:
-        idle["policies.*.alone"] = "there is one rank"
+        idle |= dict.fromkeys(("policies.*.alone", "fold"), "there is one rank")
     if not any(task.problem.turns for task in case.tasks):
         idle["policies.*.staggered"] = "ranks meet, or share no link evenly, or run less than three steps"
     return idle
@@ -229,7 +247,7 @@ def _passing(case: Case) -> Iterator[str]:
 def _stated(scenario: Scenario) -> list[str]:
     """List the fields of a scenario that may be idle and that are stated with another value than the default."""
     usual = Scenario.model_construct(name="-", hardware="-", workload="-", policies=())
-    stated = ["kv_tiers", "slo", "seed", "switches.collectives"]
+    stated = ["kv_tiers", "slo", "seed", "switches.collectives", "fold"]
 
     def value(document: Any, path: str) -> Any:
         for key in path.split("."):
@@ -239,6 +257,15 @@ def _stated(scenario: Scenario) -> list[str]:
     changed = [path for path in stated if value(scenario, path) != value(usual, path)]
     rows = enumerate(scenario.policies)
     return changed + [f"policies.{n}.{key}" for n, row in rows for key in ("alone", "staggered") if getattr(row, key)]
+
+
+def _of_dynamic_reads(case: Case) -> Iterator[str]:
+    """Yield options about dynamic reads of rows that have none: all of `hybrid`, and one of `reactive`."""
+    if any(graph.dynamic_reads for graph in case.job.graphs):
+        return
+    for n, row in enumerate(case.loaded.scenario.policies):
+        about = row.options if row.policy == "hybrid" else {"dynamic"} if row.policy == "reactive" else ()
+        yield from (f"policies.{n}.options.{name}" for name in row.options if name in about)
 
 
 def _builds_the_same(loaded: Loaded, path: str) -> bool:

@@ -311,6 +311,10 @@ class Expectation(Part):
             fits = (len(numbers) == len(ends) or is_text) and numbers == sorted(set(numbers))
             do = "write a finite number, or a text under equals"
             require(fits, must, repr(getattr(self, key)), key, do=do)
+        others = [key for key in (*LIMITS, "faster_than") if key != "about" and getattr(self, key) is not None]
+        is_about = self.about is not None or not others or "within" not in self.model_fields_set
+        must, do = "within is of about, or of a printed figure that is the only condition", "drop within, or add about"
+        require(is_about, must, f"within beside {others}", "within", do=do)
         with in_field("over"):
             divisor = self.divisor
         must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"

@@ -23,7 +23,7 @@ __all__ = [
 _INFERENCE = ("prefill", "decode")
 _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
-    _OF_A_LENGTH: "batch sequence replicas",
+    _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
     ("train",): "optimizer lora frozen checkpoint kernels dtypes.gradients dtypes.router "
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
@@ -153,7 +153,7 @@ class Workload(Document):
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        of_model = {"model", "dtypes", "phase", *_PHASES} - {"replicas", "batch", "sequence"}
+        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split()}
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")

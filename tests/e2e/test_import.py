@@ -260,6 +260,16 @@ def test_a_pipe_is_told_how_it_is_read(hosim, tmp_path):
     assert "found a device or a pipe; save it in a file, or import it as -, standard input" in done.err
 
 
+def test_a_model_on_very_many_ranks_is_told_without_being_built(hosim, tmp_path, monkeypatch):
+    monkeypatch.setattr(imported, "build_job", None)
+    config = {**CONFIG, "num_hidden_layers": 126}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spread = ("--phase", "train", "--data", 4_096, "--pipeline", 126)
+    done = hosim("import", "hf", tmp_path / "config.json", "-o", tmp_path / "mine.yaml", *spread)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"graph: up to [0-9]+ tensors on each of 516,096 ranks, not built here", done.out)
+
+
 @pytest.mark.parametrize("options", ["--phase prefill --chunk 7", "--phase decode --new-tokens 1000"])
 def test_a_large_model_is_told_without_being_built(hosim, tmp_path, monkeypatch, options):
     """Its ops are counted from two layers; building a million of them takes a minute and a gigabyte."""

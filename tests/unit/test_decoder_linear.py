@@ -82,6 +82,14 @@ def test_phases_that_are_not_built_are_refused() -> None:
         workload("requests", requests={"file": "x.csv"})
 
 
+@pytest.mark.parametrize("key", [{"steps": 3}, {"outputs": "freed"}])
+def test_what_requests_never_read_is_refused(key: dict[str, object]) -> None:
+    of_requests = {"phase": "requests", "requests": {"file": "x.csv"}, "name": "x", "model": workload().model}
+    Workload.model_validate(of_requests)
+    with pytest.raises(ValidationError, match=f"{[*key][0]} is for phase train, serve, prefill, decode"):
+        Workload.model_validate(of_requests | key)
+
+
 def test_linear_attention_has_no_window() -> None:
     model = {"family": "decoder", "layers": 1, "hidden": 8, "vocabulary": 8, "attention": LINEAR | {"window": 4}}
     model["feed_forward"] = {"kind": "dense", "width": 16}

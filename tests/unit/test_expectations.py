@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from simulator.claims import Judged, claims_view, sentences
 from simulator.document import Fit
@@ -226,3 +227,10 @@ def test_what_is_only_shown_may_be_any_text():
     found = verdict(over="fast", kind="shown", printed="by tens of %", figure="step")
     assert (found.word, found.printed, found.found, found.difference) == ("shown", "by tens of %", "+150.0 %", "-")
     assert verdict(kind="shown", printed="some time", figure="step").word == "shown"
+
+
+@pytest.mark.parametrize("other", [{"equals": "15 s"}, {"at_most": "16 s"}, {"faster_than": "slow"}])
+def test_a_tolerance_that_nothing_uses_is_refused(other):
+    with pytest.raises(ValidationError, match=r"within is of about, or of a printed figure"):
+        Expectation(row="a", within=0.02, **other)
+    Expectation(row="a", within=0.02, about="15 s", **other)

@@ -26,6 +26,7 @@ def line(tmp_path, monkeypatch):
     return named
 
 
+NOT_DYNAMIC = "no op reads dynamically"
 LINKS = "kernels work in the compute tier, and links carry copies"
 
 
@@ -47,6 +48,13 @@ LINKS = "kernels work in the compute tier, and links carry copies"
         ({"scenario.kv_tiers.ddr": "1 GB"}, "kv_tiers.ddr (hosim serve reads it)"),
         ({"scenario.switches.collectives": "compute_stream"}, "switches.collectives (ranks never meet)"),
         ({"scenario.policies.0.alone": True}, "policies.0.alone (there is one rank)"),
+        ({"scenario.fold": "never"}, "fold (there is one rank)"),
+        ({"scenario.policies.1.options": {"dynamic": "on_demand"}}, f"policies.1.options.dynamic ({NOT_DYNAMIC})"),
+        (
+            {"scenario.policies.1": {"policy": "hybrid", "options": {"evict": "lru"}}},
+            f"policies.1.options.evict ({NOT_DYNAMIC})",
+        ),
+        ({"scenario.policies.1.options": {"evict": "lru"}}, ""),
         ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (what runs is the same with it)"),
         ({"workload.parallel.schedule": "1f1b", "workload.batch": 2}, ""),
     ],
@@ -61,6 +69,24 @@ def test_what_an_author_states_is_named_too_and_what_has_an_origin_is_not(line):
     assert line({}, box=box) is None  # assumed, a toy
     assert line({}, box=box.replace("  tiers: a toy\n", "")) == f"has no effect here: tiers.ddr.bandwidth ({LINKS})."
     assert line({}, story=STORY + "seed: 3\n") == "has no effect here: seed (nothing is drawn)."
+
+
+def test_ways_past_endless_room_are_named(line):
+    more = "ddr: {capacity: inf}\n  ssd: {capacity: 1 TB}"
+    ways = {
+        "read": "{source: ssd, target: ddr, bandwidth: 1 GB/s}",
+        "write": "{source: ddr, target: ssd, bandwidth: 1 GB/s}",
+    }
+    links = "\nlinks:" + "".join(f"\n  {name}: {way}" for name, way in ways.items())
+    box = documents.BOX.replace("ddr: {capacity: inf}", more).replace("\nlinks:", links)
+    why = "nothing goes past ddr, which has endless room"
+    for path in ("links.read.bandwidth", "links.write.latency"):
+        assert (
+            line({path: "1 us" if "latency" in path else "1 MB/s"}, box=box) == f"has no effect here: {path} ({why})."
+        )
+    assert line({"tiers.ssd.reserved": "1 GB"}, box=box) == f"has no effect here: tiers.ssd.reserved ({why})."
+    assert line({"links.read.bandwidth": "1 MB/s", "tiers.ddr.capacity": "1 TB"}, box=box) is None
+    assert line({"links.read.bandwidth": "1 MB/s", "homes.optimizer_state": "ssd"}, box=box) is None
 
 
 def test_a_home_that_nearly_all_of_its_tensors_ignore_is_told(line):
