@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from simulator.errors import ConfigError, insist
+from simulator.execute.tiers import FileTier, MemoryTier
 from simulator.importers.torch import capture as capture
 from simulator.importers.torch import fake as fake
 from simulator.units import FieldError, parse
@@ -34,6 +35,9 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     policy: str | Mapping[str, Any] = "static",
     optimizer: Any = None,
     loss: Callable[[Any], Any] | None = None,
+    homes: Mapping[str, str] | None = None,
+    hardware: str | Path | None = None,
+    tier: Literal["disk", "memory"] = "disk",
     folder: str | Path | None = None,
     pace: tuple[str, str] | None = None,
     strict: bool = False,
@@ -49,9 +53,17 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     budget
         Most bytes of storages in memory, such as ``"6 GB"``: weights, gradients, states and activations.
     policy
-        A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``.
+        A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``, or the path
+        of a plan.
     optimizer, loss
         For a module, as for `capture`; an optimizer that was made, or a function that makes one.
+    homes
+        Where tensors live between steps, as in a scenario: ``{"optimizer_state": "disk"}``, or ``"free"``, where the
+        policy decides; default: in memory. While they are below only the step may use them; see ``step.here()``.
+    hardware
+        A profile of this machine, as `hosim calibrate` writes it; default: the lower tier alone is measured, now.
+    tier
+        The lower tier, called ``disk`` in plans: a file, or a second place in memory.
     folder
         Where the file lies; default: the system's folder of temporary files. Nothing is left in it.
     pace
@@ -83,13 +95,23 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     if is_module:
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
+    scenario = {"policies": [policy], "homes": {**(homes or {})}}
     with ExitStack() as stack:
-        tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
-        stack.callback(tier.close)
-        rates = paces or steps.rates_of(tier)
-        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
+        lower = _tier_of(tier, folder, paces)
+        stack.callback(lower.close)
+        machine = str(hardware) if hardware else steps.machine_of(paces or steps.rates_of(lower))
+        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, lower, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded
+
+
+def _tier_of(tier: str, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier:
+    """Make the lower tier."""
+    must, do = "a lower tier is disk or memory, and a folder is of disk", "name one of them, or drop folder"
+    insist(tier == "disk" or (tier == "memory" and folder is None), "hosim.torch.offload", must, repr(tier), do)
+    if tier == "memory":
+        return MemoryTier(pace=pace)
+    return FileTier(folder or tempfile.gettempdir(), pace=pace)
 
 
 def compare(

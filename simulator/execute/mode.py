@@ -56,7 +56,11 @@ class Turn:
 
 
 def turns_of(
-    graph: Graph, calls: Sequence[RecordedCall], ids: Mapping[Storage, int], codes: Sequence[Code]
+    graph: Graph,
+    calls: Sequence[RecordedCall],
+    ids: Mapping[Storage, int],
+    codes: Sequence[Code],
+    below: Iterable[int] = (),
 ) -> list[Turn]:
     """Work out what happens at each call of a step, and after the last one.
 
@@ -66,8 +70,8 @@ def turns_of(
         The step, as it was recorded.
     ids
         Storage of the record -> tensor of the graph.
-    codes
-        The actions of one step.
+    codes, below
+        The actions of one step; the tensors that live below between steps.
 
     Raises
     ------
@@ -76,7 +80,7 @@ def turns_of(
     """
     before = _by_op(graph, codes)
     written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
-    turns, moved = list[Turn](), set[int]()
+    turns, moved = list[Turn](), {*below}
     for call in calls:
         turn = Turn(call.func, call.op)
         if call.op is None:

@@ -78,6 +78,11 @@ class OnDemand(OpRecorder):
             self.lasting[storage] = weakref.ref(memory)
         return storage
 
+    def size_of(self, memory: Any) -> int:
+        """Return the size of a storage, which may be away [B]."""
+        block = self._memory.find(memory)
+        return super().size_of(memory) if block is None else block.size_bytes
+
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Run a function once what it is given is there, and room for what it makes."""
         blocks = [self._memory.block(tensor.untyped_storage()) for tensor in given]

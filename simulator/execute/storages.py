@@ -13,7 +13,7 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -316,10 +316,15 @@ class StepMemory:
                 for storage, _ in empty:
                     storage.resize_(0)
 
-    def settle(self) -> None:
+    def settle(self, below: Sequence[HeldStorage] = ()) -> None:
         """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
 
         After a failure, what was issued and has not begun is given up first; each block is then where its bytes are.
+
+        Parameters
+        ----------
+        below
+            Blocks that live in the lower tier from here on.
 
         Raises
         ------
@@ -328,7 +333,31 @@ class StepMemory:
         BaseException
             The failure of a copy.
         """
+        failure = self._end_all()
+        if below and failure is None:
+            for block in below:
+                self._send(block)
+            failure = self._end_all()
+        lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
+        for block in self.blocks():
+            try:
+                if block not in staying:
+                    self.bring(block)
+                    self.forget_below(block)  # ops write it unseen if the next plan does not move it
+            except Exception as error:
+                lost[block.name] = error
+        for name, cause in lost.items():
+            found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
+            raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
+        if failure:  # it may have come after all that the step's thread waited for
+            raise failure
+
+    def _end_all(self) -> BaseException | None:
+        """Wait until all that was issued has ended; if a copy failed, give up the rest, and return the failure."""
         with self._changed:
+            self._is_lifted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._failure or not any(block.jobs for block in self._blocks.values()))
             failure = self._failure
             if failure:
                 self._changed.wait_for(lambda: not self._moving)
@@ -338,23 +367,15 @@ class StepMemory:
                     block.is_away = not block.held_bytes
                     if not block.is_below:
                         self._drop_below(block)
-                self._failure = None
-            self._is_lifted, blocks = True, [*self._blocks.values()]
-            self._changed.notify_all()
-            for block in blocks:
-                self.wait(block, writes=True)
-            self._is_lifted = False
-        lost = dict[str, BaseException]()
-        for block in blocks:
-            try:
-                self.bring(block)
-            except Exception as error:
-                lost[block.name] = error
-        for name, cause in lost.items():
-            found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
-            raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
-        if failure:  # it may have come after all that the step's thread waited for
-            raise failure
+            self._is_lifted, self._failure = False, None
+            return failure
+
+    def _send(self, block: HeldStorage) -> None:
+        """Let a block lie below alone."""
+        if not block.is_away:
+            if not block.is_below:
+                self.copy_out(block)
+            self.free(block)
 
     def bring(self, block: HeldStorage) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""
