@@ -70,6 +70,23 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     ConfigError
         If torch is not installed, the budget is no size, or the folder cannot hold a file.
     """
+    how = {"optimizer": optimizer, "loss": loss, "folder": folder, "pace": pace, "strict": strict}
+    return _opened(_part("execute.offloaded").Offloaded, step, budget, policy, **how)
+
+
+def _opened(  # noqa: PLR0913 - as `offload`
+    kind: Callable[..., Offloaded],
+    step: Any,
+    budget: str | float,
+    policy: Any,
+    *,
+    optimizer: Any = None,
+    loss: Callable[[Any], Any] | None = None,
+    folder: str | Path | None = None,
+    pace: tuple[str, str] | None = None,
+    strict: bool = True,
+) -> Offloaded:
+    """Open a step of some kind over a lower tier, which it closes."""
     steps, torch_run = _part("execute.offloaded"), _part("importers.torch_run")
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
@@ -81,15 +98,14 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         raise ConfigError(where, error.must, error.found, error.do) from None
     name = getattr(step, "__name__", type(step).__name__)
     if is_module:
-        made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
+        made = optimizer(step.parameters()) if callable(optimizer) else optimizer
         step = torch_run.step_of(step, made, loss)
     with ExitStack() as stack:
         tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
         stack.callback(tier.close)
-        rates = paces or steps.rates_of(tier)
-        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
+        opened = kind(step, name, budget_bytes, policy, tier, paces or steps.rates_of(tier), strict=strict)
         stack.pop_all()  # the step closes it
-    return offloaded
+    return opened
 
 
 def compare(
@@ -111,7 +127,9 @@ def compare(
         Makes the step: it returns a module, or a function that runs a step, and its inputs, as for ``hosim import
         torch``: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
     budget, policies
-        As for `offload`, which runs each policy.
+        As for `offload`, which runs each policy. Besides, what PyTorch does by itself, with no regard to the budget:
+        ``resident``, the step as it is; ``saved_tensors_hooks``, what is saved for backward goes to the lower tier at
+        once; ``checkpointing``, each child of the module's longest ``ModuleList`` or ``Sequential`` is checkpointed.
     steps
         How many steps of each are measured, after those that are needed to plan.
     progress
@@ -124,12 +142,16 @@ def compare(
     HosimError
         As for `offload`, and for the steps that it makes.
     """
+    rows = _part("execute.baselines")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
         step, *args = make()
         options = args.pop() if args and isinstance(args[-1], dict) else {}
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
-        return offload(step, budget=budget, policy=policy, **training, **{"strict": True, **more}), tuple(args), options
+        if policy == rows.CHECKPOINTING:
+            rows.checkpointed(step)
+        kind = rows.AsPyTorch if policy in rows.ROWS else rows.Offloaded
+        return _opened(kind, step, budget, policy, **training, **more), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
     compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))
