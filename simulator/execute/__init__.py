@@ -70,23 +70,6 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     ConfigError
         If torch is not installed, the budget is no size, or the folder cannot hold a file.
     """
-    how = {"optimizer": optimizer, "loss": loss, "folder": folder, "pace": pace, "strict": strict}
-    return _opened(_part("execute.offloaded").Offloaded, step, budget, policy, **how)
-
-
-def _opened(  # noqa: PLR0913 - as `offload`
-    kind: Callable[..., Offloaded],
-    step: Any,
-    budget: str | float,
-    policy: Any,
-    *,
-    optimizer: Any = None,
-    loss: Callable[[Any], Any] | None = None,
-    folder: str | Path | None = None,
-    pace: tuple[str, str] | None = None,
-    strict: bool = True,
-) -> Offloaded:
-    """Open a step of some kind over a lower tier, which it closes."""
     steps, torch_run = _part("execute.offloaded"), _part("importers.torch_run")
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
@@ -98,14 +81,15 @@ def _opened(  # noqa: PLR0913 - as `offload`
         raise ConfigError(where, error.must, error.found, error.do) from None
     name = getattr(step, "__name__", type(step).__name__)
     if is_module:
-        made = optimizer(step.parameters()) if callable(optimizer) else optimizer
+        made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
     with ExitStack() as stack:
         tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
         stack.callback(tier.close)
-        opened = kind(step, name, budget_bytes, policy, tier, paces or steps.rates_of(tier), strict=strict)
+        rates = paces or steps.rates_of(tier)
+        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
         stack.pop_all()  # the step closes it
-    return opened
+    return offloaded
 
 
 def compare(
@@ -142,16 +126,15 @@ def compare(
     HosimError
         As for `offload`, and for the steps that it makes.
     """
-    rows = _part("execute.baselines")
+    unplanned = _part("execute.unplanned")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
         step, *args = make()
         options = args.pop() if args and isinstance(args[-1], dict) else {}
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
-        if policy == rows.CHECKPOINTING:
-            rows.checkpointed(step)
-        kind = rows.AsPyTorch if policy in rows.ROWS else rows.Offloaded
-        return _opened(kind, step, budget, policy, **training, **more), tuple(args), options
+        if policy == unplanned.CHECKPOINTING:
+            unplanned.checkpoint_blocks(step)
+        return offload(step, budget=budget, policy=policy, **training, **{"strict": True, **more}), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
     compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))

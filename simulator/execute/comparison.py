@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ import orjson
 import torch
 
 from simulator.errors import insist
-from simulator.execute.baselines import ROWS
 from simulator.execute.offloaded import Executed, Offloaded
+from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.importers.torch_run import tensors
 from simulator.report.rows import quantity
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
-from simulator.run.results import Result
 from simulator.run.sweep import Progress
 from simulator.units import counted, human
 
@@ -121,6 +121,7 @@ def compare(
     for policy in policies:
         torch.manual_seed(0)
         step, args, kwargs = make(policy)
+        call = partial(run_unplanned, step, policy) if policy in ROWS else step
         with step:
             losses = list[torch.Tensor]()
             for done in range(_FIRST + steps):
@@ -128,22 +129,15 @@ def compare(
                 tell(f"{label}, steps", done, _FIRST + steps)
                 if done == _FIRST:
                     _forget_most()
-                losses += [tensor.detach().clone() for tensor in tensors([step(*args, **kwargs)])]
+                losses += [tensor.detach().clone() for tensor in tensors([call(*args, **kwargs)])]
             most_bytes = _resident_bytes("VmHWM") if _CAN_FORGET else None
             first = first or losses
             is_equal = len(first) == len(losses) and all(map(torch.equal, map(_bits, first), map(_bits, losses)))
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
-            predicted, measured = step.predicted, _measured(step.steps[_FIRST:])
-            insist(predicted or policy in ROWS, name, must, "no two calls alike", do)
-            budget_bytes, peak_bytes = step.budget_bytes, measured["measured_peak_bytes"]
-            found = {"is_within": peak_bytes <= budget_bytes, "is_equal": is_equal}
-            rows.append(
-                {"policy": predicted.label if predicted else label}
-                | _predicted(predicted, step.beside_bytes)
-                | measured
-                | found
-            )
-        del step, args, kwargs
+            insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
+            rows.append({"policy": label} | _predicted(step) | _measured(step.steps[_FIRST:]) | {"is_equal": is_equal})
+            rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= (budget_bytes := step.budget_bytes)
+        del step, call, args, kwargs
         rows[-1]["measured_rss_bytes"] = most_bytes and most_bytes - _left_bytes()
     return Comparison(name, budget_bytes, tuple(rows))
 
@@ -153,17 +147,14 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().contiguous().view(torch.uint8)
 
 
-def _predicted(result: Result | None, beside_bytes: int) -> dict[str, Any]:
+def _predicted(step: Offloaded) -> dict[str, Any]:
     """Return what was predicted; of a step without a plan, nothing."""
-    summary = result.summary if result else {}
-    peak_bytes = summary["peak_ram_bytes"] + beside_bytes if result else None
-    columns = {
-        "step_ns": "step_ns",
-        "stall_ns": "stall_ns",
-        "out_bytes": "moved_d2h_bytes",
-        "in_bytes": "moved_h2d_bytes",
-    }
-    return {key: summary.get(column) for key, column in columns.items()} | {"peak_bytes": peak_bytes}
+    keys, result = ("step_ns", "stall_ns", "peak_bytes", "out_bytes", "in_bytes"), step.predicted
+    if result is None:
+        return dict.fromkeys(keys)
+    columns = ("step_ns", "stall_ns", "peak_ram_bytes", "moved_d2h_bytes", "moved_h2d_bytes")
+    figures = dict(zip(keys, map(result.summary.__getitem__, columns), strict=True))
+    return {"policy": result.label} | figures | {"peak_bytes": figures["peak_bytes"] + step.beside_bytes}
 
 
 def _measured(executed: Sequence[Executed]) -> dict[str, Any]:

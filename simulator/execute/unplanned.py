@@ -29,27 +29,24 @@ _COUNTED = 3
 """Calls that are counted: the second is the first that knows of all that lasts."""
 
 
-class AsPyTorch(Offloaded):
-    """A step that runs as PyTorch does by itself; ``policy`` is one of `ROWS`, and nothing is held to the budget."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a step, and return what it returns."""
-        memory = self._memory
-        memory.begin()
-        begun_s = perf_counter()
-        with ExitStack() as stack:
-            if self._policy == HOOKS:
-                stack.enter_context(_SavedBelow(memory))
-            if len(self.steps) < _COUNTED:
-                stack.enter_context(_Counted(memory))
-            made = self._step(*args, **kwargs)
-        took_s, moved = perf_counter() - begun_s, memory.moved_bytes
-        peak_bytes = max(memory.peak_bytes, *(step.peak_bytes for step in self.steps), 0)
-        self.steps.append(Executed(str(self._policy), took_s, memory.waited_s, peak_bytes, moved[OUT], moved[IN]))
-        return made
+def run_unplanned(offloaded: Offloaded, row: str, *args: Any, **kwargs: Any) -> Any:
+    """Run a step as one of `ROWS`, note what it took, and return what it returns."""
+    memory, steps = offloaded._memory, offloaded.steps
+    memory.begin()
+    begun_s = perf_counter()
+    with ExitStack() as stack:
+        if row == HOOKS:
+            stack.enter_context(_SavedBelow(memory))
+        if len(steps) < _COUNTED:
+            stack.enter_context(_Counted(memory))
+        made = offloaded._step(*args, **kwargs)
+    took_s, moved = perf_counter() - begun_s, memory.moved_bytes
+    peak_bytes = max(memory.peak_bytes, *(step.peak_bytes for step in steps), 0)
+    steps.append(Executed(row, took_s, memory.waited_s, peak_bytes, moved[OUT], moved[IN]))
+    return made
 
 
-def checkpointed(step: Callable[..., Any]) -> None:
+def checkpoint_blocks(step: Callable[..., Any]) -> None:
     """Checkpoint each child of a module's longest ``ModuleList`` or ``Sequential``, the outermost of several.
 
     Raises
@@ -98,9 +95,9 @@ class _Saved:
 class _SavedBelow(saved_tensors_hooks):  # type: ignore[misc]
     """Writes what is saved for backward to the lower tier, and reads it when backward asks; the step waits for both.
 
-    So does ``torch.autograd.graph.save_on_cpu``. What was there before the step (weights, buffers, inputs) stays, and a
-    storage is written and read once, even if several ops save it; it comes back as it lay, so that kernels compute the
-    same bits.
+    So does ``torch.autograd.graph.save_on_cpu``. What was there before the step (weights, buffers, inputs) stays. A
+    storage that several ops save is written once, and read once for all that need it while it is there; it comes back
+    as it lay, so that kernels compute the same bits.
     """
 
     def __init__(self, memory: StepMemory) -> None:
