@@ -133,7 +133,9 @@ def compare(
         Makes the step: it returns a module, or a function that runs a step, and its inputs, as for ``hosim import
         torch``: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
     budget, policies
-        As for `offload`, which runs each policy.
+        As for `offload`, which runs each policy. Besides, what PyTorch does by itself, with no regard to the budget:
+        ``resident``, the step as it is; ``saved_tensors_hooks``, what is saved for backward goes to the lower tier at
+        once; ``checkpointing``, each child of the module's longest ``ModuleList`` or ``Sequential`` is checkpointed.
     steps
         How many steps of each are measured, after those that are needed to plan.
     progress
@@ -146,11 +148,14 @@ def compare(
     HosimError
         As for `offload`, and for the steps that it makes.
     """
+    unplanned = _part("execute.unplanned")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
         step, *args = make()
         options = args.pop() if args and isinstance(args[-1], dict) else {}
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
+        if policy == unplanned.CHECKPOINTING:
+            unplanned.checkpoint_blocks(step)
         return offload(step, budget=budget, policy=policy, **training, **{"strict": True, **more}), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
