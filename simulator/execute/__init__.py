@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from simulator.execute.comparison import Comparison
     from simulator.execute.offloaded import Offloaded
 
-__all__ = ["capture", "compare", "fake", "offload"]
+__all__ = ["capture", "compare", "execute", "fake", "offload"]
 
 
 def offload(  # noqa: PLR0913 - a step, and how it runs
@@ -103,6 +104,29 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, lower, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded
+
+
+def execute(step: Callable[..., Any], plan: str | Path, *, budget: str | float = inf, **more: Any) -> Offloaded:
+    """Make a training step run under a plan that exists; otherwise as `offload`.
+
+    Parameters
+    ----------
+    step, budget
+        As there; without a budget the plan takes the room that it takes.
+    plan
+        A ``hosim-plan/1`` file, as ``step.write_plan`` and `hosim run` write it, for this step on the tiers ``ram`` and
+        ``disk``.
+    **more
+        Other parameters of `offload`; `homes` are those of the plan.
+
+    Raises
+    ------
+    ConfigError
+        As there; when the step is planned, if the plan is of another graph, or does not fit.
+    """
+    must, do = "a plan is a file", "write one with step.write_plan"
+    insist(Path(plan).is_file(), "hosim.torch.execute", must, f"none at {plan}", do)
+    return offload(step, budget=budget, policy=str(Path(plan).resolve()), **{"homes": {"*": "free"}, **more})
 
 
 def _tier_of(tier: str, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier:

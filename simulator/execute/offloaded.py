@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -23,11 +24,14 @@ from simulator.execute.mode import PlannedStep, Turn, turns_of
 from simulator.execute.record import OnDemand
 from simulator.execute.storages import HeldStorage, StepMemory
 from simulator.execute.tiers import FileTier
+from simulator.formats import plan_jsonl
 from simulator.graph import Graph
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Storage
 from simulator.importers.torch import imported
 from simulator.importers.torch_run import ModuleWatch, tensors
+from simulator.outputs import written
+from simulator.plan import Actions, Code, Plan
 from simulator.run import run
 from simulator.run.results import Result
 
@@ -160,9 +164,36 @@ class Offloaded:
         self.close()
 
     @property
+    def _last(self) -> Planning | None:
+        return next((made for made in reversed(self._plannings.values()) if made.result is not None), None)
+
+    @property
     def predicted(self) -> Result | None:
         """The row that was planned last, with all that is predicted; None while nothing is planned."""
-        return next((made.result for made in reversed(self._plannings.values()) if made.result is not None), None)
+        return None if self._last is None else self._last.result
+
+    def write_plan(self, out: str | Path) -> None:
+        """Write the plan that was made last, which `hosim.torch.execute` takes in place of a policy.
+
+        Parameters
+        ----------
+        out
+            The file, whose name ends in ``.jsonl`` or ``.jsonl.gz``.
+
+        Raises
+        ------
+        ConfigError
+            If nothing is planned yet, or the file cannot be written.
+        """
+        planning, where = self._last, f"plan of {self._name}"
+        insist(planning, where, "a step that was planned has a plan", "none yet", "run the step three times before")
+        plan = cast(Result, cast(Planning, planning).result).plans[0]
+        with written(Path(out), option="plan") as (part,):
+            plan_jsonl.write(
+                replace(plan, actions=Actions.from_columns(*zip(*_codes_of(plan), strict=True))),
+                cast(Planning, planning).graph,
+                part,
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, and return what it returns.
@@ -225,8 +256,8 @@ class Offloaded:
 
     def _owned(self) -> list[HeldStorage]:
         """Return what modules and optimizers hold and is away."""
-        found = (self._memory.find(tensor.untyped_storage()) for *_, tensor in self._watch.owned())
-        return [block for block in found if block is not None and block.is_away]
+        blocks = (self._memory.find(tensor.untyped_storage()) for *_, tensor in self._watch.owned())
+        return [block for block in blocks if block is not None and block.is_away]
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -262,7 +293,8 @@ class Offloaded:
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
         with tempfile.TemporaryDirectory() as folder:
             budget_bytes = self.budget_bytes - self.beside_bytes
-            scenario = {**self._scenario, "budget": f"{budget_bytes:.0f} B"}
+            budget = {"budget": f"{budget_bytes:.0f} B"} if budget_bytes < inf else {}
+            scenario = {**self._scenario, **budget}
             story = write_documents(
                 Path(folder),
                 replace(planning.imported, files={**planning.imported.files, ".jsonl": graph}),
@@ -278,8 +310,7 @@ class Offloaded:
         )
         insist(result.status == "ok", where, must, why, do)
         plan, planning.result = result.plans[0], result
-        codes = [*(plan.actions(_ONE_STEP) if callable(plan.actions) else plan.actions)]
-        planning.turns = turns_of(graph, record.sequence, planning.ids, codes, planning.below)
+        planning.turns = turns_of(graph, record.sequence, planning.ids, _codes_of(plan), planning.below)
 
 
 class _OneStep:
@@ -288,7 +319,9 @@ class _OneStep:
     steps = 1
 
 
-_ONE_STEP: Any = _OneStep()
+def _codes_of(plan: Plan) -> list[Code]:
+    """Return the actions of one step."""
+    return [*(plan.actions.codes() if isinstance(plan.actions, Actions) else plan.actions(cast(Any, _OneStep())))]
 
 
 def write_documents(
@@ -299,7 +332,8 @@ def write_documents(
     replace(recorded, files=work).write(folder / "step.yaml")
     scenario = {
         "schema": "hosim/scenario/1", "name": "step", "hardware": machine, "workload": "step.yaml",
-        "switches": {"copies_wait_for": "end"}, "assumed": {"budget": "as asked"}, **scenario,
+        "switches": {"copies_wait_for": "end"}, "assumed": {key: "as asked" for key in ("budget",) if key in scenario},
+        **scenario,
     }  # fmt: skip
     if not isinstance(machine, str):
         (folder / "machine.yaml").write_text(yaml.safe_dump({**machine}, sort_keys=False), encoding="utf-8")

@@ -479,3 +479,32 @@ def test_what_was_brought_back_and_changed_since_is_written_again():
     memory.settle()
     assert torch.equal(value, torch.full((1000,), 3.0))
     memory.close()
+
+
+def test_a_plan_that_was_written_is_executed_as_it_stands(tmp_path):
+    with offloaded(InPlace, homes={"optimizer_state": "disk"}) as (step, x, _):
+        with pytest.raises(ConfigError, match="a step that was planned has a plan, found none yet"):
+            step.write_plan(tmp_path / "plan.jsonl")
+        run(step, x)
+        step.write_plan(tmp_path / "plan.jsonl")
+        moved = step.steps[-1].out_bytes, step.steps[-1].in_bytes
+    model, optimizer, x = made(InPlace)
+    with hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, pace=PACE, strict=True) as step:
+        assert same(plain(InPlace)[0], run(step, x))
+        assert (step.steps[-1].plan, step.steps[-1].out_bytes, step.steps[-1].in_bytes) == ("plan", *moved)
+        with step.here():
+            assert same(plain(InPlace)[1], state(model, optimizer))
+
+
+def test_a_plan_of_another_step_is_refused_by_name(tmp_path):
+    with offloaded(Tied) as (step, x, _):
+        run(step, x)
+        step.write_plan(tmp_path / "plan.jsonl")
+    model, optimizer, x = made(InPlace)
+    with (
+        hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer) as step,
+        pytest.raises(HosimError, match=r"layers\.0"),
+    ):
+        run(step, x)
+    with pytest.raises(ConfigError, match="a plan is a file, found none at"):
+        hosim.torch.execute(model, tmp_path / "none.jsonl", optimizer=optimizer)
