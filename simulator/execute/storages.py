@@ -43,25 +43,24 @@ class HeldStorage:
     ----------
     name, size_bytes
         Its name in messages; its size [B].
-    is_away
-        Whether, once all actions issued so far have ended, the compute tier holds nothing of it.
+    is_away, is_kept
+        Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
+        tier holds its bytes.
     below, is_below
         Its place in the lower tier, or None; whether its bytes are there.
     used_at
         When it was last used, as a count of calls.
     """
 
-    __slots__ = ("below", "held_bytes", "is_away", "is_below", "jobs", "name", "ref", "size_bytes", "used_at")
+    __slots__ = (
+        "below", "held_bytes", "is_away", "is_below", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at",
+    )  # fmt: skip
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Issued]()
+        self.is_away = self.is_kept = self.is_below = False
         self.below: int | None = None
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether it is away, on its way, or below as well: only ops that the plan knows of may use it."""
-        return self.is_away or bool(self.jobs) or self.below is not None
+        self.used_at, self.jobs = 0, deque[Issued]()
 
 
 class Issued(NamedTuple):
@@ -90,14 +89,19 @@ class StepMemory:
         By direction, what was copied [B].
     waited_s
         How long the step's thread has waited for copies and for room [s].
+    moved
+        By the id of their storages, blocks that something was issued on since all was home: only ops that the plan
+        knows of may use them.
     """
 
     def __init__(self, budget_bytes: float, tier: FileTier) -> None:
         self.budget_bytes, self.tier = budget_bytes, tier
         self.used_bytes = self.peak_bytes = self._reserved_bytes = 0
         self.moved_bytes, self.waited_s = {OUT: 0, IN: 0}, 0.0
-        self._blocks, self._queues = dict[int, HeldStorage](), {OUT: deque[Issued](), IN: deque[Issued]()}
-        self._changed = threading.Condition(threading.RLock())
+        self._blocks, self.moved = dict[int, HeldStorage](), dict[int, HeldStorage]()
+        self._queues = {OUT: deque[Issued](), IN: deque[Issued]()}
+        self._lock = threading.RLock()  # taken at each call, by itself in a third of the time of the condition
+        self._changed = threading.Condition(self._lock)
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
         self._is_closed = self._is_lifted = False
@@ -106,7 +110,8 @@ class StepMemory:
             thread.start()
 
     def begin(self) -> None:
-        """Count peak, copies and waits anew, from here on."""
+        """Count peak, copies and waits anew, from here on; what could not come home before must now."""
+        self.settle()
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
 
     # which storages there are
@@ -117,28 +122,31 @@ class StepMemory:
         held = self._blocks.get(key)
         if held is None:
             size_bytes, device = storage.nbytes(), storage.device
-            do = "move module and inputs to the CPU"
-            insist_step(device.type == "cpu", "a step within a budget", "all tensors are on the CPU", str(device), do)
+            if device.type != "cpu":
+                do = "move module and inputs to the CPU"
+                raise ExecutionError("a step within a budget", "all tensors are on the CPU", str(device), do)
             held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
-            with self._changed:
+            with self._lock:
                 self._blocks[key] = held
                 self._hold(size_bytes)
         return held
 
-    def find(self, storage: Any) -> HeldStorage | None:
-        """Return the block of a storage; None if it is not followed."""
-        return self._blocks.get(id(storage))
-
     def _died(self, key: int, _: object) -> None:
-        with self._changed:
+        with self._lock:
             block = self._blocks.pop(key)
+            self.moved.pop(key, None)
             self._drop_below(block)
             self._hold(-block.held_bytes)
+            self._tell_of_room()
 
     def _hold(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        self._changed.notify_all()
+
+    def _tell_of_room(self) -> None:
+        """Wake those who wait for room, if there are any: to wake a thread for nothing costs more than a small op."""
+        if self._computes or self._queues[IN]:
+            self._changed.notify_all()
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
@@ -149,6 +157,7 @@ class StepMemory:
 
     def copy_out(self, block: HeldStorage) -> None:
         """Write a block below; it stays where it is."""
+        block.is_kept = True
         self._issue(OUT, block)
 
     def copy_in(self, block: HeldStorage) -> None:
@@ -163,7 +172,9 @@ class StepMemory:
 
     def forget_below(self, block: HeldStorage) -> None:
         """Give up what the lower tier holds of a block, once all that was issued on it has ended."""
-        self._issue(FORGET, block)
+        if block.is_kept:
+            block.is_kept = False
+            self._issue(FORGET, block)
 
     def _drop_below(self, block: HeldStorage) -> None:
         if block.below is not None:
@@ -178,8 +189,7 @@ class StepMemory:
         with self._changed:
             if self._failure:  # else a free could act whose copy out has failed
                 raise self._failure
-            if kind == OUT and block.below is None:
-                block.below = self.tier.allot(block.size_bytes)
+            self.moved[id(storage)] = block
             block.jobs.append(job)
             if kind in self._queues:
                 self._queues[kind].append(job)
@@ -235,12 +245,13 @@ class StepMemory:
                     self._failure = failure
                     if way == IN:
                         self._empty(job)
+                del job  # here: if nothing else holds its storage, who waits for room must see it gone
                 self._changed.notify_all()
-            del job
 
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
         """Copy the bytes of a block."""
-        assert block.below is not None  # noqa: S101 - for the type checker
+        if block.below is None:  # only now: one that was given up may have been issued before
+            block.below = self.tier.allot(block.size_bytes)
         move = self.tier.write if way == OUT else self.tier.read
         move(block.below, storage.data_ptr(), block.size_bytes)
 
@@ -259,27 +270,28 @@ class StepMemory:
     def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
         jobs = block.jobs
-        with self._changed:
+        with self._lock:
+            if self._failure:
+                raise self._failure
             if jobs and (writes or any(job.kind != OUT for job in jobs)):
                 self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
 
     def take(self, size_bytes: int, name: str) -> None:
         """Reserve room for what an op makes, ahead of all copies."""
-        with self._changed:
-            if self._fits(size_bytes):
-                self._reserved_bytes += size_bytes
-                return
-            self._computes += 1
-            try:
-                self._until(lambda: self._fits(size_bytes), f"{human(size_bytes, 'B')} for {name}")
-                self._reserved_bytes += size_bytes
-            finally:
-                self._computes -= 1
+        with self._lock:
+            if not self._fits(size_bytes):
+                self._computes += 1
+                try:
+                    self._until(lambda: self._fits(size_bytes), f"{human(size_bytes, 'B')} for {name}")
+                finally:
+                    self._computes -= 1
+            self._reserved_bytes = size_bytes
 
-    def made(self, size_bytes: int) -> None:
+    def made(self) -> None:
         """Give reserved room back, as what the op has made is followed from now on."""
-        with self._changed:
-            self._reserved_bytes -= size_bytes
+        with self._lock:
+            self._reserved_bytes = 0
+            self._tell_of_room()
 
     def _until(self, is_done: Callable[[], bool], awaited: str) -> None:
         """Wait until something is done by the copies."""
@@ -329,27 +341,28 @@ class StepMemory:
             The failure of a copy.
         """
         with self._changed:
-            failure = self._failure
-            if failure:
-                self._changed.wait_for(lambda: not self._moving)
-                for queue in (*self._queues.values(), *(block.jobs for block in self._blocks.values())):
-                    queue.clear()
-                for block in self._blocks.values():
-                    block.is_away = not block.held_bytes
-                    if not block.is_below:
-                        self._drop_below(block)
-                self._failure = None
-            self._is_lifted, blocks = True, [*self._blocks.values()]
+            self._is_lifted = True
             self._changed.notify_all()
-            for block in blocks:
-                self.wait(block, writes=True)
-            self._is_lifted = False
+            self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
+            self._is_lifted, blocks = False, [*self.moved.values()]  # a list: what is freed meanwhile leaves it
+            failure, self._failure = self._failure, None
+            if failure:
+                for queue in (*self._queues.values(), *(block.jobs for block in blocks)):
+                    queue.clear()
+                for block in blocks:
+                    block.is_away, block.is_kept = not block.held_bytes, block.is_below
         lost = dict[str, BaseException]()
         for block in blocks:
             try:
                 self.bring(block)
             except Exception as error:
                 lost[block.name] = error
+        with self._lock:
+            for key, block in [*self.moved.items()]:
+                if not block.is_away:  # else it is lost
+                    self._drop_below(block)
+                    block.is_kept = False
+                    self.moved.pop(key, None)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
