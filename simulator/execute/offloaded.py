@@ -238,7 +238,6 @@ class Offloaded:
         row = cast(Result, planning.result)
         lasting = planning.lasting(list(tensors((args, kwargs))))
         below = [self._memory.block(lasting[t]) for t in planning.below & lasting.keys()]
-        self._memory.settle(below)
         compute_tier = row.plans[0].tiers.index(COMPUTE_TIER)
         mode = PlannedStep(planning.graph, planning.turns, self._memory, compute_tier, lasting)
         made = self._measured(row.label, mode, args, kwargs, lambda: below)
@@ -270,7 +269,7 @@ class Offloaded:
     ) -> Any:
         """Run a step in a mode and note what it took; in the end all is there but what lives below."""
         memory = self._memory
-        memory.begin()
+        memory.begin(below())
         begun_s = perf_counter()
         try:
             with mode:

@@ -13,7 +13,7 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -43,25 +43,24 @@ class HeldStorage:
     ----------
     name, size_bytes
         Its name in messages; its size [B].
-    is_away
-        Whether, once all actions issued so far have ended, the compute tier holds nothing of it.
+    is_away, is_kept
+        Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
+        tier holds its bytes.
     below, is_below
         Its place in the lower tier, or None; whether its bytes are there.
     used_at
         When it was last used, as a count of calls.
     """
 
-    __slots__ = ("below", "held_bytes", "is_away", "is_below", "jobs", "name", "ref", "size_bytes", "used_at")
+    __slots__ = (
+        "below", "held_bytes", "is_away", "is_below", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at",
+    )  # fmt: skip
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away, self.is_below, self.used_at, self.jobs = False, False, 0, deque[Issued]()
+        self.is_away = self.is_kept = self.is_below = False
         self.below: int | None = None
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether it is away, on its way, or below as well: only ops that the plan knows of may use it."""
-        return self.is_away or bool(self.jobs) or self.below is not None
+        self.used_at, self.jobs = 0, deque[Issued]()
 
 
 class Issued(NamedTuple):
@@ -90,14 +89,19 @@ class StepMemory:
         By direction, what was copied [B].
     waited_s
         How long the step's thread has waited for copies and for room [s].
+    moved
+        By the id of their storages, blocks that something was issued on since all was home: only ops that the plan
+        knows of may use them.
     """
 
     def __init__(self, budget_bytes: float, tier: FileTier) -> None:
         self.budget_bytes, self.tier = budget_bytes, tier
         self.used_bytes = self.peak_bytes = self._reserved_bytes = 0
         self.moved_bytes, self.waited_s = {OUT: 0, IN: 0}, 0.0
-        self._blocks, self._queues = dict[int, HeldStorage](), {OUT: deque[Issued](), IN: deque[Issued]()}
-        self._changed = threading.Condition(threading.RLock())
+        self._blocks, self.moved = dict[int, HeldStorage](), dict[int, HeldStorage]()
+        self._queues = {OUT: deque[Issued](), IN: deque[Issued]()}
+        self._lock = threading.RLock()  # taken at each call, by itself in a third of the time of the condition
+        self._changed = threading.Condition(self._lock)
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
         self._is_closed = self._is_lifted = False
@@ -105,8 +109,9 @@ class StepMemory:
         for thread in self._threads:
             thread.start()
 
-    def begin(self) -> None:
-        """Count peak, copies and waits anew, from here on."""
+    def begin(self, below: Collection[HeldStorage] = ()) -> None:
+        """Count peak, copies and waits anew, from here on; what could not come home before must now (`settle`)."""
+        self.settle(below)
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
 
     # which storages there are
@@ -117,10 +122,11 @@ class StepMemory:
         held = self._blocks.get(key)
         if held is None:
             size_bytes, device = storage.nbytes(), storage.device
-            do = "move module and inputs to the CPU"
-            insist_step(device.type == "cpu", "a step within a budget", "all tensors are on the CPU", str(device), do)
+            if device.type != "cpu":
+                do = "move module and inputs to the CPU"
+                raise ExecutionError("a step within a budget", "all tensors are on the CPU", str(device), do)
             held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
-            with self._changed:
+            with self._lock:
                 self._blocks[key] = held
                 self._hold(size_bytes)
         return held
@@ -130,15 +136,21 @@ class StepMemory:
         return self._blocks.get(id(storage))
 
     def _died(self, key: int, _: object) -> None:
-        with self._changed:
+        with self._lock:
             block = self._blocks.pop(key)
+            self.moved.pop(key, None)
             self._drop_below(block)
             self._hold(-block.held_bytes)
+            self._tell_of_room()
 
     def _hold(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        self._changed.notify_all()
+
+    def _tell_of_room(self) -> None:
+        """Wake those who wait for room, if there are any: to wake a thread for nothing costs more than a small op."""
+        if self._computes or self._queues[IN]:
+            self._changed.notify_all()
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
@@ -149,6 +161,7 @@ class StepMemory:
 
     def copy_out(self, block: HeldStorage) -> None:
         """Write a block below; it stays where it is."""
+        block.is_kept = True
         self._issue(OUT, block)
 
     def copy_in(self, block: HeldStorage) -> None:
@@ -163,7 +176,9 @@ class StepMemory:
 
     def forget_below(self, block: HeldStorage) -> None:
         """Give up what the lower tier holds of a block, once all that was issued on it has ended."""
-        self._issue(FORGET, block)
+        if block.is_kept:
+            block.is_kept = False
+            self._issue(FORGET, block)
 
     def _drop_below(self, block: HeldStorage) -> None:
         if block.below is not None:
@@ -178,8 +193,7 @@ class StepMemory:
         with self._changed:
             if self._failure:  # else a free could act whose copy out has failed
                 raise self._failure
-            if kind == OUT and block.below is None:
-                block.below = self.tier.allot(block.size_bytes)
+            self.moved[id(storage)] = block
             block.jobs.append(job)
             if kind in self._queues:
                 self._queues[kind].append(job)
@@ -235,12 +249,13 @@ class StepMemory:
                     self._failure = failure
                     if way == IN:
                         self._empty(job)
+                del job  # here: if nothing else holds its storage, who waits for room must see it gone
                 self._changed.notify_all()
-            del job
 
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
         """Copy the bytes of a block."""
-        assert block.below is not None  # noqa: S101 - for the type checker
+        if block.below is None:  # only now: one that was given up may have been issued before
+            block.below = self.tier.allot(block.size_bytes)
         move = self.tier.write if way == OUT else self.tier.read
         move(block.below, storage.data_ptr(), block.size_bytes)
 
@@ -259,27 +274,28 @@ class StepMemory:
     def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
         jobs = block.jobs
-        with self._changed:
+        with self._lock:
+            if self._failure:
+                raise self._failure
             if jobs and (writes or any(job.kind != OUT for job in jobs)):
                 self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
 
     def take(self, size_bytes: int, name: str) -> None:
         """Reserve room for what an op makes, ahead of all copies."""
-        with self._changed:
-            if self._fits(size_bytes):
-                self._reserved_bytes += size_bytes
-                return
-            self._computes += 1
-            try:
-                self._until(lambda: self._fits(size_bytes), f"{human(size_bytes, 'B')} for {name}")
-                self._reserved_bytes += size_bytes
-            finally:
-                self._computes -= 1
+        with self._lock:
+            if not self._fits(size_bytes):
+                self._computes += 1
+                try:
+                    self._until(lambda: self._fits(size_bytes), f"{human(size_bytes, 'B')} for {name}")
+                finally:
+                    self._computes -= 1
+            self._reserved_bytes = size_bytes
 
-    def made(self, size_bytes: int) -> None:
+    def made(self) -> None:
         """Give reserved room back, as what the op has made is followed from now on."""
-        with self._changed:
-            self._reserved_bytes -= size_bytes
+        with self._lock:
+            self._reserved_bytes = 0
+            self._tell_of_room()
 
     def _until(self, is_done: Callable[[], bool], awaited: str) -> None:
         """Wait until something is done by the copies."""
@@ -316,7 +332,7 @@ class StepMemory:
                 for storage, _ in empty:
                     storage.resize_(0)
 
-    def settle(self, below: Sequence[HeldStorage] = ()) -> None:
+    def settle(self, below: Collection[HeldStorage] = ()) -> None:
         """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
 
         After a failure, what was issued and has not begun is given up first; each block is then where its bytes are.
@@ -324,7 +340,7 @@ class StepMemory:
         Parameters
         ----------
         below
-            Blocks that live in the lower tier from here on.
+            Blocks that live in the lower tier, alone, from here on.
 
         Raises
         ------
@@ -339,13 +355,18 @@ class StepMemory:
                 self._send(block)
             failure = self._end_all()
         lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
-        for block in self.blocks():
+        for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
+            if block in staying:
+                continue
             try:
-                if block not in staying:
-                    self.bring(block)
-                    self.forget_below(block)  # ops write it unseen if the next plan does not move it
+                self.bring(block)
             except Exception as error:
                 lost[block.name] = error
+                continue
+            with self._lock:
+                self._drop_below(block)
+                block.is_kept = False
+                self.moved.pop(key, None)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
@@ -357,23 +378,19 @@ class StepMemory:
         with self._changed:
             self._is_lifted = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._failure or not any(block.jobs for block in self._blocks.values()))
-            failure = self._failure
+            self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
+            self._is_lifted, failure, self._failure = False, self._failure, None
             if failure:
-                self._changed.wait_for(lambda: not self._moving)
-                for queue in (*self._queues.values(), *(block.jobs for block in self._blocks.values())):
+                for queue in (*self._queues.values(), *(block.jobs for block in self.moved.values())):
                     queue.clear()
-                for block in self._blocks.values():
-                    block.is_away = not block.held_bytes
-                    if not block.is_below:
-                        self._drop_below(block)
-            self._is_lifted, self._failure = False, None
+                for block in self.moved.values():
+                    block.is_away, block.is_kept = not block.held_bytes, block.is_below
             return failure
 
     def _send(self, block: HeldStorage) -> None:
         """Let a block lie below alone."""
         if not block.is_away:
-            if not block.is_below:
+            if not block.is_kept:
                 self.copy_out(block)
             self.free(block)
 

@@ -206,27 +206,87 @@ def test_whenever_copies_come_the_numbers_are_the_same(policy, monkeypatch):
         assert same(plain(Attention, 8)[1], now())
 
 
-def test_a_view_is_made_of_what_is_away(tmp_path):
+@pytest.fixture
+def memory(tmp_path):
+    """Room for 1,000 B."""
+    memory = StepMemory(1000, FileTier(tmp_path))
+    yield memory
+    memory.close()
+
+
+def leave(memory, tensor, name="x"):
+    """Follow a tensor, and have it leave."""
+    block = memory.block(tensor.untyped_storage(), name)
+    memory.copy_out(block)
+    memory.free(block)
+    memory.wait(block, writes=True)
+    return block
+
+
+def test_a_view_is_made_of_what_is_away(memory):
     """Nothing is fetched for it: it takes no room."""
-    tier = FileTier(tmp_path)
-    memory = StepMemory(1000, tier)
-    try:
-        x = torch.arange(100.0)
-        block = memory.block(x.untyped_storage(), "x")
-        memory.copy_out(block)
-        memory.free(block)
-        memory.wait(block, writes=True)
-        assert (memory.used_bytes, x.untyped_storage().nbytes()) == (0, 0)
-        with pytest.raises(RuntimeError, match="out of bounds"):
-            x[10:20]
-        with memory.shown([block]):
-            part, turned = x[10:20], x.view(10, 10).t()
-        assert memory.used_bytes == 0
-        memory.settle()
-        assert (part.sum(), turned[3, 2]) == (145, 23)
-        assert memory.moved_bytes == {"copy out": 400, "copy in": 400}
-    finally:
-        memory.close()
+    x = torch.arange(100.0)
+    block = leave(memory, x)
+    assert (memory.used_bytes, x.untyped_storage().nbytes()) == (0, 0)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        x[10:20]
+    with memory.shown([block]):
+        part, turned = x[10:20], x.view(10, 10).t()
+    assert memory.used_bytes == 0
+    memory.settle()
+    assert (part.sum(), turned[3, 2]) == (145, 23)
+    assert memory.moved_bytes == {"copy out": 400, "copy in": 400}
+
+
+def test_what_a_failed_copy_should_have_brought_is_never_read(memory, monkeypatch):
+    """Even if nobody waited for it when it failed: whoever uses it next learns why; and so does a later step."""
+    x = torch.arange(100.0)
+    block = leave(memory, x)
+    monkeypatch.setattr(FileTier, "_read", failing(OSError(5, "Input/output error")))
+    memory.copy_in(block)
+    while memory._failure is None:
+        time.sleep(0.001)
+    with pytest.raises(ConfigError, match="Input/output error"):
+        memory.wait(block)
+    for ends in (memory.settle, memory.begin):
+        with pytest.raises(ExecutionError, match="1 tensor lost, x first"):
+            ends()
+    monkeypatch.undo()
+    memory.begin()
+    assert torch.equal(x, torch.arange(100.0))
+
+
+def test_room_comes_when_what_pytorch_has_freed_has_been_copied(memory, monkeypatch):
+    """The copy alone still holds it: who waits for its room is not told that nothing frees some."""
+    copy = FileTier._copy
+    monkeypatch.setattr(FileTier, "_copy", lambda *args: (time.sleep(0.05), copy(*args)))
+    x = torch.ones(200)
+    memory.copy_out(memory.block(x.untyped_storage()))
+    del x
+    memory.take(900, "y")
+    memory.made()
+    assert memory.used_bytes == 0
+
+
+def test_what_is_given_up_below_may_be_written_there_again(memory, monkeypatch):
+    """All of it is issued while the first copy is under way."""
+    copy = FileTier._copy
+    monkeypatch.setattr(FileTier, "_copy", lambda *args: (time.sleep(0.02), copy(*args)))
+    x = torch.arange(100.0)
+    block = memory.block(x.untyped_storage(), "x")
+    for act in (memory.copy_out, memory.free, memory.copy_in, memory.forget_below, memory.copy_out, memory.free):
+        act(block)
+    memory.settle()
+    assert torch.equal(x, torch.arange(100.0))
+    assert memory.moved_bytes == {"copy out": 800, "copy in": 800}
+
+
+def test_what_is_home_has_nothing_below(memory):
+    """A step without a plan, or whose plan does not move it, may write it: a copy from before would be stale."""
+    x = torch.ones(100)
+    block = leave(memory, x)
+    memory.settle()
+    assert (block.below, block.is_kept, memory.moved) == (None, False, {})
 
 
 def test_a_step_that_differs_goes_on_without_its_plan():
