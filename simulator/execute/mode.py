@@ -16,8 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.errors import insist
+from simulator.execute.held import ExecutionError
 from simulator.execute.record import RecordedCall
-from simulator.execute.storages import ExecutionError, StepMemory
+from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
 from simulator.importers.recordings import Storage
 from simulator.plan import COMPUTE, COPY, DETACH, Code

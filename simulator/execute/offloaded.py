@@ -20,9 +20,10 @@ import torch
 import yaml
 
 from simulator.errors import insist
+from simulator.execute.held import HeldStorage
 from simulator.execute.mode import PlannedStep, Turn, turns_of
 from simulator.execute.record import OnDemand
-from simulator.execute.storages import HeldStorage, StepMemory
+from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
 from simulator.graph import Graph

@@ -14,7 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from simulator.execute.storages import HeldStorage, StepMemory, insist_step
+from simulator.execute.held import HeldStorage, insist_step
+from simulator.execute.storages import StepMemory
 from simulator.importers.recordings import Storage
 from simulator.importers.torch_recorder import OpRecorder
 from simulator.importers.torch_run import ModuleWatch, tensors

@@ -17,58 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
-from simulator.errors import HosimError
+from simulator.execute.held import FORGET, FREE, IN, OUT, ExecutionError, HeldStorage, Issued, insist_step
 from simulator.execute.tiers import FileTier
 from simulator.units import counted, human
-
-OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
-
-
-class ExecutionError(HosimError):
-    """A step cannot go on under its plan."""
-
-
-def insist_step(holds: object, where: str, must: str, found: str, do: str) -> None:
-    """Raise an `ExecutionError` if a rule of a step that runs does not hold."""
-    if not holds:
-        raise ExecutionError(where, must, found, do)
-
-
-class HeldStorage:
-    """A storage that is followed: its size, and where its bytes are.
-
-    Attributes
-    ----------
-    name, size_bytes
-        Its name in messages; its size [B].
-    is_away, is_kept
-        Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
-        tier holds its bytes.
-    below, is_below
-        Its place in the lower tier, or None; whether its bytes are there.
-    used_at
-        When it was last used, as a count of calls.
-    """
-
-    __slots__ = (
-        "below", "held_bytes", "is_away", "is_below", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at",
-    )  # fmt: skip
-
-    def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
-        self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away = self.is_kept = self.is_below = False
-        self.below: int | None = None
-        self.used_at, self.jobs = 0, deque[Issued]()
-
-
-class Issued(NamedTuple):
-    """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
-
-    kind: str
-    block: HeldStorage
-    storage: Any
 
 
 class StepMemory:

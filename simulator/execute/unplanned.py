@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from simulator.errors import insist
+from simulator.execute.held import IN, OUT
 from simulator.execute.offloaded import Executed, Offloaded
-from simulator.execute.storages import IN, OUT, StepMemory
+from simulator.execute.storages import StepMemory
 from simulator.importers.torch_run import tensors
 
 HOOKS, CHECKPOINTING = "saved_tensors_hooks", "checkpointing"

@@ -19,7 +19,8 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
-from simulator.execute.storages import ExecutionError, StepMemory  # noqa: E402
+from simulator.execute.held import ExecutionError  # noqa: E402
+from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
 
