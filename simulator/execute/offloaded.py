@@ -233,6 +233,8 @@ class Offloaded:
         self._plannings[key] = planning = Planning(record, positions)
         if before is not None and before.record.functions() == record.functions():
             self._plan(planning, record.took_ns)
+            if self._watch.compiled:
+                warnings.warn(f"Compiled parts of {self._name} run as they are written, op by op.", stacklevel=3)
         return made
 
     def _run_planned(self, key: tuple[Any, ...], planning: Planning, args: Any, kwargs: Any) -> Any:
