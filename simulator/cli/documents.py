@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -99,13 +100,15 @@ def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
     "--folder", type=common.PATH, default=".", show_default=True, help="Where the file lies that copies go to."
 )
 @click.option("--quick", is_flag=True, help="Take at most ten seconds: fewer sizes, shapes and repetitions.")
-def calibrate(out: Path, **how: Any) -> None:
+@click.option("--step", metavar="MODULE:FUNCTION", help="Time the ops of this step, too, and write it as a workload.")
+def calibrate(out: Path, step: str | None, **how: Any) -> None:
     """Measure this machine in at most two minutes, and write a hardware profile whose sources are the measurements.
 
     \b
     Examples:
       hosim calibrate -o this.yaml
       hosim calibrate -o this.yaml --quick --folder /mnt/scratch
+      hosim calibrate -o this.yaml --step mine:step
 
     It measures copies between the compute tier (the GPU's memory, or else RAM) and the tiers below (RAM, a file past
     the page cache) by size and both ways at once, matmuls by type and shape, memory, and what it takes to launch an
@@ -113,15 +116,28 @@ def calibrate(out: Path, **how: Any) -> None:
 
     Each figure states median, least, most and count. It is taken in several rounds; where their medians differ by
     more than 10 %, or other programs take more than 10 % of the cores, the title says noisy: end them, and repeat.
+
+    MODULE:FUNCTION makes a training step of PyTorch, as for `hosim torch run`. It runs some ten times, in memory, and
+    becomes a workload whose ops have the times that they took here: this_step.yaml beside this.yaml.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.importers.torch import finding, parts_of
     from simulator.report.tables import ProgressBar
 
-    with ProgressBar() as progress:
-        machine = hosim.calibrate(out, **how, progress=progress)
-    for path, cited in machine.sources.items():
-        for source in cited:
-            click.echo("; ".join(filter(None, (f"{path}: {source.text}", source.value, source.note))))
-    click.echo(f"{machine.title}\nwritten: {out}")
+    with ExitStack() as stack:
+        find = None if step is None else stack.enter_context(finding(step, f"calibrate --step {step}"))
+        make = find and find()  # before anything is measured
+        with ProgressBar() as progress:
+            machine = hosim.calibrate(out, **how, progress=progress)
+        for path, cited in machine.sources.items():
+            for source in cited:
+                click.echo("; ".join(filter(None, (f"{path}: {source.text}", source.value, source.note))))
+        click.echo(f"{machine.title}\nwritten: {out}")
+        if make is not None:
+            with redirect_stdout(sys.stderr):
+                parts, options = parts_of(f"calibrate --step {step}", make())
+                recorded = hosim.torch.record(*parts, **options)
+            for file in recorded.write(out.with_name(f"{out.stem}_step.yaml"), force=True):
+                click.echo(f"written: {file}")
 
 
 @common.command("Print the JSON Schema of a kind of document, or of plans.")

@@ -20,13 +20,15 @@ from simulator.errors import ConfigError, insist
 from simulator.execute.tiers import FileTier, MemoryTier
 from simulator.importers.torch import capture as capture
 from simulator.importers.torch import fake as fake
+from simulator.importers.torch import parts_of
 from simulator.units import FieldError, parse
 
 if TYPE_CHECKING:
     from simulator.execute.comparison import Comparison
     from simulator.execute.offloaded import Offloaded
+    from simulator.importers.imported import Imported
 
-__all__ = ["capture", "compare", "execute", "fake", "offload"]
+__all__ = ["capture", "compare", "execute", "fake", "offload", "record"]
 
 
 def offload(  # noqa: PLR0913 - a step, and how it runs
@@ -106,6 +108,44 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     return offloaded
 
 
+def record(step: Callable[..., Any], *inputs: Any, optimizer: Any = None, loss: Any = None, **named: Any) -> Imported:
+    """Record a training step as it runs here, in memory: a workload whose ops have the times that they took.
+
+    The step runs some ten times, for real: give it a copy of what must not change. What it records is what
+    `hosim.torch.capture` tells without running it.
+
+    Parameters
+    ----------
+    step, optimizer, loss
+        As for `offload`.
+    *inputs, **named
+        Arguments of the step.
+
+    Returns
+    -------
+    Imported
+        A graph, whose times are medians, and a workload that runs it; ``.write("mine.yaml")`` writes both.
+
+    Raises
+    ------
+    HosimError
+        As for `offload`; if no two steps in a row are alike.
+    """
+    with offload(
+        step, budget=inf, policy="resident", optimizer=optimizer, loss=loss, tier="memory", strict=True
+    ) as runs:
+        runs.timed = _TIMED
+        for _ in range(3 + _TIMED):
+            runs(*inputs, **named)
+        do = "give it inputs with which it does the same each time"
+        insist(runs.recorded, "hosim.torch.record", "two steps in a row are alike", "no two", do)
+        return runs.recorded  # type: ignore[return-value]
+
+
+_TIMED = 7
+"""Steps of which the times of ops are medians."""
+
+
 def execute(step: Callable[..., Any], plan: str | Path, *, budget: str | float = inf, **more: Any) -> Offloaded:
     """Make a training step run under a plan that exists; otherwise as `offload`.
 
@@ -175,8 +215,7 @@ def compare(
     unplanned = _part("execute.unplanned")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
-        step, *args = make()
-        options = args.pop() if args and isinstance(args[-1], dict) else {}
+        (step, *args), options = parts_of("hosim.torch.compare", make())
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
         if policy == unplanned.CHECKPOINTING:
             unplanned.checkpoint_blocks(step)

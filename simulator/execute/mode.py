@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.errors import insist
 from simulator.execute.held import ExecutionError
-from simulator.execute.record import RecordedCall
+from simulator.execute.on_demand import RecordedCall
 from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
 from simulator.importers.recordings import Storage

@@ -22,7 +22,7 @@ import yaml
 from simulator.errors import insist
 from simulator.execute.held import HeldStorage
 from simulator.execute.mode import PlannedStep, Turn, turns_of
-from simulator.execute.record import OnDemand
+from simulator.execute.on_demand import OnDemand
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
@@ -77,8 +77,8 @@ class Planning:
         The graph that the record makes; None before it is planned.
     result, turns
         The row that was planned, with all that is predicted; what happens at each call.
-    is_timed
-        Whether ops were timed under a plan, as they will run.
+    took_ns
+        By step under a plan, until enough were timed: how long each op took [ns].
     """
 
     record: OnDemand
@@ -86,7 +86,7 @@ class Planning:
     imported: Imported | None = None
     result: Result | None = None
     turns: list[Turn] = field(default_factory=list)
-    is_timed: bool = False
+    took_ns: list[list[int]] = field(default_factory=list)
 
     @property
     def graph(self) -> Graph:
@@ -132,6 +132,8 @@ class Offloaded:
         Keys of the scenario: its row, and the homes between steps.
     strict
         Whether a step that cannot go on under its plan is an error; else it goes on without, with a warning.
+    timed
+        How many steps under a plan are timed for the last plan.
 
     Attributes
     ----------
@@ -151,7 +153,9 @@ class Offloaded:
         scenario: Mapping[str, Any],
         *,
         strict: bool,
+        timed: int = 1,
     ) -> None:
+        self.timed = timed
         self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
         self._memory, self._plannings = StepMemory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
@@ -172,6 +176,11 @@ class Offloaded:
     def predicted(self) -> Result | None:
         """The row that was planned last, with all that is predicted; None while nothing is planned."""
         return None if self._last is None else self._last.result
+
+    @property
+    def recorded(self) -> Imported | None:
+        """The step that was planned last, as a workload whose ops have the times that were measured."""
+        return None if self._last is None else self._last.imported
 
     def write_plan(self, out: str | Path) -> None:
         """Write the plan that was made last, which `hosim.torch.execute` takes in place of a policy.
@@ -251,9 +260,10 @@ class Offloaded:
             warnings.warn(
                 f"{mode.stopped}. It went on without a plan; the next calls are recorded again.", stacklevel=3
             )
-        elif not planning.is_timed:
-            planning.is_timed = True
-            self._plan(planning, mode.took_ns)
+        elif len(planning.took_ns) < self.timed:
+            planning.took_ns.append(mode.took_ns)
+            if len(planning.took_ns) == self.timed:
+                self._plan(planning, [statistics.median_low(took) for took in zip(*planning.took_ns, strict=True)])
         return made
 
     def _owned(self) -> list[HeldStorage]:
@@ -288,21 +298,18 @@ class Offloaded:
     def _plan(self, planning: Planning, took_ns: list[int]) -> None:
         """Plan a step whose ops take so long."""
         record, where = planning.record, f"plan of {self._name}"
-        planning.imported = planning.imported or imported(self._name, record, free_early=False)
+        how = "A step that ran was recorded; each op takes as long as it took in a step under a plan."
+        planning.imported = planning.imported or imported(self._name, record, free_early=False, how=how)
         timed = zip(planning.graph.ops, took_ns, strict=True)
         graph = replace(planning.graph, ops=tuple(replace(op, duration_ns=ns) for op, ns in timed))
+        planning.imported = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
         beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
         with tempfile.TemporaryDirectory() as folder:
             budget_bytes = self.budget_bytes - self.beside_bytes
             budget = {"budget": f"{budget_bytes:.0f} B"} if budget_bytes < inf else {}
             scenario = {**self._scenario, **budget}
-            story = write_documents(
-                Path(folder),
-                replace(planning.imported, files={**planning.imported.files, ".jsonl": graph}),
-                self._machine,
-                scenario,
-            )
+            story = write_documents(Path(folder), planning.imported, self._machine, scenario)
             (result,) = run(story).values()
         must, do = "a plan of the step fits the budget", "give it a larger budget, or another policy"
         why = (

@@ -108,7 +108,8 @@ def capture(
             step(*args, **kwargs)
             with recorder.OpRecorder(watched, (args, kwargs)) as record:
                 _returned = step(*args, **kwargs)  # alive until the step ends
-    return imported(name or kind, record, free_early=free_early)
+    how = "The second of two steps was recorded, on fake CPU tensors; code that asks for CUDA gets these, too."
+    return imported(name or kind, record, free_early=free_early, how=how)
 
 
 def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
@@ -136,7 +137,10 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
         with _part("torch_run").config_errors(where), fake():
             made = find()()
-        return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
+        if isinstance(made, Imported):
+            return made
+        parts, options = parts_of(where, made)
+        return capture(*parts, **{"name": name, "free_early": free_early, **options})
 
 
 @contextmanager
@@ -180,13 +184,19 @@ def _function(where: str, module: str, function: str) -> Callable[[], Any]:
     return made_by
 
 
-def _captured(where: str, made: Any, **defaults: Any) -> Imported:
-    """Capture the model, inputs and options that a function returned."""
+def parts_of(where: str, made: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return the step and its inputs, and the named inputs and options, of what a function that makes them returned.
+
+    Raises
+    ------
+    ConfigError
+        If it returned no step.
+    """
     parts = list(made) if isinstance(made, tuple) else [made]
     options = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     must, do = "the function returns a module or a step, and its inputs", "end it with such as `return model, tokens`"
     insist(parts and callable(parts[0]), where, must, type(made).__name__, do)
-    return capture(*parts, **{**defaults, **options})
+    return parts, options
 
 
 def _part(module: str) -> Any:
@@ -198,8 +208,8 @@ def _part(module: str) -> Any:
         raise ConfigError("hosim.torch", must, str(error), do) from None
 
 
-def imported(name: str, record: Any, *, free_early: bool) -> Imported:
-    """Make the graph from a record, and report on it."""
+def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
+    """Make the graph from a record, and report on it; `how` says how it was recorded."""
     insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
@@ -208,7 +218,7 @@ def imported(name: str, record: Any, *, free_early: bool) -> Imported:
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
-        "The second of two steps was recorded, on fake CPU tensors; code that asks for CUDA gets these, too.",
+        how,
         "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
         f"Tensors not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"Storages freed later than after their last use, up to {held}, are workspace of the ops until then.",

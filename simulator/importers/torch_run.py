@@ -41,9 +41,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from simulator.errors import ConfigError, insist
 
 _TORCH = str(Path(torch.__file__).parent)
-_NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
-# The file that calls the user's step, or the function that makes it.
-_OUTSIDE = str(Path(__file__).with_name("torch.py"))
+_ROOMS = Path(__file__).parents[1]
+_NOT_USERS = (_TORCH, str(_ROOMS), str(Path(importlib.__file__).parent), "<")
+# The files that call the user's step, or the function that makes it.
+_OUTSIDE = {str(_ROOMS / "importers" / "torch.py"), str(_ROOMS / "execute" / "offloaded.py")}
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -78,7 +79,7 @@ def _is_users(code: CodeType) -> bool:
 
 @cache
 def _is_end(code: CodeType) -> bool:
-    return code.co_name == "_engine_run_backward" or code.co_filename == _OUTSIDE
+    return code.co_name == "_engine_run_backward" or code.co_filename in _OUTSIDE
 
 
 def line_of(frame: FrameType | None) -> str:

@@ -101,3 +101,14 @@ def test_rss_is_what_was_counted_where_the_allocator_gives_pages_back(mine, tmp_
     assert [row["is_within"] for row in rows] == [False, True, True]
     for row in rows:
         assert row["measured_rss_bytes"] == pytest.approx(row["measured_peak_bytes"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_step_is_timed_beside_the_machine(hosim, mine, tmp_path):
+    done = hosim("calibrate", "-o", "this.yaml", "--quick", "--step", mine)
+    assert done.code == 0, done.err
+    assert done.out.endswith("written: this.yaml\nwritten: this_step.yaml\nwritten: this_step.jsonl\n")
+    ran = hosim("run", "--hardware", "this.yaml", "--workload", "this_step.yaml", "--json")
+    assert ran.code == 0, ran.err
+    refused = hosim("calibrate", "-o", "this.yaml", "--quick", "--step", "mine_of_torch_run:none")
+    assert (refused.code, refused.out, "the module has such a function" in refused.err) == (1, "", True)

@@ -592,3 +592,12 @@ def test_a_plan_of_another_step_is_refused_by_name(tmp_path):
         run(step, x)
     with pytest.raises(ConfigError, match="a plan is a file, found none at"):
         hosim.torch.execute(model, tmp_path / "none.jsonl", optimizer=optimizer)
+
+
+def test_a_step_is_recorded_with_the_times_of_its_ops():
+    model, optimizer, x = made(Tied)
+    recorded = hosim.torch.record(model, x, optimizer=optimizer)
+    assert all(op.duration_ns for op in recorded.graph.ops)
+    names = [op.name for op in recorded.graph.ops]
+    assert names == [op.name for op in hosim.torch.capture(model, x, optimizer=torch.optim.AdamW).graph.ops]
+    assert "layers.0.first/fwd/addmm@test_offload.py" in names[0]
