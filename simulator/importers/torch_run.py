@@ -1,9 +1,9 @@
-"""Runs a user's PyTorch step on fake tensors, with the CPU in place of an accelerator, and watches its modules.
+"""Runs a user's PyTorch step on fake tensors, and watches its modules.
 
-Code that asks for CUDA gets the CPU, and PyTorch is made to do there what it does on CUDA: attention applies dropout
-inside its kernel, and autocast runs the same functions in fp32 (documentation of PyTorch, *Automatic Mixed Precision*,
-"CUDA Ops that can autocast to float32"). A watch follows modules and optimizers, and so knows the source of an op in
-the user's code and the owner of a tensor.
+PyTorch chooses kernels there as it does on the CPU. Code that asks for CUDA gets the CPU, too, and only then is PyTorch
+made to do what it does on CUDA: attention applies dropout inside its kernel, and autocast runs the same functions in
+fp32 (documentation of PyTorch, *Automatic Mixed Precision*, "CUDA Ops that can autocast to float32"). A watch follows
+modules and optimizers, and so knows the source of an op in the user's code and the owner of a tensor.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -222,10 +223,14 @@ class ModuleWatch:
                     yield f"{parameters[id(parameter)][0]}.{name}", "optimizer_state", value
 
 
+def _is_cuda(value: Any) -> bool:
+    """Tell whether a value names CUDA."""
+    return isinstance(value, str | torch.device) and bool(_CUDA.fullmatch(str(value)))
+
+
 def _on_cpu(value: Any) -> Any:
     """Return a value, or "cpu" if it names CUDA."""
-    is_cuda = isinstance(value, str | torch.device) and _CUDA.fullmatch(str(value))
-    return "cpu" if is_cuda else value
+    return "cpu" if _is_cuda(value) else value
 
 
 def _is_small_constant(tensor: torch.Tensor) -> bool:
@@ -233,20 +238,35 @@ def _is_small_constant(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
 
 
+_ON_CUDA = WeakSet[torch.UntypedStorage]()
+"""Storages that code asked to be on CUDA, or that were made of such."""
+
+
 class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
+    is_asked = False  # whether the code asked for CUDA, or was given what is there
+
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tuple(map(_on_cpu, args)), {key: _on_cpu(value) for key, value in (kwargs or {}).items()}
+        given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
+        is_there = func is torch.Tensor.cuda or any(map(_is_cuda, values))
+        is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
+        self.is_asked |= is_there
+        made = self._call(func, tuple(map(_on_cpu, args)), {k: _on_cpu(v) for k, v in (kwargs or {}).items()}, given)
+        if is_there:
+            _ON_CUDA.update(tensor.untyped_storage() for tensor in tensors(made))
+        return made
+
+    def _call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
-        given = list(tensors((args, kwargs)))
         is_constant = bool(given) and all(map(_is_small_constant, given))  # constants that a model's __init__ computes
         if func is torch.linspace or is_constant:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
+        if self.is_asked and func is functional.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
-        if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
+        is_cast = self.is_asked and torch.is_autocast_enabled("cpu")
+        if is_cast and getattr(func, "__name__", "") in _FP32_FUNCTIONS:
             halves = (torch.bfloat16, torch.float16)
             args, kwargs = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in halves else x, (args, kwargs))
         return func(*args, **kwargs)
@@ -262,15 +282,22 @@ def mode() -> FakeTensorMode:
 def fake_mode() -> Iterator[None]:
     """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as it would run there."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
+    accelerated, run_backward = _Accelerated(), torch.autograd._engine_run_backward
 
     def swap_unheld(tensor: Any, other: Any) -> None:
         """Swap tensors for ``module.to(dtype)``, which fails if the mode's memo still refers to one of them."""
         mode().fake_tensor_converter.meta_converter.tensor_memo.clear()
         swap(tensor, other)
 
-    def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
+    def autocast(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *more: Any, **named: Any) -> None:
         """Cast on the CPU, by default to the type of the device that is asked for."""
-        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
+        accelerated.is_asked |= enabled and _is_cuda(device_type)  # a checkpoint asks for it disabled
+        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), enabled, *more, **named)
+
+    def backward(*given: Any, **options: Any) -> Any:
+        """Run backward, and what a checkpoint runs again there: PyTorch calls it without the mode."""
+        with accelerated:
+            return run_backward(*given, **options)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
@@ -281,11 +308,12 @@ def fake_mode() -> Iterator[None]:
         stack.enter_context(patch.object(torch.autocast, "__init__", autocast))
         # it draws until all values are in bounds
         stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)  # with mkldnn a recurrent layer is one op without counted FLOPs
+        stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", backward))
+        # layers ask whether tensors override functions, which the mode must not answer
+        stack.enter_context(patch.object(torch.overrides, "has_torch_function", lambda _: False))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_Accelerated())
+        stack.enter_context(accelerated)
         stack.enter_context(mode())
         yield
 
@@ -301,7 +329,8 @@ def _fake(tensor: Any) -> Any:
         return tensor
     if tensor.device.type == "cpu":
         return mode().from_tensor(tensor, static_shapes=True)
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    device = tensor.device if _is_cuda(tensor.device) else "cpu"
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
