@@ -98,6 +98,11 @@ def _as_real(packet: Any, args: Any, made: Any) -> Any:
         made, spec = tree_flatten(made)
         made[which] = [tensor if tensor is None else tensor.to(args[position].dtype) for tensor in made[which]]
         made = tree_unflatten(made, spec)
+    if packet is _aten.native_batch_norm:
+        form = torch._prims_common.suggest_memory_format(args[0])
+        made = (made[0].contiguous(memory_format=form), *made[1:])
+    if packet is _aten.native_batch_norm_backward:
+        made = tuple(grad if is_asked else None for grad, is_asked in zip(made, args[-1], strict=True))
     if packet in (_aten.mse_loss, _aten.smooth_l1_loss) and not made.dim():  # in the storage of what it reduces
         numel = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
         made.untyped_storage().resize_(numel * made.element_size())
@@ -152,14 +157,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         Reason why a call is no op of the graph -> number of calls.
     batch
         Batch and sequence of the step, as far as its inputs tell.
-    lines, again
-        Number of ops with a source line; number of ops in backward that run forward ops again.
+    lines, again, copied
+        Number of ops with a source line; of ops in backward that run forward ops again, and that copy for updates in
+        place of views.
     """
 
     def __init__(self, watch: ModuleWatch, inputs: Any) -> None:
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
-        self.lines = self.again = 0
+        self.lines = self.again = self.copied = 0
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
@@ -239,6 +245,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 storage.kind = "workspace" if phase == "update" else storage.kind
         self.lines += bool(site.line)
         self.again += is_again
+        self.copied += is_backward and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
         self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))

@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
     unset_fake_temporarily,
 )
 from torch.nn import functional, init
@@ -42,9 +43,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from simulator.errors import ConfigError, insist
 
 _TORCH = str(Path(torch.__file__).parent)
-_NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
-# The file that calls the user's step, or the function that makes it.
-_OUTSIDE = str(Path(__file__).with_name("torch.py"))
+_OURS, _PARTS = str(Path(__file__).parents[1]), str(Path(__file__).with_name("torch_"))
+_NOT_USERS = (_TORCH, _OURS, str(Path(importlib.__file__).parent), "<")
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -79,7 +79,8 @@ def _is_users(code: CodeType) -> bool:
 
 @cache
 def _is_end(code: CodeType) -> bool:
-    return code.co_name == "_engine_run_backward" or code.co_filename == _OUTSIDE
+    calls_step = code.co_filename.startswith(_OURS) and not code.co_filename.startswith(_PARTS)
+    return calls_step or code.co_name == "_engine_run_backward"
 
 
 def line_of(frame: FrameType | None) -> str:
@@ -113,6 +114,8 @@ class ModuleWatch:
 
     Attributes
     ----------
+    has_memory
+        Whether the step runs for real.
     stack
         Paths of the running modules, the innermost last.
     in_update
@@ -127,7 +130,7 @@ class ModuleWatch:
     """
 
     def __init__(self, *, has_memory: bool = False) -> None:
-        self._has_memory, self.in_update, self.compiled = has_memory, False, False
+        self.has_memory, self.in_update, self.compiled = has_memory, False, False
         self.stack, self._paths, self._roots = list[str](), dict[int, str](), list[tuple[str, torch.nn.Module]]()
         self._optimizers, self._hooks = dict[Optimizer, None](), ExitStack()
 
@@ -172,7 +175,7 @@ class ModuleWatch:
         prefix = f"{path}{alike or ''}." if self._roots else ""
         real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
-        insist(self._has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
+        insist(self.has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
         for name, part in module.named_modules():
             self._paths.setdefault(id(part), prefix + name if name else prefix[:-1] or path)
@@ -246,6 +249,8 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
     is_asked = False  # whether the code asked for CUDA, or was given what is there
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
+            return func(*args, **(kwargs or {}))
         given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
         is_there = func is torch.Tensor.cuda or any(map(_is_cuda, values))
         is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
@@ -283,6 +288,7 @@ def fake_mode() -> Iterator[None]:
     """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as it would run there."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
     accelerated, run_backward = _Accelerated(), torch.autograd._engine_run_backward
+    overrides = torch.overrides.has_torch_function
 
     def swap_unheld(tensor: Any, other: Any) -> None:
         """Swap tensors for ``module.to(dtype)``, which fails if the mode's memo still refers to one of them."""
@@ -299,6 +305,12 @@ def fake_mode() -> Iterator[None]:
         with accelerated:
             return run_backward(*given, **options)
 
+    def has_override(given: Any) -> bool:
+        """Answer attention layers, which choose a kernel by it, as without the mode."""
+        is_alone = torch._C._len_torch_function_stack() == 1
+        with torch.overrides._pop_mode_temporarily() if is_alone else nullcontext():
+            return bool(overrides(given))
+
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
         stack.callback(log.setLevel, log.level)
@@ -309,8 +321,7 @@ def fake_mode() -> Iterator[None]:
         # it draws until all values are in bounds
         stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
         stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", backward))
-        # layers ask whether tensors override functions, which the mode must not answer
-        stack.enter_context(patch.object(torch.overrides, "has_torch_function", lambda _: False))
+        stack.enter_context(patch.object(torch.overrides, "has_torch_function", has_override))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(accelerated)
@@ -387,4 +398,7 @@ def config_errors(name: str) -> Iterator[None]:
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
             do = _NO_SCALER if is_of_scaler(error) else do
+        elif isinstance(error, UnsupportedOperatorException) or "no fake impl" in found:
+            must, found = "each kernel runs under fake tensors", str(getattr(error, "func", error)).partition(". ")[0]
+            do = "register a form of it (torch.library.register_fake), or run the step for real: hosim.torch.offload"
         raise ConfigError(where, must, found, do) from error
