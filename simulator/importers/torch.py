@@ -222,8 +222,8 @@ def imported(name: str, record: Any, *, free_early: bool) -> Imported:
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
-        why = "with dropout, unless the code asks for CUDA, or values of another width"
-        derived.append(f"Softmax ops in attention, where PyTorch has no fused CPU kernel ({why}): {apart:,}.")
+        has_one = "With dropout it has one on CUDA: make the model there."
+        derived.append(f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}")
     if record.copied and not record.watch.has_memory:
         derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
     if record.again:

@@ -210,7 +210,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Call a function of PyTorch, which is given these tensors."""
         if func._overloadpacket in (_RECURRENT, _RECURRENT_BACK) and isinstance(given[0], FakeTensor):
             return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
-        return _as_real(func._overloadpacket, args, func(*args, **kwargs))
+        made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
+        if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
+            self._storage(made, "constant", "input", persistent=True)
+        return made
 
     def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
         """Note a call that has ended: what it was given and made, and whether it is an op of the graph."""

@@ -48,7 +48,7 @@ _NOT_USERS = (_TORCH, _OURS, str(Path(importlib.__file__).parent), "<")
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 _CUDA = re.compile(r"cuda(:\d+)?")
-_FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
+_FEW = 1024  # elements of a real constant: models compute small constants when they are made, such as a drop rate for each layer
 # Functions that autocast runs in fp32 on CUDA.
 _IN_FP32 = """
     __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
@@ -114,8 +114,6 @@ class ModuleWatch:
 
     Attributes
     ----------
-    has_memory
-        Whether the step runs for real.
     stack
         Paths of the running modules, the innermost last.
     in_update
@@ -236,11 +234,6 @@ def _on_cpu(value: Any) -> Any:
     return "cpu" if _is_cuda(value) else value
 
 
-def _is_small_constant(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is real, small and needs no gradient."""
-    return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
-
-
 _ON_CUDA = WeakSet[torch.UntypedStorage]()
 """Storages that code asked to be on CUDA, or that were made of such."""
 
@@ -263,15 +256,16 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
     def _call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
-        is_constant = bool(given) and all(map(_is_small_constant, given))  # constants that a model's __init__ computes
-        if func is torch.linspace or is_constant:
+        are_real = given and not any(isinstance(tensor, FakeTensor) or tensor.requires_grad for tensor in given)
+        if func is torch.linspace or (are_real and max(tensor.numel() for tensor in given) <= _FEW):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if self.is_asked and func is functional.scaled_dot_product_attention:
+        if not self.is_asked:
+            return func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
-        is_cast = self.is_asked and torch.is_autocast_enabled("cpu")
-        if is_cast and getattr(func, "__name__", "") in _FP32_FUNCTIONS:
+        if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
             halves = (torch.bfloat16, torch.float16)
             args, kwargs = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in halves else x, (args, kwargs))
         return func(*args, **kwargs)
@@ -287,18 +281,18 @@ def mode() -> FakeTensorMode:
 def fake_mode() -> Iterator[None]:
     """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as it would run there."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
-    accelerated, run_backward = _Accelerated(), torch.autograd._engine_run_backward
-    overrides = torch.overrides.has_torch_function
+    accelerated, overrides = _Accelerated(), torch.overrides.has_torch_function
+    run_backward = torch.autograd._engine_run_backward
 
     def swap_unheld(tensor: Any, other: Any) -> None:
         """Swap tensors for ``module.to(dtype)``, which fails if the mode's memo still refers to one of them."""
         mode().fake_tensor_converter.meta_converter.tensor_memo.clear()
         swap(tensor, other)
 
-    def autocast(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *more: Any, **named: Any) -> None:
+    def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
         """Cast on the CPU, by default to the type of the device that is asked for."""
-        accelerated.is_asked |= enabled and _is_cuda(device_type)  # a checkpoint asks for it disabled
-        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), enabled, *more, **named)
+        accelerated.is_asked |= _is_cuda(device_type) and options.get("enabled", True)  # a checkpoint disables it
+        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
 
     def backward(*given: Any, **options: Any) -> Any:
         """Run backward, and what a checkpoint runs again there: PyTorch calls it without the mode."""
@@ -398,7 +392,10 @@ def config_errors(name: str) -> Iterator[None]:
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
             do = _NO_SCALER if is_of_scaler(error) else do
-        elif isinstance(error, UnsupportedOperatorException) or "no fake impl" in found:
-            must, found = "each kernel runs under fake tensors", str(getattr(error, "func", error)).partition(". ")[0]
-            do = "register a form of it (torch.library.register_fake), or run the step for real: hosim.torch.offload"
+        elif isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
+            must, do = (
+                "each kernel runs under fake tensors",
+                "give it a form there (torch.library.register_fake), or run",
+            )
+            found, do = str(getattr(error, "func", error)).partition(". ")[0], f"{do} for real: hosim.torch.offload"
         raise ConfigError(where, must, found, do) from error
