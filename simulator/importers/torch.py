@@ -57,7 +57,9 @@ def capture(
     """Capture a training step as a graph: forward, backward and the optimizer's step.
 
     The step runs twice under fake tensors, which use no memory; the second run is recorded, as the optimizer then has
-    its state. A module that was made outside `fake` is copied and stays unchanged.
+    its state. A module that was made outside `fake` is copied and stays unchanged. Ops are those of a real step on the
+    CPU; where code asks for CUDA, attention and autocast are those of CUDA. An LSTM's layer runs once on real zeros, as
+    its workspace has no size under fake tensors.
 
     Parameters
     ----------
@@ -230,7 +232,10 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
-        derived.append(f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}.")
+        has_one = "With dropout it has one on CUDA: make the model there."
+        derived.append(f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}")
+    if record.copied and not record.watch.has_memory:
+        derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
     if record.again:
         derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
     about = {"name": named(name), "title": f"A training step of {name}, captured from PyTorch", "graph": ".jsonl"}

@@ -15,7 +15,9 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, run_fallback_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
@@ -49,8 +51,24 @@ def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any
     return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
 
 
+def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Count the FLOPs of a recurrent layer: each token meets both of its matrices."""
+    return 2 * int(first.shape[0] * first.shape[1] * (into.numel() + within.numel()))
+
+
+# A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors.
+_RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
+# Op -> the argument whose type some of its results have, and which; of arguments of several types they have another one
+# under fake tensors.
+_STATISTICS, _FIRST = slice(1, None), slice(1)
+_TYPES = {
+    _aten.native_layer_norm: (2, _STATISTICS), _aten.native_group_norm: (1, _STATISTICS),
+    _aten.native_batch_norm: (1, _STATISTICS), _aten.native_group_norm_backward: (1, _FIRST),
+    _aten.mse_loss_backward: (1, _FIRST), _aten.smooth_l1_loss_backward: (1, _FIRST),
+}  # fmt: skip
 # Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
-_COUNTED = {**flop_registry, _aten._grouped_mm: _grouped_flops}
+_COUNTED = {**flop_registry, _aten._grouped_mm: _grouped_flops, _RECURRENT: _recurrent_flops}
+_COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
 _FLASH = "_scaled_dot_product_flash_attention"
 for _back in ("", "_backward"):
     _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
@@ -71,6 +89,24 @@ class DispatchedOp(NamedTuple):
     def packet(self) -> Any:
         """The function, whatever its overload."""
         return self.func._overloadpacket
+
+
+def _as_real(packet: Any, args: Any, made: Any) -> Any:
+    """Return what an op made of fake tensors, with types and storages of what it makes of real ones."""
+    position, which = _TYPES.get(packet, (0, slice(0)))
+    if position and args[position] is not None:
+        made, spec = tree_flatten(made)
+        made[which] = [tensor if tensor is None else tensor.to(args[position].dtype) for tensor in made[which]]
+        made = tree_unflatten(made, spec)
+    if packet is _aten.native_batch_norm:
+        form = torch._prims_common.suggest_memory_format(args[0])
+        made = (made[0].contiguous(memory_format=form), *made[1:])
+    if packet is _aten.native_batch_norm_backward:
+        made = tuple(grad if is_asked else None for grad, is_asked in zip(made, args[-1], strict=True))
+    if packet in (_aten.mse_loss, _aten.smooth_l1_loss) and not made.dim():  # in the storage of what it reduces
+        numel = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+        made.untyped_storage().resize_(numel * made.element_size())
+    return made
 
 
 @cache
@@ -121,14 +157,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         Reason why a call is no op of the graph -> number of calls.
     batch
         Batch and sequence of the step, as far as its inputs tell.
-    lines, again
-        Number of ops with a source line; number of ops in backward that run forward ops again.
+    lines, again, copied
+        Number of ops with a source line; of ops in backward that run forward ops again, and that copy for updates in
+        place of views.
     """
 
     def __init__(self, watch: ModuleWatch, inputs: Any) -> None:
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
-        self.lines = self.again = 0
+        self.lines = self.again = self.copied = 0
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
@@ -175,7 +212,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Call a function of PyTorch, which is given these tensors."""
-        return func(*args, **kwargs)
+        if func._overloadpacket in (_RECURRENT, _RECURRENT_BACK) and isinstance(given[0], FakeTensor):
+            return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
+        made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
+        if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
+            self._storage(made, "constant", "input", persistent=True)
+        return made
 
     def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
         """Note a call that has ended: what it was given and made, and whether it is an op of the graph."""
@@ -210,6 +252,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 storage.kind = "workspace" if phase == "update" else storage.kind
         self.lines += bool(site.line)
         self.again += is_again
+        self.copied += is_backward and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
         self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))

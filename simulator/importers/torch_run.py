@@ -1,9 +1,9 @@
-"""Runs a user's PyTorch step on fake tensors, with the CPU in place of an accelerator, and watches its modules.
+"""Runs a user's PyTorch step on fake tensors, and watches its modules.
 
-Code that asks for CUDA gets the CPU, and PyTorch is made to do there what it does on CUDA: attention applies dropout
-inside its kernel, and autocast runs the same functions in fp32 (documentation of PyTorch, *Automatic Mixed Precision*,
-"CUDA Ops that can autocast to float32"). A watch follows modules and optimizers, and so knows the source of an op in
-the user's code and the owner of a tensor.
+PyTorch chooses kernels there as it does on the CPU. Code that asks for CUDA gets the CPU, too, and only then is PyTorch
+made to do what it does on CUDA: attention applies dropout inside its kernel, and autocast runs the same functions in
+fp32 (documentation of PyTorch, *Automatic Mixed Precision*, "CUDA Ops that can autocast to float32"). A watch follows
+modules and optimizers, and so knows the source of an op in the user's code and the owner of a tensor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -29,6 +30,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
     unset_fake_temporarily,
 )
 from torch.nn import functional, init
@@ -41,14 +43,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from simulator.errors import ConfigError, insist
 
 _TORCH = str(Path(torch.__file__).parent)
-_ROOMS = Path(__file__).parents[1]
-_NOT_USERS = (_TORCH, str(_ROOMS), str(Path(importlib.__file__).parent), "<")
-# The files that call the user's step, or the function that makes it.
-_OUTSIDE = {str(_ROOMS / "importers" / "torch.py"), str(_ROOMS / "execute" / "offloaded.py")}
+_OURS, _PARTS = str(Path(__file__).parents[1]), str(Path(__file__).with_name("torch_"))
+_NOT_USERS = (_TORCH, _OURS, str(Path(importlib.__file__).parent), "<")
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 _CUDA = re.compile(r"cuda(:\d+)?")
-_FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
+_FEW = 1024  # elements of a real constant: models compute small constants when they are made, such as a drop rate for each layer
 # Functions that autocast runs in fp32 on CUDA.
 _IN_FP32 = """
     __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
@@ -79,7 +79,8 @@ def _is_users(code: CodeType) -> bool:
 
 @cache
 def _is_end(code: CodeType) -> bool:
-    return code.co_name == "_engine_run_backward" or code.co_filename in _OUTSIDE
+    calls_step = code.co_filename.startswith(_OURS) and not code.co_filename.startswith(_PARTS)
+    return calls_step or code.co_name == "_engine_run_backward"
 
 
 def line_of(frame: FrameType | None) -> str:
@@ -127,7 +128,7 @@ class ModuleWatch:
     """
 
     def __init__(self, *, has_memory: bool = False) -> None:
-        self._has_memory, self.in_update, self.compiled = has_memory, False, False
+        self.has_memory, self.in_update, self.compiled = has_memory, False, False
         self.stack, self._paths, self._roots = list[str](), dict[int, str](), list[tuple[str, torch.nn.Module]]()
         self._optimizers, self._hooks = dict[Optimizer, None](), ExitStack()
 
@@ -172,7 +173,7 @@ class ModuleWatch:
         prefix = f"{path}{alike or ''}." if self._roots else ""
         real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
-        insist(self._has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
+        insist(self.has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
         for name, part in module.named_modules():
             self._paths.setdefault(id(part), prefix + name if name else prefix[:-1] or path)
@@ -223,27 +224,44 @@ class ModuleWatch:
                     yield f"{parameters[id(parameter)][0]}.{name}", "optimizer_state", value
 
 
+def _is_cuda(value: Any) -> bool:
+    """Tell whether a value names CUDA."""
+    return isinstance(value, str | torch.device) and bool(_CUDA.fullmatch(str(value)))
+
+
 def _on_cpu(value: Any) -> Any:
     """Return a value, or "cpu" if it names CUDA."""
-    is_cuda = isinstance(value, str | torch.device) and _CUDA.fullmatch(str(value))
-    return "cpu" if is_cuda else value
+    return "cpu" if _is_cuda(value) else value
 
 
-def _is_small_constant(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is real, small and needs no gradient."""
-    return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
+_ON_CUDA = WeakSet[torch.UntypedStorage]()
+"""Storages that code asked to be on CUDA, or that were made of such."""
 
 
 class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
+    is_asked = False  # whether the code asked for CUDA, or was given what is there
+
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tuple(map(_on_cpu, args)), {key: _on_cpu(value) for key, value in (kwargs or {}).items()}
+        if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
+            return func(*args, **(kwargs or {}))
+        given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
+        is_there = func is torch.Tensor.cuda or any(map(_is_cuda, values))
+        is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
+        self.is_asked |= is_there
+        made = self._call(func, tuple(map(_on_cpu, args)), {k: _on_cpu(v) for k, v in (kwargs or {}).items()}, given)
+        if is_there:
+            _ON_CUDA.update(tensor.untyped_storage() for tensor in tensors(made))
+        return made
+
+    def _call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
-        given = list(tensors((args, kwargs)))
-        is_constant = bool(given) and all(map(_is_small_constant, given))  # constants that a model's __init__ computes
-        if func is torch.linspace or is_constant:
+        are_real = given and not any(isinstance(tensor, FakeTensor) or tensor.requires_grad for tensor in given)
+        if func is torch.linspace or (are_real and max(tensor.numel() for tensor in given) <= _FEW):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
+        if not self.is_asked:
+            return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
@@ -263,6 +281,8 @@ def mode() -> FakeTensorMode:
 def fake_mode() -> Iterator[None]:
     """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as it would run there."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
+    accelerated, overrides = _Accelerated(), torch.overrides.has_torch_function
+    run_backward = torch.autograd._engine_run_backward
 
     def swap_unheld(tensor: Any, other: Any) -> None:
         """Swap tensors for ``module.to(dtype)``, which fails if the mode's memo still refers to one of them."""
@@ -271,7 +291,19 @@ def fake_mode() -> Iterator[None]:
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
         """Cast on the CPU, by default to the type of the device that is asked for."""
+        accelerated.is_asked |= _is_cuda(device_type) and options.get("enabled", True)  # a checkpoint disables it
         make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
+
+    def backward(*given: Any, **options: Any) -> Any:
+        """Run backward, and what a checkpoint runs again there: PyTorch calls it without the mode."""
+        with accelerated:
+            return run_backward(*given, **options)
+
+    def has_override(given: Any) -> bool:
+        """Answer attention layers, which choose a kernel by it, as without the mode."""
+        is_alone = torch._C._len_torch_function_stack() == 1
+        with torch.overrides._pop_mode_temporarily() if is_alone else nullcontext():
+            return bool(overrides(given))
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
@@ -282,11 +314,11 @@ def fake_mode() -> Iterator[None]:
         stack.enter_context(patch.object(torch.autocast, "__init__", autocast))
         # it draws until all values are in bounds
         stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)  # with mkldnn a recurrent layer is one op without counted FLOPs
+        stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", backward))
+        stack.enter_context(patch.object(torch.overrides, "has_torch_function", has_override))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_Accelerated())
+        stack.enter_context(accelerated)
         stack.enter_context(mode())
         yield
 
@@ -302,7 +334,8 @@ def _fake(tensor: Any) -> Any:
         return tensor
     if tensor.device.type == "cpu":
         return mode().from_tensor(tensor, static_shapes=True)
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    device = tensor.device if _is_cuda(tensor.device) else "cpu"
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
@@ -359,4 +392,10 @@ def config_errors(name: str) -> Iterator[None]:
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
             do = _NO_SCALER if is_of_scaler(error) else do
+        elif isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
+            must, do = (
+                "each kernel runs under fake tensors",
+                "give it a form there (torch.library.register_fake), or run",
+            )
+            found, do = str(getattr(error, "func", error)).partition(". ")[0], f"{do} for real: hosim.torch.offload"
         raise ConfigError(where, must, found, do) from error

@@ -52,14 +52,14 @@ def test_what_was_patched_is_as_before():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("keywords", [False, True])
-def test_attention_drops_out_in_its_kernel(dropout, keywords):
+def test_attention_on_cuda_drops_out_in_its_kernel(dropout, keywords):
     def step(x):
         more = {"dropout_p": dropout, "is_causal": True} if keywords else {}
         given = () if keywords else (None, dropout, True)
         nn.functional.scaled_dot_product_attention(x, x, x, *given, **more).sum().backward()
 
     with hosim.torch.fake():
-        x = torch.randn(1, 4, 16, 8, requires_grad=True)
+        x = torch.randn(1, 4, 16, 8, device="cuda", requires_grad=True)
     classes = [op.op_class for op in graph_of(step, x).ops]
     assert classes.count("attention") == 2
 
