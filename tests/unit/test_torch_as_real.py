@@ -100,7 +100,7 @@ def recorded(model, x):
     with step:
         step(x), step(x)
         (planning,) = step._plannings.values()
-        return imported("step", planning.record, free_early=False).graph
+        return imported("step", planning.record, free_early=False, how="").graph
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
