@@ -5,20 +5,27 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import orjson
 import torch
 
 from simulator.errors import insist
+from simulator.execute.measured import measured_row
 from simulator.execute.offloaded import Executed, Offloaded
+from simulator.formats import graph_jsonl
 from simulator.importers.torch_run import tensors
-from simulator.report.rows import quantity
+from simulator.report.files import folder_names, write_csv, write_summary, write_texts
+from simulator.report.readings import by_place
+from simulator.report.rows import quantity, with_measured
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
-from simulator.run.results import Result
+from simulator.run.provenance import as_run, provenance
+from simulator.run.results import Result, writing
 from simulator.run.sweep import Progress
+from simulator.trace import Trace
 from simulator.units import counted, human
 
 _FIRST = 4
@@ -37,11 +44,15 @@ class Comparison:
         For each policy: ``policy``, ``step_ns``, ``stall_ns``, ``peak_bytes``, ``out_bytes``, ``in_bytes`` as
         predicted; the same with ``measured_`` before them, of which times are medians; ``least_ns`` and ``most_ns``,
         the shortest and the longest step; ``is_equal``, whether each loss is that of the first row to the last bit.
+    results
+        By policy, the row that was predicted, with that of the median step as its ``measured``: `Result.timeline` draws
+        one under the other.
     """
 
     name: str
     budget_bytes: float
     rows: tuple[Mapping[str, Any], ...]
+    results: Mapping[str, Result]
 
     @property
     def view(self) -> SweepView:
@@ -78,6 +89,31 @@ class Comparison:
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
 
+    def write(self, out: str | Path, command: str = "") -> None:
+        """Write what `hosim run --out` writes, of predicted and measured steps, and the table as ``compared.csv``.
+
+        In the folder of each policy lies its scenario, too, which predicts the same again.
+
+        Parameters
+        ----------
+        out, command
+            As for `simulator.run.results.Results.write`.
+        """
+        rows, labels = list(self.results.values()), [*self.results]
+        shown = cast(Sequence[Result], with_measured(rows))
+        loaded = rows[0].case.loaded
+        scenario = loaded.scenario.model_copy(update={"name": self.name})
+        said = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
+        said |= {"stalls": {row.label: by_place(row) for row in shown}}
+        with writing(out, labels) as pages:
+            sections = [pages.add(row) | {"row": row} for row in rows]
+            for row, name in zip(rows, folder_names(labels).values(), strict=True):
+                write_texts(pages.folder / name, as_run(row.case.loaded, {row.label: row}, is_changed=False))
+                graph_jsonl.write(row.graph, pages.folder / name / "graph.jsonl")
+            write_csv(pages.folder / "compared.csv", self.rows)
+            pages.report(scenario, said, sections, [(self.view, None)], command)
+            write_summary(pages.folder, [row.summary for row in shown], said)
+
     def json(self) -> str:
         """Return the rows as JSON."""
         rows = {"name": self.name, "budget_bytes": self.budget_bytes, "rows": self.rows}
@@ -104,11 +140,12 @@ def compare(
     tell
         Called with the progress.
     """
-    rows, first = list[dict[str, Any]](), list[torch.Tensor]()
+    rows, results, first = list[dict[str, Any]](), dict[str, Result](), list[torch.Tensor]()
     for policy in policies:
         torch.manual_seed(0)
         step, args, kwargs = make(policy)
         with step:
+            step.keep_traces()
             losses = list[torch.Tensor]()
             for done in range(_FIRST + steps):
                 label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
@@ -118,11 +155,15 @@ def compare(
             is_equal = len(first) == len(losses) and all(map(torch.equal, map(_bits, first), map(_bits, losses)))
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
             insist(predicted := step.predicted, name, must, "no two calls alike", do)
-            rows.append(_row(cast(Result, predicted), step.steps[_FIRST:], step.beside_bytes) | {"is_equal": is_equal})
+            result, executed = cast(Result, predicted), step.steps[_FIRST:]
+            rows.append(_row(result, executed, step.beside_bytes) | {"is_equal": is_equal})
+            middle = sorted(executed, key=lambda one: one.step_s)[(len(executed) - 1) // 2]
+            measured = measured_row(result, cast(Trace, middle.trace), round(middle.step_s * 1e9))
+            results[result.label] = replace(result, measured=measured)
             budget_bytes = step.budget_bytes
         del step, args, kwargs
         gc.collect()
-    return Comparison(name, budget_bytes, tuple(rows))
+    return Comparison(name, budget_bytes, tuple(rows), results)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

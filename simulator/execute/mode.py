@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -126,8 +126,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     Attributes
     ----------
-    took_ns
-        For each op, the time from the end of the op before it, without waits [ns].
+    ended
+        For each op, when it had ended, and how long the step had waited until then [s]; first when the step began.
+    blocks
+        Tensor -> what is followed of it.
     stopped
         Why the step went on without its plan; None if it did not.
     """
@@ -136,11 +138,12 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         self, graph: Graph, turns: Sequence[Turn], memory: StepMemory, compute_tier: int, lasting: Mapping[int, Any]
     ) -> None:
         super().__init__()
-        self._graph, self._turns, self._memory, self._compute_tier = graph, turns, memory, compute_tier
-        self._blocks = {t: memory.block(storage, graph.tensors[t].name) for t, storage in lasting.items()}
-        self._at, self.took_ns = 0, list[int]()
+        self._graph, self._turns, self._memory, self.compute_tier = graph, turns, memory, compute_tier
+        self.blocks = {t: memory.block(storage) for t, storage in lasting.items()}
+        for tensor, block in self.blocks.items():  # what was there before the first plan has no name yet
+            block.name = graph.tensors[tensor].name
+        self._at, self.ended = 0, [(perf_counter(), 0.0)]
         self.stopped: ExecutionError | None = None
-        self._last_s, self._waited_s = perf_counter(), memory.waited_s
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.stopped is not None:
@@ -156,7 +159,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             self._stop(self._difference(f"{func} of {moved}, which the plan has moved"))
         if not turn.moved or self.stopped is not None:
             return func(*args, **(kwargs or {}))
-        with self._memory.shown(self._blocks[tensor] for tensor, _ in turn.moved):
+        with self._memory.shown(self.blocks[tensor] for tensor, _ in turn.moved):
             return func(*args, **(kwargs or {}))
 
     def _difference(self, found: str) -> ExecutionError:
@@ -185,10 +188,14 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         finally:  # only now, so that no copy takes the room before what was made counts
             if turn.made_bytes:
                 memory.made(turn.made_bytes)
-        now_s, waited_s = perf_counter(), memory.waited_s
-        self.took_ns.append(max(0, round((now_s - self._last_s - waited_s + self._waited_s) * 1e9)))
-        self._last_s, self._waited_s = now_s, waited_s
+        self.ended.append((perf_counter(), memory.waited_s))
         return made
+
+    @property
+    def took_ns(self) -> list[int]:
+        """For each op, the time from the end of the op before it, without waits [ns]."""
+        spent = ((end - begun) - (waited - before) for (begun, before), (end, waited) in pairwise(self.ended))
+        return [max(0, round(ran_s * 1e9)) for ran_s in spent]
 
     def _follow(self, turn: Turn, made: Any, args: Any, kwargs: Any) -> None:
         """Follow the storages that an op has written first."""
@@ -198,7 +205,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         given = list(tensors((args, kwargs))) if any(leaf < 0 for _, leaf in turn.made) else outs
         for tensor, leaf in turn.made:
             expected, shown = self._graph.tensors[tensor], outs[leaf] if leaf >= 0 else given[-1 - leaf]
-            block = self._blocks[tensor] = self._memory.block(shown.untyped_storage(), expected.name)
+            block = self.blocks[tensor] = self._memory.block(shown.untyped_storage(), expected.name)
             if block.size_bytes != expected.size_bytes:
                 self._at -= 1
                 sizes = f"{block.size_bytes:,} B, not {expected.size_bytes:,} B"
@@ -210,7 +217,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         values = [*_leaves((*args, *kwargs.values()))]
         for tensor, value in zip_longest(turn.given, values):
             block = None if value is None else self._memory.find(value.untyped_storage())
-            recorded = None if tensor is None else self._blocks.get(tensor)
+            recorded = None if tensor is None else self.blocks.get(tensor)
             if block is not None and block.is_moved and recorded is not block:
                 return block.name
         return ""
@@ -223,7 +230,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         rule, do = "an op uses the tensors that it was recorded with", "run steps that differ without a plan"
         insist_step(not moved, f"op {name}", rule, f"{moved}, which the plan has moved", do)
         for tensor, writes in turn.moved:
-            block = self._blocks[tensor]
+            block = self.blocks[tensor]
             memory.wait(block, writes=writes)
             do = "correct the plan: copy it in before"
             insist_step(not block.is_away, f"op {name}", "what an op uses is there", f"{block.name} away", do)
@@ -235,12 +242,12 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     def _do(self, code: Code) -> None:
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
         kind, tensor, source, _ = code
-        memory, block = self._memory, self._blocks.get(tensor)
+        memory, block = self._memory, self.blocks.get(tensor)
         if block is None or block.ref() is None:
             return
         if kind == COPY:
-            (memory.copy_out if source == self._compute_tier else memory.copy_in)(block)
-        elif kind == DETACH and source != self._compute_tier:
+            (memory.copy_out if source == self.compute_tier else memory.copy_in)(block)
+        elif kind == DETACH and source != self.compute_tier:
             if not block.is_away:
                 memory.forget_below(block)
         elif kind == DETACH:
@@ -248,6 +255,11 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
                 memory.free(block)
         else:
             memory.wait(block, writes=True)
+
+    def codes(self) -> list[Code]:
+        """Return the actions of the step in order, computes among them."""
+        runs = (((COMPUTE, turn.op, 0, 0),) if turn.op is not None else () for turn in self._turns)
+        return [code for turn, run in zip(self._turns, runs, strict=True) for code in (*turn.actions, *run)]
 
     def finish(self) -> None:
         """Do what comes after the last op."""

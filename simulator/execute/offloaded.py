@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from simulator.errors import insist
+from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep, Turn, turns_of
 from simulator.execute.record import OnDemand
 from simulator.execute.storages import StepMemory
@@ -29,6 +30,7 @@ from simulator.importers.torch import imported
 from simulator.importers.torch_run import ModuleWatch, tensors
 from simulator.run import run
 from simulator.run.results import Result
+from simulator.trace import Trace
 
 COMPUTE_TIER, LOWER_TIER = "ram", "disk"
 _ONE = Lock()
@@ -49,6 +51,8 @@ class Executed:
         Most bytes of storages in the compute tier [B].
     out_bytes, in_bytes
         Bytes copied out and in [B].
+    trace
+        What happened when; None unless a step under a plan was asked to keep it.
     """
 
     plan: str
@@ -57,6 +61,7 @@ class Executed:
     peak_bytes: int
     out_bytes: int
     in_bytes: int
+    trace: Trace | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -154,6 +159,10 @@ class Offloaded:
         """The row that was planned last, with all that is predicted; None while nothing is planned."""
         return next((made.result for made in reversed(self._plannings.values()) if made.result is not None), None)
 
+    def keep_traces(self) -> None:
+        """Keep the trace of each step under a plan from now on (`Executed.trace`)."""
+        self._memory.notes = []
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, and return what it returns.
 
@@ -223,7 +232,10 @@ class Offloaded:
         finally:
             memory.settle()
         took_s, (out_bytes, in_bytes) = perf_counter() - begun_s, memory.moved_bytes.values()
-        self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes))
+        trace = None
+        if memory.notes is not None and isinstance(mode, PlannedStep) and mode.stopped is None:
+            trace = trace_of(mode, cast(Result, self.predicted).hardware, memory.notes, begun_s)
+        self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes, trace))
         return made
 
     def _plan(self, planning: Planning, took_ns: list[int]) -> None:

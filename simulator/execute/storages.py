@@ -24,6 +24,8 @@ from simulator.execute.tiers import FileTier
 from simulator.units import counted, human
 
 OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
+ROOM, HELD, BELOW = "room", "held", "held below"
+"""Of a note: a wait for room; a change of what the compute tier, or the lower one, holds of a block."""
 
 
 class ExecutionError(HosimError):
@@ -72,6 +74,9 @@ class Issued(NamedTuple):
     storage: Any
 
 
+Note = tuple[str, HeldStorage | None, float, float, int]
+
+
 class StepMemory:
     """Followed storages, their copies, and the room of the compute tier.
 
@@ -90,6 +95,9 @@ class StepMemory:
         By direction, what was copied [B].
     waited_s
         How long the step's thread has waited for copies and for room [s].
+    notes
+        None, or what happened: each a kind, a block (none for room), begin and end [s], and a change [B]. A kind is a
+        way of a copy, with a change; or a way or `ROOM` that was waited for; or `HELD` or `BELOW`, with a change.
     """
 
     def __init__(self, budget_bytes: float, tier: FileTier) -> None:
@@ -100,6 +108,7 @@ class StepMemory:
         self._changed = threading.Condition(threading.RLock())
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
+        self.notes: list[Note] | None = None
         self._is_closed = self._is_lifted = False
         self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
         for thread in self._threads:
@@ -108,6 +117,9 @@ class StepMemory:
     def begin(self) -> None:
         """Count peak, copies and waits anew, from here on."""
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
+        if self.notes is not None:
+            now_s = perf_counter()
+            self.notes = [(HELD, block, now_s, now_s, block.held_bytes) for block in self.blocks()]
 
     # which storages there are
 
@@ -122,7 +134,7 @@ class StepMemory:
             held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
             with self._changed:
                 self._blocks[key] = held
-                self._hold(size_bytes)
+                self._hold(held, size_bytes)
         return held
 
     def find(self, storage: Any) -> HeldStorage | None:
@@ -133,12 +145,18 @@ class StepMemory:
         with self._changed:
             block = self._blocks.pop(key)
             self._drop_below(block)
-            self._hold(-block.held_bytes)
+            self._hold(block, -block.held_bytes)
 
-    def _hold(self, size_bytes: int) -> None:
+    def _hold(self, block: HeldStorage, size_bytes: int) -> None:
         self.used_bytes += size_bytes
+        self._note(HELD, block, size_bytes)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         self._changed.notify_all()
+
+    def _note(self, kind: str, block: HeldStorage | None, size_bytes: int, begun_s: float | None = None) -> None:
+        if self.notes is not None:
+            now_s = perf_counter()
+            self.notes.append((kind, block, now_s if begun_s is None else begun_s, now_s, size_bytes))
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
@@ -169,6 +187,7 @@ class StepMemory:
         if block.below is not None:
             self.tier.release(block.below, block.size_bytes)
             block.below, block.is_below = None, False
+            self._note(BELOW, block, -block.size_bytes)
 
     def _issue(self, kind: str, block: HeldStorage) -> None:
         storage = block.ref()
@@ -180,6 +199,7 @@ class StepMemory:
                 raise self._failure
             if kind == OUT and block.below is None:
                 block.below = self.tier.allot(block.size_bytes)
+                self._note(BELOW, block, block.size_bytes)
             block.jobs.append(job)
             if kind in self._queues:
                 self._queues[kind].append(job)
@@ -241,18 +261,19 @@ class StepMemory:
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
         """Copy the bytes of a block."""
         assert block.below is not None  # noqa: S101 - for the type checker
-        move = self.tier.write if way == OUT else self.tier.read
+        move, begun_s = self.tier.write if way == OUT else self.tier.read, perf_counter()
         move(block.below, storage.data_ptr(), block.size_bytes)
+        self._note(way, block, block.size_bytes, begun_s)
 
     def _empty(self, job: Issued) -> None:
         job.storage.resize_(0)
         job.block.held_bytes = 0
-        self._hold(-job.block.size_bytes)
+        self._hold(job.block, -job.block.size_bytes)
 
     def _fill(self, job: Issued) -> None:
         job.storage.resize_(job.block.size_bytes)
         job.block.held_bytes = job.block.size_bytes
-        self._hold(job.block.size_bytes)
+        self._hold(job.block, job.block.size_bytes)
 
     # what the step's thread waits for
 
@@ -261,7 +282,7 @@ class StepMemory:
         jobs = block.jobs
         with self._changed:
             if jobs and (writes or any(job.kind != OUT for job in jobs)):
-                self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
+                self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name, block)
 
     def take(self, size_bytes: int, name: str) -> None:
         """Reserve room for what an op makes, ahead of all copies."""
@@ -281,9 +302,9 @@ class StepMemory:
         with self._changed:
             self._reserved_bytes -= size_bytes
 
-    def _until(self, is_done: Callable[[], bool], awaited: str) -> None:
+    def _until(self, is_done: Callable[[], bool], awaited: str, block: HeldStorage | None = None) -> None:
         """Wait until something is done by the copies."""
-        begun_s = perf_counter()
+        begun_s, kind = perf_counter(), self._kind_of_wait(block)
         try:
             while not (self._failure or is_done()):
                 # an error that was caught may hold what its step made, in a circle of frames
@@ -295,8 +316,17 @@ class StepMemory:
                     self._changed.wait()
         finally:
             self.waited_s += perf_counter() - begun_s
+            self._note(kind, block, 0, begun_s)
         if self._failure:
             raise self._failure
+
+    def _kind_of_wait(self, block: HeldStorage | None) -> str:
+        """Tell what a wait is for as it begins: the way of the block's last copy, or room, if that link lacks it."""
+        way = next((job.kind for job in reversed(block.jobs) if job.kind in self._queues), ROOM) if block else ROOM
+        if way != IN:
+            return way
+        head = self._queues[IN][0].block
+        return IN if head.held_bytes or self._fits(head.size_bytes, self._computes) else ROOM
 
     def _goes_on(self) -> bool:
         return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)
