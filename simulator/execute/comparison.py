@@ -111,7 +111,7 @@ class Comparison:
                 write_texts(pages.folder / name, as_run(row.case.loaded, {row.label: row}, is_changed=False))
                 graph_jsonl.write(row.graph, pages.folder / name / "graph.jsonl")
             write_csv(pages.folder / "compared.csv", self.rows)
-            pages.report(scenario, said, sections, [(self.view, None)], command)
+            pages.report(scenario, said, sections, [(self.view._replace(sentences=[]), None)], command)
             write_summary(pages.folder, [row.summary for row in shown], said)
 
     def json(self) -> str:

@@ -158,11 +158,11 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
     if row.is_job:
         ranks = [_of_rank(view, bars, [*looks]) for view, bars in zip(views, acts, strict=True)]
         return Scene(looks, ranks, [], ends, first, last)
-    lanes, memories = list[Lane](), list[Usage]()
-    for view, bars, mark in zip(views, acts, ("", MEASURED), strict=False):
-        lanes += _of_one(view, bars, mark)
-        memories += [usage._replace(tier=usage.tier + mark) for usage in usages(view)]
-    return Scene(looks, lanes, memories, ends, first, last)
+    marked = [*zip(views, acts, ("", MEASURED), strict=False)]
+    lanes = [lane for view, bars, mark in marked for lane in _of_one(view, bars, mark)]
+    memories = [(usage, mark) for view, _, mark in marked for usage in usages(view)]
+    memories.sort(key=lambda of: row.hardware.tier_names.index(of[0].tier))  # what was measured stands right below
+    return Scene(looks, lanes, [usage._replace(tier=usage.tier + mark) for usage, mark in memories], ends, first, last)
 
 
 @styled()
@@ -224,7 +224,7 @@ def _title(row: Row) -> str:
     (step, stall), *measured = (
         [quantity(one.summary.get(column), "ns") for column in ("step_ns", "stall_ns")] for one in with_measured([row])
     )
-    also = "".join(f"; measured {ran}, {waited} of it" for ran, waited in measured)
+    also = "".join(f"; measured {ran}, {waited} of it stalled" for ran, waited in measured)
     ranks = f" on {row.job.ranks:,} ranks" if row.is_job else ""
     warm = " after warm-up" if row.graph.steps > 1 else ""
     return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled{also} {where}"
