@@ -58,8 +58,8 @@ def trace_of(mode: PlannedStep, hardware: Hardware, notes: Sequence[Note], begun
     spans += _copies(codes, copies, mode.compute_tier, links[OUT])
     held.sort(key=lambda change: change[0])
     issued = (_table(ISSUED, codes),)
-    tables = {"spans": _table(SPANS, spans), "waits": _table(WAITS, waits), "residencies": _table(RESIDENCIES, held)}
-    return Trace("ok", **tables, issued=issued, laps=(len(codes),))
+    laid = _table(SPANS, spans), _table(WAITS, waits), _table(RESIDENCIES, held)
+    return Trace("ok", *laid, issued=issued, laps=(len(codes),))
 
 
 def _computes(
@@ -68,11 +68,12 @@ def _computes(
     """Return spans and waits of the ops, which together fill the time until the last has ended."""
     issues = [issue for issue, code in enumerate(codes) if code[0] == COMPUTE]
     spans, waits, left = list[Numbers](), list[Numbers](), deque(waited)
-    for op, (issue, (since, end)) in enumerate(zip(issues, pairwise(ends), strict=True)):
+    for op, (issue, (begin, end)) in enumerate(zip(issues, pairwise(ends), strict=True)):
+        since = begin
         while left and left[0][1] <= end:
-            begin, until, *why = left.popleft()
-            spans.append((0, COMPUTE, op, 0, 0, issue, since, since, begin))
-            waits.append((0, 0, op, issue, begin, until, *why))
+            waited_from, until, *why = left.popleft()
+            spans.append((0, COMPUTE, op, 0, 0, issue, since, since, waited_from))
+            waits.append((0, 0, op, issue, waited_from, until, *why))
             since = until
         spans.append((0, COMPUTE, op, 0, 0, issue, since, since, end))
     return spans, waits

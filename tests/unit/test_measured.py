@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_compute_and_waits_fill_the_time_until_the_last_op_has_ended(compared):
         computes = [(a, b) for kind, a, b in columns(trace.spans, "kind", "start_ns", "end_ns") if kind == COMPUTE]
         parts = sorted([*computes, *columns(trace.waits, "start_ns", "end_ns")])
         assert parts[0][0] == 0
-        assert all(end == start for (_, end), (start, _) in zip(parts, parts[1:], strict=False))
+        assert all(end == start for (_, end), (start, _) in pairwise(parts))
         summary = row.measured.summary
         spent = summary["compute_ns"] + summary["stall_ns"] + summary["drain_ns"]
         assert spent == summary["step_ns"]
@@ -72,7 +73,7 @@ def test_copies_are_those_of_the_plan_one_after_the_other(compared):
             spans = columns(row.measured.trace.spans, "kind", "track", "start_ns", "end_ns")
             times = sorted((start, end) for kind, track, start, end in spans if (kind, track) == (COPY, link))
             assert times
-            assert all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
+            assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
 def test_what_was_measured_is_drawn_under_what_was_predicted(compared):
