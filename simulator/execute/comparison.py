@@ -103,16 +103,16 @@ class Comparison:
         shown = cast(Sequence[Result], with_measured(rows))
         loaded = rows[0].case.loaded
         scenario = loaded.scenario.model_copy(update={"name": self.name})
-        said = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
-        said |= {"stalls": {row.label: by_place(row) for row in shown}}
+        more = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
+        more |= {"stalls": {row.label: by_place(row) for row in shown}}
         with writing(out, labels) as pages:
             sections = [pages.add(row) | {"row": row} for row in rows]
             for row, name in zip(rows, folder_names(labels).values(), strict=True):
                 write_texts(pages.folder / name, as_run(row.case.loaded, {row.label: row}, is_changed=False))
                 graph_jsonl.write(row.graph, pages.folder / name / "graph.jsonl")
             write_csv(pages.folder / "compared.csv", self.rows)
-            pages.report(scenario, said, sections, [(self.view._replace(sentences=[]), None)], command)
-            write_summary(pages.folder, [row.summary for row in shown], said)
+            pages.report(scenario, more, sections, [(self.view._replace(sentences=[]), None)], command)
+            write_summary(pages.folder, [row.summary for row in shown], more)
 
     def json(self) -> str:
         """Return the rows as JSON."""
@@ -157,7 +157,7 @@ def compare(
             insist(predicted := step.predicted, name, must, "no two calls alike", do)
             result, executed = cast(Result, predicted), step.steps[_FIRST:]
             rows.append(_row(result, executed, step.beside_bytes) | {"is_equal": is_equal})
-            middle = sorted(executed, key=lambda one: one.step_s)[(len(executed) - 1) // 2]
+            middle = sorted(executed, key=lambda step: step.step_s)[(len(executed) - 1) // 2]
             measured = measured_row(result, cast(Trace, middle.trace), round(middle.step_s * 1e9))
             results[result.label] = replace(result, measured=measured)
             budget_bytes = step.budget_bytes

@@ -6,12 +6,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from simulator import metrics
 from simulator.execute.mode import PlannedStep
-from simulator.execute.storages import BELOW, HELD, IN, OUT, ROOM, Note
+from simulator.execute.storages import BELOW, HELD, IN, OUT, ROOM
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.run.results import Result
@@ -23,7 +24,7 @@ LINKS = {OUT: "d2h", IN: "h2d"}
 Numbers = tuple[int, ...]
 
 
-def trace_of(mode: PlannedStep, hardware: Hardware, notes: Sequence[Note], begun_s: float) -> Trace:
+def trace_of(mode: PlannedStep, hardware: Hardware, notes: Iterable[tuple[Any, ...]], begun_s: float) -> Trace:
     """Make the trace of a step that ran under its plan.
 
     The time from the end of an op to that of the next is compute, but for waits. A wait has the cause that it had when
@@ -34,7 +35,9 @@ def trace_of(mode: PlannedStep, hardware: Hardware, notes: Sequence[Note], begun
     mode, hardware
         What ran it, and the machine of its plan, which names tiers and links.
     notes, begun_s
-        What was noted meanwhile (`StepMemory.notes`), and when the step began [s].
+        What was noted meanwhile (`StepMemory.notes`), and when the step began [s]. A note of a copy has its way and its
+        bytes; of a wait, the way or `ROOM` that was waited for, and none; of a change of what is held, `HELD` or, in
+        the lower tier, `BELOW`.
     """
     tensor_of = {id(block): tensor for tensor, block in mode.blocks.items()}
     links = {way: hardware.link_names.index(name) for way, name in LINKS.items()}
@@ -44,7 +47,8 @@ def trace_of(mode: PlannedStep, hardware: Hardware, notes: Sequence[Note], begun
     def ns(moment_s: float) -> int:
         return max(0, round((moment_s - begun_s) * 1e9))
 
-    waited, copies, held = list[Numbers](), list[Numbers](), list[Numbers]()
+    waited, copies = list[Numbers](), list[Numbers]()
+    held = [(0, 0, mode.compute_tier, tensor, block.size_bytes) for tensor, block in mode.lasting.items()]
     for kind, block, since_s, until_s, size_bytes in notes:
         tensor, since, until = tensor_of.get(id(block), NONE), ns(since_s), ns(until_s)
         if kind in tiers and size_bytes and tensor != NONE:  # what is in no op of the graph lies beside the budget

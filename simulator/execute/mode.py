@@ -128,8 +128,8 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     ----------
     ended
         For each op, when it had ended, and how long the step had waited until then [s]; first when the step began.
-    blocks
-        Tensor -> what is followed of it.
+    lasting, blocks
+        Tensor -> what is followed of it: of those that were there when the step began, and of all.
     stopped
         Why the step went on without its plan; None if it did not.
     """
@@ -139,7 +139,8 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._graph, self._turns, self._memory, self.compute_tier = graph, turns, memory, compute_tier
-        self.blocks = {t: memory.block(storage) for t, storage in lasting.items()}
+        self.lasting = {t: memory.block(storage) for t, storage in lasting.items()}
+        self.blocks = self.lasting.copy()
         for tensor, block in self.blocks.items():  # what was there before the first plan has no name yet
             block.name = graph.tensors[tensor].name
         self._at, self.ended = 0, [(perf_counter(), 0.0)]

@@ -23,9 +23,7 @@ from simulator.errors import HosimError
 from simulator.execute.tiers import FileTier
 from simulator.units import counted, human
 
-OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
-ROOM, HELD, BELOW = "room", "held", "held below"
-"""Of a note: a wait for room; a change of what the compute tier, or the lower one, holds of a block."""
+OUT, IN, FREE, FORGET, ROOM, HELD, BELOW = "copy out", "copy in", "free", "forget", "room", "held", "below"
 
 
 class ExecutionError(HosimError):
@@ -74,9 +72,6 @@ class Issued(NamedTuple):
     storage: Any
 
 
-Note = tuple[str, HeldStorage | None, float, float, int]
-
-
 class StepMemory:
     """Followed storages, their copies, and the room of the compute tier.
 
@@ -96,19 +91,17 @@ class StepMemory:
     waited_s
         How long the step's thread has waited for copies and for room [s].
     notes
-        None, or what happened: each a kind, a block (none for room), begin and end [s], and a change [B]. A kind is a
-        way of a copy, with a change; or a way or `ROOM` that was waited for; or `HELD` or `BELOW`, with a change.
+        None, or what happened, of which `trace_of` makes a trace: kind, block, begin and end [s], and bytes.
     """
 
     def __init__(self, budget_bytes: float, tier: FileTier) -> None:
         self.budget_bytes, self.tier = budget_bytes, tier
-        self.used_bytes = self.peak_bytes = self._reserved_bytes = 0
+        self.used_bytes = self.peak_bytes = self._reserved_bytes = self._computes = self._moving = 0
         self.moved_bytes, self.waited_s = {OUT: 0, IN: 0}, 0.0
         self._blocks, self._queues = dict[int, HeldStorage](), {OUT: deque[Issued](), IN: deque[Issued]()}
         self._changed = threading.Condition(threading.RLock())
-        self._computes = self._moving = 0
         self._failure: BaseException | None = None
-        self.notes: list[Note] | None = None
+        self.notes: list[tuple[str, HeldStorage | None, float, float, int]] | None = None
         self._is_closed = self._is_lifted = False
         self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
         for thread in self._threads:
@@ -117,9 +110,7 @@ class StepMemory:
     def begin(self) -> None:
         """Count peak, copies and waits anew, from here on."""
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
-        if self.notes is not None:
-            now_s = perf_counter()
-            self.notes = [(HELD, block, now_s, now_s, block.held_bytes) for block in self.blocks()]
+        self.notes = None if self.notes is None else []
 
     # which storages there are
 
@@ -155,8 +146,7 @@ class StepMemory:
 
     def _note(self, kind: str, block: HeldStorage | None, size_bytes: int, begun_s: float | None = None) -> None:
         if self.notes is not None:
-            now_s = perf_counter()
-            self.notes.append((kind, block, now_s if begun_s is None else begun_s, now_s, size_bytes))
+            self.notes.append((kind, block, begun_s or perf_counter(), perf_counter(), size_bytes))
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
@@ -224,9 +214,8 @@ class StepMemory:
         return block.jobs[0] is self._queues[way][0] and (way == OUT or self._fits(block.size_bytes, self._computes))
 
     def _fits(self, size_bytes: int, ahead: int = 0) -> bool:
-        return self._is_lifted or (
-            not ahead and self.used_bytes + self._reserved_bytes + size_bytes <= self.budget_bytes
-        )
+        needed_bytes = self.used_bytes + self._reserved_bytes + size_bytes
+        return self._is_lifted or (not ahead and needed_bytes <= self.budget_bytes)
 
     def _serve(self, way: str) -> None:
         while True:
@@ -323,10 +312,8 @@ class StepMemory:
     def _kind_of_wait(self, block: HeldStorage | None) -> str:
         """Tell what a wait is for as it begins: the way of the block's last copy, or room, if that link lacks it."""
         way = next((job.kind for job in reversed(block.jobs) if job.kind in self._queues), ROOM) if block else ROOM
-        if way != IN:
-            return way
-        head = self._queues[IN][0].block
-        return IN if head.held_bytes or self._fits(head.size_bytes, self._computes) else ROOM
+        head = self._queues[IN][0].block if way == IN else None
+        return ROOM if head and not (head.held_bytes or self._fits(head.size_bytes, self._computes)) else way
 
     def _goes_on(self) -> bool:
         return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)

@@ -140,7 +140,7 @@ class Row:
 
 def with_measured(rows: Iterable[Row]) -> list[Row]:
     """Return rows, each followed by what was measured of it, if anything was."""
-    return [one for row in rows for one in (row, row.measured) if one is not None]
+    return [shown for row in rows for shown in (row, row.measured) if shown is not None]
 
 
 def present(value: object) -> bool:

@@ -222,7 +222,8 @@ def _title(row: Row) -> str:
     if not row.is_ok:
         return f"{row.label}: {row.summary['status']} {where}"
     (step, stall), *measured = (
-        [quantity(one.summary.get(column), "ns") for column in ("step_ns", "stall_ns")] for one in with_measured([row])
+        [quantity(each.summary.get(column), "ns") for column in ("step_ns", "stall_ns")]
+        for each in with_measured([row])
     )
     also = "".join(f"; measured {ran}, {waited} of it stalled" for ran, waited in measured)
     ranks = f" on {row.job.ranks:,} ranks" if row.is_job else ""
