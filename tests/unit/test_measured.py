@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import hosim.torch  # noqa: E402 - it needs torch
 
-from simulator.metrics import peaks_bytes  # noqa: E402
+from simulator.execute.measured import measured_row  # noqa: E402
 from simulator.plan import COMPUTE, COPY  # noqa: E402
 from simulator.report.timeline import scene  # noqa: E402
 
@@ -50,16 +50,18 @@ def test_compute_and_waits_fill_the_time_until_the_last_op_has_ended(compared):
         assert spent == summary["step_ns"]
 
 
-def test_it_moves_and_holds_what_was_counted(compared):
-    for row, counted in zip(compared.results.values(), compared.rows, strict=True):
-        summary = row.measured.summary
-        assert summary["moved_d2h_bytes"] == counted["measured_out_bytes"]
-        assert summary["moved_h2d_bytes"] == counted["measured_in_bytes"]
-        beside_bytes = counted["peak_bytes"] - row.summary["peak_ram_bytes"]
-        assert summary["peak_ram_bytes"] == counted["measured_peak_bytes"] - beside_bytes <= row.budget_bytes
-        assert summary["step_ns"] == counted["measured_step_ns"]
-        held = peaks_bytes(row.hardware, row.measured.trace)
-        assert held["disk"] == summary["peak_disk_bytes"] > 0
+def test_it_moves_and_holds_what_was_counted():
+    model, x, options = made()
+    with hosim.torch.offload(model, budget="2.6 MB", pace=PACE, **options) as step:
+        step.keep_traces()
+        for _ in range(4):
+            step(x)
+        ran = step.steps[-1]
+        summary = measured_row(step.predicted, ran.trace, round(ran.step_s * 1e9)).summary
+        assert (summary["moved_d2h_bytes"], summary["moved_h2d_bytes"]) == (ran.out_bytes, ran.in_bytes)
+        assert summary["peak_ram_bytes"] == ran.peak_bytes - step.beside_bytes <= step.predicted.budget_bytes
+        assert summary["peak_disk_bytes"] == step.predicted.summary["peak_disk_bytes"] > 0
+        assert summary["step_ns"] == round(ran.step_s * 1e9)
 
 
 def test_copies_are_those_of_the_plan_one_after_the_other(compared):
