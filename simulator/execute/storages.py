@@ -245,7 +245,7 @@ class StepMemory:
                     if way == IN:
                         self._empty(job)
                 self._changed.notify_all()
-            del job
+            del job, failure  # whose traceback holds all that the failed step made
 
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
         """Copy the bytes of a block."""
@@ -346,21 +346,18 @@ class StepMemory:
             The failure of a copy.
         """
         with self._changed:
-            failure = self._failure
+            self._is_lifted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
+            failure, self._failure, self._is_lifted = self._failure, None, False
             if failure:
-                self._changed.wait_for(lambda: not self._moving)
                 for queue in (*self._queues.values(), *(block.jobs for block in self._blocks.values())):
                     queue.clear()
                 for block in self._blocks.values():
                     block.is_away = not block.held_bytes
                     if not block.is_below:
                         self._drop_below(block)
-                self._failure = None
-            self._is_lifted, blocks = True, [*self._blocks.values()]
-            self._changed.notify_all()
-            for block in blocks:
-                self.wait(block, writes=True)
-            self._is_lifted = False
+            blocks = [*self._blocks.values()]
         lost = dict[str, BaseException]()
         for block in blocks:
             try:
