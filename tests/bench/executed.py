@@ -2,7 +2,7 @@
 
 python tests/bench/executed.py [--steps N] prints the tables of `docs/evidence/executed.md`. Bars: on the paced link the
 stall is within 10 % or 30 ms of the predicted one; on the disk the step is within 10 %; peaks are those predicted;
-`static` is as fast as the fastest runtime. A bar that is missed is said, and is no failure: times are the machine's.
+`static` is as fast as the fastest runtime. It counts what keeps them, and never fails: times are the machine's.
 """
 
 from __future__ import annotations
@@ -96,11 +96,13 @@ def told(name: str, share: float, steps: int, **link: Any) -> tuple[str, dict[st
     """Run a model within a budget, and return its table, and which bars each row keeps."""
     make = maker(name)
     budget_bytes = share * peak_bytes(make)
-    kept = dict[str, list[bool]]()
+    kept, without = dict[str, list[bool]](), ""
     try:
         compared = hosim.torch.compare(make, budget=budget_bytes, policies=_POLICIES, steps=steps, **link)
-    except HosimError as error:
-        return f"{name}, {share:.0%} of its peak: {error}", kept
+    except HosimError as error:  # `lookahead` copies out late, and needs more room than the others
+        without = f"\nwithout lookahead: {error}"
+        others = [policy for policy in _POLICIES if policy != "lookahead"]
+        compared = hosim.torch.compare(make, budget=budget_bytes, policies=others, steps=steps, **link)
     planned = [row for row in compared.rows if row["policy"] in compared.results]
     for row in planned:
         off_ns = abs(row["measured_stall_ns"] - row["stall_ns"])
@@ -112,7 +114,7 @@ def told(name: str, share: float, steps: int, **link: Any) -> tuple[str, dict[st
         kept.setdefault("loss", []).append(row["is_equal"])
     first, *others = (row["measured_step_ns"] for row in planned)
     kept["static"] = [first <= min(others)]
-    return f"{name}, {share:.0%} of its peak, {human(budget_bytes, 'B')}\n{compared}", kept
+    return f"{name}, {share:.0%} of its peak, {human(budget_bytes, 'B')}{without}\n{compared}", kept
 
 
 _BARS = {
