@@ -2,6 +2,7 @@
 
     python docs/build.py             the reference pages
     python docs/build.py --pictures  the pictures and the notebooks with their outputs, too (minutes)
+    python docs/build.py --notebooks NAME  these notebooks alone: what they print and draw, and their pages
     python docs/build.py --evidence  what is measured, too (half an hour on a quiet machine); or of some pages only:
                                      --evidence speed collectives
 
@@ -359,12 +360,13 @@ PAGES: Mapping[str, Callable[[], str]] = {
 """Page -> what writes it."""
 
 
-def notebooks() -> None:
-    """Run the notebooks, and store what they print and draw in them, and in their pages."""
+def notebooks(names: Iterable[str]) -> None:
+    """Run the notebooks, all or some, and store what they print and draw in them, and in their pages."""
     import nbformat
     from nbclient import NotebookClient
 
-    for path in sorted((DOCS.parent / "notebooks").glob("*.ipynb")):
+    folder = DOCS.parent / "notebooks"
+    for path in [folder / f"{name}.ipynb" for name in names] or sorted(folder.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         about = deepcopy(notebook.metadata)
         NotebookClient(notebook, timeout=1800).execute()
@@ -423,6 +425,7 @@ def main() -> None:
     """Write the pages, and the pictures if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="the pictures and the notebooks, too")
+    parser.add_argument("--notebooks", nargs="+", metavar="NAME", help="these notebooks, too")
     parser.add_argument("--evidence", nargs="*", metavar="PAGE", help="measure, too: all pages of evidence, or these")
     asked = parser.parse_args()
     for page, text in PAGES.items():
@@ -431,7 +434,8 @@ def main() -> None:
         evidence(asked.evidence)
     if asked.pictures:
         pictures.draw(DOCS / "images")
-        notebooks()
+    if asked.pictures or asked.notebooks:
+        notebooks(asked.notebooks or ())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ def torch() -> None:
     """Run a training step of PyTorch within a budget of memory, under hosim's plans."""
 
 
-@torch.command("run", short_help="Run a step under policies; print what was predicted, and measured.")
+@common.command("Run a step under policies; print what was predicted, and measured.", "out", "json", name="run")
 @click.argument("source", metavar="MODULE:FUNCTION")
 @click.option("--budget", required=True, metavar="SIZE", help="Most bytes of storages in memory: 6GB.")
 @click.option(
@@ -31,8 +32,7 @@ def torch() -> None:
 @click.option(
     "--folder", type=common.PATH, help="Where the lower tier lies. [default: the system's for temporary files]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
-def run(source: str, policies: tuple[str, ...], folder: Path | None, *, as_json: bool, budget: str, steps: int) -> int:
+def run(source: str, policies: tuple[str, ...], *, out: Path | None, as_json: bool, **how: Any) -> int:
     """Run a training step of PyTorch on this machine within a budget, under one policy after the other.
 
     MODULE:FUNCTION makes the step: it returns a module, or a function that runs a step, and its inputs; a
@@ -46,6 +46,7 @@ def run(source: str, policies: tuple[str, ...], folder: Path | None, *, as_json:
       hosim torch run mine:step --budget 6GB
       hosim torch run mine:step --budget 6GB --policy static --policy lookahead --folder /scratch
       hosim torch run mine:step --budget 6GB --policy resident --policy saved_tensors_hooks --policy static
+      hosim torch run mine:step --budget 6GB --out results/mine
 
     What does not fit is kept in a file in the folder, and nothing is left of it. The first steps of each policy
     run on demand; then the step is planned, and what is measured runs under the plan.
@@ -54,19 +55,20 @@ def run(source: str, policies: tuple[str, ...], folder: Path | None, *, as_json:
     is; saved_tensors_hooks, what is saved for backward goes to the folder at once; checkpointing, each child of the
     module's longest ModuleList or Sequential is checkpointed.
 
+    --out also writes a page, report.html, with the measured timeline of each policy under the predicted one,
+    and both as processes of one trace for ui.perfetto.dev, trace.perfetto.json.gz.
+
     The exit code is 1 if a loss differs from that of the first policy in any bit.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.importers.torch import finding
     from simulator.report.tables import ProgressBar
 
     with finding(source, f"torch run {source}") as find, ProgressBar() as progress, redirect_stdout(sys.stderr):
-        compared = hosim.torch.compare(
-            find(),
-            budget=budget,
-            policies=policies or ("static", "reactive"),
-            steps=steps,
-            folder=folder,
-            progress=progress,
-        )
+        compared = hosim.torch.compare(find(), policies=policies or ("static", "reactive"), progress=progress, **how)
+        if out is not None:
+            compared.write(out, common.reproducing())
     click.echo(compared.json() if as_json else f"{compared}\n", nl=False)
     return 0 if all(row["is_equal"] for row in compared.rows) else common.FAILED
+
+
+torch.add_command(run)

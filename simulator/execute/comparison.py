@@ -8,22 +8,29 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import torch
 
 from simulator.errors import insist
+from simulator.execute.measured import measured_row
 from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
+from simulator.formats import graph_jsonl
 from simulator.importers.torch_run import tensors
-from simulator.report.rows import quantity
+from simulator.report.files import folder_names, write_csv, write_summary, write_texts
+from simulator.report.readings import by_place
+from simulator.report.rows import quantity, with_measured
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
+from simulator.run.provenance import as_run, provenance
+from simulator.run.results import Result, writing
 from simulator.run.sweep import Progress
+from simulator.trace import Trace
 from simulator.units import counted, human
 
 _FIRST = 4
@@ -48,11 +55,15 @@ class Comparison:
         where the system does not say); ``least_ns`` and ``most_ns``, the shortest and the longest step; ``is_within``,
         whether the measured peak is within the budget; ``is_equal``, whether each loss is that of the first row to the
         last bit.
+    results
+        By policy, the row that was predicted, with that of the median step as its ``measured``: `Result.timeline` draws
+        one under the other.
     """
 
     name: str
     budget_bytes: float
     rows: tuple[Mapping[str, Any], ...]
+    results: Mapping[str, Result]
 
     @property
     def view(self) -> SweepView:
@@ -91,6 +102,38 @@ class Comparison:
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
 
+    def write(self, out: str | Path, command: str = "") -> None:
+        """Write what `hosim run --out` writes, of predicted and measured steps, and the table as ``compared.csv``.
+
+        In the folder of each policy lies its scenario, too, which predicts the same again.
+
+        Parameters
+        ----------
+        out, command
+            As for `simulator.run.results.Results.write`.
+
+        Raises
+        ------
+        ConfigError
+            If no row has a plan, or it cannot be written.
+        """
+        rows, labels = list(self.results.values()), [*self.results]
+        must, do = "some row has a plan, whose timeline can be shown", "add such as static"
+        insist(rows, f"results of {self.name}", must, "none", do)
+        shown = cast(Sequence[Result], with_measured(rows))
+        loaded = rows[0].case.loaded
+        scenario = loaded.scenario.model_copy(update={"name": self.name})
+        more = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
+        more |= {"stalls": {row.label: by_place(row) for row in shown}}
+        with writing(out, labels) as pages:
+            sections = [pages.add(row) | {"row": row} for row in rows]
+            for row, name in zip(rows, folder_names(labels).values(), strict=True):
+                write_texts(pages.folder / name, as_run(row.case.loaded, {row.label: row}, is_changed=False))
+                graph_jsonl.write(row.graph, pages.folder / name / "graph.jsonl")
+            write_csv(pages.folder / "compared.csv", self.rows)
+            pages.report(scenario, more, sections, [(self.view._replace(sentences=[]), None)], command)
+            write_summary(pages.folder, [row.summary for row in shown], more)
+
     def json(self) -> str:
         """Return the rows as JSON."""
         rows = {"name": self.name, "budget_bytes": self.budget_bytes, "rows": self.rows}
@@ -117,12 +160,13 @@ def compare(
     tell
         Called with the progress.
     """
-    rows, first = list[dict[str, Any]](), list[torch.Tensor]()
+    rows, results, first = list[dict[str, Any]](), dict[str, Result](), list[torch.Tensor]()
     for policy in policies:
         torch.manual_seed(0)
         step, args, kwargs = make(policy)
         call = partial(run_unplanned, step, policy) if policy in ROWS else step
         with step:
+            step.keep_traces()
             losses = list[torch.Tensor]()
             for done in range(_FIRST + steps):
                 label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
@@ -135,11 +179,16 @@ def compare(
             is_equal = len(first) == len(losses) and all(map(torch.equal, map(_bits, first), map(_bits, losses)))
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
             insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
-            rows.append({"policy": label} | _predicted(step) | _measured(step.steps[_FIRST:]) | {"is_equal": is_equal})
+            executed = step.steps[_FIRST:]
+            rows.append({"policy": label} | _predicted(step) | _measured(executed) | {"is_equal": is_equal})
+            if (predicted := step.predicted) is not None:
+                middle = sorted(executed, key=lambda step: step.step_s)[(len(executed) - 1) // 2]
+                measured = measured_row(predicted, cast(Trace, middle.trace), round(middle.step_s * 1e9))
+                results[predicted.label] = replace(predicted, measured=measured)
             rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= (budget_bytes := step.budget_bytes)
         del step, call, args, kwargs
         rows[-1]["measured_rss_bytes"] = most_bytes and most_bytes - _left_bytes()
-    return Comparison(name, budget_bytes, tuple(rows))
+    return Comparison(name, budget_bytes, tuple(rows), results)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from simulator.errors import HosimError
 
-OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
+OUT, IN, FREE, FORGET, ROOM, HELD, BELOW = "copy out", "copy in", "free", "forget", "room", "held", "below"
 
 
 class ExecutionError(HosimError):

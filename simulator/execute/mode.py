@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -132,6 +132,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     Attributes
     ----------
+    ended
+        For each op, when it had ended, and how long the step had waited until then [s]; first when the step began.
+    lasting, blocks
+        Tensor -> what is followed of it: of those that were there when the step began, and of all.
     stopped
         Why the step went on without its plan; None if it did not.
     """
@@ -140,15 +144,24 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         self, graph: Graph, turns: Sequence[Turn], memory: StepMemory, compute_tier: int, lasting: Mapping[int, Any]
     ) -> None:
         super().__init__()
-        self._graph, self._turns, self._memory, self._compute_tier = graph, turns, memory, compute_tier
-        self._blocks = {t: memory.block(storage, graph.tensors[t].name) for t, storage in lasting.items()}
-        self._at, self._ends_s = 0, [perf_counter() - memory.waited_s]
+        self._graph, self._turns, self._memory, self.compute_tier = graph, turns, memory, compute_tier
+        self.lasting = {t: memory.block(storage) for t, storage in lasting.items()}
+        self.blocks = self.lasting.copy()
+        for tensor, block in self.blocks.items():  # what was there before the first plan has no name yet
+            block.name = graph.tensors[tensor].name
+        self._at, self.ended = 0, list[tuple[float, float]]()
         self.stopped: ExecutionError | None = None
+
+    def __enter__(self) -> PlannedStep:
+        self.ended.append((perf_counter(), 0.0))
+        super().__enter__()
+        return self
 
     @property
     def took_ns(self) -> list[int]:
         """For each op, the time from the end of the op before it, without waits [ns]."""
-        return [max(0, round((end_s - begun_s) * 1e9)) for begun_s, end_s in pairwise(self._ends_s)]
+        spent = ((end - begun) - (waited - before) for (begun, before), (end, waited) in pairwise(self.ended))
+        return [max(0, round(ran_s * 1e9)) for ran_s in spent]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -162,7 +175,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         self._at += 1
         if turn.op is None:
-            away = [block for tensor, _ in turn.moved if (block := self._blocks[tensor]).is_away or block.jobs]
+            away = [block for tensor, _ in turn.moved if (block := self.blocks[tensor]).is_away or block.jobs]
             if not away:
                 return func(*args, **kwargs)
             with memory.shown(away):
@@ -174,7 +187,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         finally:  # only now, so that no copy takes the room before what was made counts
             if turn.made_bytes:
                 memory.made()
-        self._ends_s.append(perf_counter() - memory.waited_s)
+        self.ended.append((perf_counter(), memory.waited_s))
         return made
 
     def _prepare(self, turn: Turn, func: Any, args: Any, kwargs: Any) -> None:
@@ -188,7 +201,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         if turn.op is None:
             return
         for tensor, writes in turn.moved:
-            block = self._blocks[tensor]
+            block = self.blocks[tensor]
             self._memory.wait(block, writes=writes)
             if block.is_away:
                 do = "correct the plan: copy it in before"
@@ -203,7 +216,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         moved, tensors = self._memory.moved, turn.given
         for leaf, value in enumerate(_leaves((*args, *kwargs.values()))):
             block = moved.get(id(value.untyped_storage()))
-            if block is not None and not (leaf < len(tensors) and self._blocks.get(tensors[leaf]) is block):
+            if block is not None and not (leaf < len(tensors) and self.blocks.get(tensors[leaf]) is block):
                 where, found = f"op {turn.op}" if turn.op else f"{turn.func}", f"{block.name}, which the plan has moved"
                 rule, do = "a call uses the tensors that it was recorded with", "run steps that differ without a plan"
                 raise ExecutionError(where, rule, found, do)
@@ -226,7 +239,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         for tensor, leaf in turn.made:
             expected = self._graph.tensors[tensor]
             shown = outs[leaf] if leaf >= 0 else _leaves((*args, *kwargs.values()))[-1 - leaf]
-            block = self._blocks[tensor] = self._memory.block(shown.untyped_storage(), expected.name)
+            block = self.blocks[tensor] = self._memory.block(shown.untyped_storage(), expected.name)
             if block.size_bytes != expected.size_bytes:
                 self._at -= 1
                 sizes = f"{block.size_bytes:,} B, not {expected.size_bytes:,} B"
@@ -236,12 +249,12 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     def _do(self, code: Code) -> None:
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
         kind, tensor, source, _ = code
-        memory, block = self._memory, self._blocks.get(tensor)
+        memory, block = self._memory, self.blocks.get(tensor)
         if block is None or block.ref() is None:
             return
         if kind == COPY:
-            (memory.copy_out if source == self._compute_tier else memory.copy_in)(block)
-        elif kind == DETACH and source != self._compute_tier:
+            (memory.copy_out if source == self.compute_tier else memory.copy_in)(block)
+        elif kind == DETACH and source != self.compute_tier:
             if not block.is_away:
                 memory.forget_below(block)
         elif kind == DETACH:
@@ -249,6 +262,12 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
                 memory.free(block)
         else:
             memory.wait(block, writes=True)
+
+    def codes(self) -> list[Code]:
+        """Return the actions of the step in order, computes among them."""
+        ops = count()
+        runs = (((COMPUTE, next(ops), 0, 0),) if turn.op is not None else () for turn in self._turns)
+        return [code for turn, run in zip(self._turns, runs, strict=True) for code in (*turn.actions, *run)]
 
     def finish(self) -> None:
         """Do what comes after the last op."""

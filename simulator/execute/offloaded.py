@@ -21,6 +21,7 @@ import yaml
 
 from simulator.errors import insist
 from simulator.execute.held import HeldStorage
+from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep, Turn, turns_of
 from simulator.execute.on_demand import OnDemand
 from simulator.execute.storages import StepMemory
@@ -35,6 +36,7 @@ from simulator.outputs import written
 from simulator.plan import Actions, Code, Plan
 from simulator.run import run
 from simulator.run.results import Result
+from simulator.trace import Trace
 
 COMPUTE_TIER, LOWER_TIER = "ram", "disk"
 _ONE = Lock()
@@ -55,6 +57,8 @@ class Executed:
         Most bytes of storages in the compute tier [B].
     out_bytes, in_bytes
         Bytes copied out and in [B].
+    trace
+        What happened when; None unless a step under a plan was asked to keep it.
     """
 
     plan: str
@@ -63,6 +67,7 @@ class Executed:
     peak_bytes: int
     out_bytes: int
     in_bytes: int
+    trace: Trace | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -205,6 +210,10 @@ class Offloaded:
                 part,
             )
 
+    def keep_traces(self) -> None:
+        """Keep the trace of each step under a plan from now on (`Executed.trace`)."""
+        self._memory.notes = []
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, and return what it returns.
 
@@ -253,6 +262,9 @@ class Offloaded:
         compute_tier = row.plans[0].tiers.index(COMPUTE_TIER)
         mode = PlannedStep(planning.graph, planning.turns, self._memory, compute_tier, lasting)
         made = self._measured(row.label, mode, args, kwargs, lambda: below)
+        if self._memory.notes is not None and mode.stopped is None:
+            trace = trace_of(mode, row.hardware, planning.below, self._memory.notes)
+            self.steps[-1] = replace(self.steps[-1], trace=trace)
         if mode.stopped is not None:
             del self._plannings[key]
             if self._strict:

@@ -19,7 +19,19 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from simulator.execute.held import FORGET, FREE, IN, OUT, ExecutionError, HeldStorage, Issued, insist_step
+from simulator.execute.held import (
+    BELOW,
+    FORGET,
+    FREE,
+    HELD,
+    IN,
+    OUT,
+    ROOM,
+    ExecutionError,
+    HeldStorage,
+    Issued,
+    insist_step,
+)  # fmt: skip
 from simulator.execute.tiers import FileTier
 from simulator.units import counted, human
 
@@ -45,6 +57,8 @@ class StepMemory:
     moved
         By the id of their storages, blocks that something was issued on since all was home: only ops that the plan
         knows of may use them.
+    notes
+        None, or what happened, of which `trace_of` makes a trace: kind, block, begin and end [s], and bytes.
     """
 
     def __init__(self, budget_bytes: float, tier: FileTier) -> None:
@@ -57,6 +71,7 @@ class StepMemory:
         self._changed = threading.Condition(self._lock)
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
+        self.notes: list[tuple[str, HeldStorage | None, float, float, int]] | None = None
         self._is_closed = self._is_lifted = False
         self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
         for thread in self._threads:
@@ -66,6 +81,7 @@ class StepMemory:
         """Count peak, copies and waits anew, from here on; what could not come home before must now (`settle`)."""
         self.settle(below)
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
+        self.notes = None if self.notes is None else []
 
     # which storages there are
 
@@ -81,7 +97,7 @@ class StepMemory:
             held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
             with self._lock:
                 self._blocks[key] = held
-                self._hold(size_bytes)
+                self._hold(held, size_bytes)
         return held
 
     def find(self, storage: Any) -> HeldStorage | None:
@@ -93,17 +109,22 @@ class StepMemory:
             block = self._blocks.pop(key)
             self.moved.pop(key, None)
             self._drop_below(block)
-            self._hold(-block.held_bytes)
+            self._hold(block, -block.held_bytes)
             self._tell_of_room()
 
-    def _hold(self, size_bytes: int) -> None:
+    def _hold(self, block: HeldStorage, size_bytes: int) -> None:
         self.used_bytes += size_bytes
+        self._note(HELD, block, size_bytes)
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def _tell_of_room(self) -> None:
         """Wake those who wait for room, if there are any: to wake a thread for nothing costs more than a small op."""
         if self._computes or self._queues[IN]:
             self._changed.notify_all()
+
+    def _note(self, kind: str, block: HeldStorage | None, size_bytes: int, begun_s: float | None = None) -> None:
+        if self.notes is not None:
+            self.notes.append((kind, block, begun_s or perf_counter(), perf_counter(), size_bytes))
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
@@ -137,6 +158,7 @@ class StepMemory:
         if block.below is not None:
             self.tier.release(block.below, block.size_bytes)
             block.below, block.is_below = None, False
+            self._note(BELOW, block, -block.size_bytes)
 
     def _issue(self, kind: str, block: HeldStorage) -> None:
         storage = block.ref()
@@ -171,9 +193,8 @@ class StepMemory:
         return block.jobs[0] is self._queues[way][0] and (way == OUT or self._fits(block.size_bytes, self._computes))
 
     def _fits(self, size_bytes: int, ahead: int = 0) -> bool:
-        return self._is_lifted or (
-            not ahead and self.used_bytes + self._reserved_bytes + size_bytes <= self.budget_bytes
-        )
+        needed_bytes = self.used_bytes + self._reserved_bytes + size_bytes
+        return self._is_lifted or (not ahead and needed_bytes <= self.budget_bytes)
 
     def _serve(self, way: str) -> None:
         while True:
@@ -202,25 +223,27 @@ class StepMemory:
                     self._failure = failure
                     if way == IN:
                         self._empty(job)
-                del job  # here: if nothing else holds its storage, who waits for room must see it gone
+                del job, failure  # here: if nothing else holds its storage, who waits for room must see it gone
                 self._changed.notify_all()
 
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
         """Copy the bytes of a block."""
         if block.below is None:  # only now: one that was given up may have been issued before
             block.below = self.tier.allot(block.size_bytes)
-        move = self.tier.write if way == OUT else self.tier.read
+            self._note(BELOW, block, block.size_bytes)
+        move, begun_s = self.tier.write if way == OUT else self.tier.read, perf_counter()
         move(block.below, storage.data_ptr(), block.size_bytes)
+        self._note(way, block, block.size_bytes, begun_s)
 
     def _empty(self, job: Issued) -> None:
         job.storage.resize_(0)
         job.block.held_bytes = 0
-        self._hold(-job.block.size_bytes)
+        self._hold(job.block, -job.block.size_bytes)
 
     def _fill(self, job: Issued) -> None:
         job.storage.resize_(job.block.size_bytes)
         job.block.held_bytes = job.block.size_bytes
-        self._hold(job.block.size_bytes)
+        self._hold(job.block, job.block.size_bytes)
 
     # what the step's thread waits for
 
@@ -231,7 +254,7 @@ class StepMemory:
             if self._failure:
                 raise self._failure
             if jobs and (writes or any(job.kind != OUT for job in jobs)):
-                self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name)
+                self._until(lambda: not jobs if writes else all(job.kind == OUT for job in jobs), block.name, block)
 
     def take(self, size_bytes: int, name: str) -> None:
         """Reserve room for what an op makes, ahead of all copies."""
@@ -250,9 +273,9 @@ class StepMemory:
             self._reserved_bytes = 0
             self._tell_of_room()
 
-    def _until(self, is_done: Callable[[], bool], awaited: str) -> None:
+    def _until(self, is_done: Callable[[], bool], awaited: str, block: HeldStorage | None = None) -> None:
         """Wait until something is done by the copies."""
-        begun_s = perf_counter()
+        begun_s, kind = perf_counter(), self._kind_of_wait(block)
         try:
             while not (self._failure or is_done()):
                 # an error that was caught may hold what its step made, in a circle of frames
@@ -264,8 +287,15 @@ class StepMemory:
                     self._changed.wait()
         finally:
             self.waited_s += perf_counter() - begun_s
+            self._note(kind, block, 0, begun_s)
         if self._failure:
             raise self._failure
+
+    def _kind_of_wait(self, block: HeldStorage | None) -> str:
+        """Tell what a wait is for as it begins: the way of the block's last copy, or room, if that link lacks it."""
+        way = next((job.kind for job in reversed(block.jobs) if job.kind in self._queues), ROOM) if block else ROOM
+        head = self._queues[IN][0].block if way == IN else None
+        return ROOM if head and not (head.held_bytes or self._fits(head.size_bytes, self._computes)) else way
 
     def _goes_on(self) -> bool:
         return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)

@@ -12,7 +12,7 @@ from simulator.report.drawing import picture
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import largest, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
+from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, with_measured
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline, zoomable
 from simulator.report.views import SweepView, rendered
@@ -53,7 +53,7 @@ def _bars(zoom: Mapping[str, Any]) -> int:
     return sum(len(band["look"]) for band in zoom["bands"]) + sum(len(memory["gap"]) for memory in zoom["memories"])
 
 
-_TIMELINE, _RANKS = "timeline.png", "ranks.png"
+_TIMELINE, _RANKS, _PERFETTO = "timeline.png", "ranks.png", "trace.perfetto.json.gz"
 
 
 class Pages:
@@ -81,7 +81,7 @@ class Pages:
         folder = self._folders[row.label]
         folder.mkdir()
         self._more(row, folder)
-        perfetto.write(row, folder / "trace.perfetto.json.gz")
+        perfetto.write(with_measured([row]), folder / _PERFETTO)
         (folder / _TIMELINE).write_bytes(picture(timeline(row)).png())
         if row.is_job and row.is_ok:
             (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
@@ -111,7 +111,10 @@ class Pages:
             The command that reproduces the results; empty if a program made them.
         """
         rows = [section["row"] for section in sections]
-        drawn = picture(comparison(rows, scenario.heading)).png()
+        shown = with_measured(rows)
+        if shown[len(rows) :]:
+            perfetto.write(shown, self.folder / _PERFETTO)
+        drawn = picture(comparison(shown, scenario.heading)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
         pictures = sum(len(picture) for row in rows for picture in self._pictures(row))
         most = int(_MOST_BYTES - pictures * 4 / 3) // _BAR_BYTES // len(rows)
@@ -123,7 +126,7 @@ class Pages:
             scenario=scenario,
             said=summary,
             parts=parts,
-            tables=folded(rows, PIPE_WIDTH),
+            tables=folded(shown, PIPE_WIDTH),
             comparison=drawn,
             sections=sections,
             command=command,

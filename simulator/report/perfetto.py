@@ -11,7 +11,7 @@ needs no rank), and call a thread that has the id of its process the main thread
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,17 @@ MOST_RANKS = 64
 """Most ranks of a file: a reader can still find one in a viewer, and the trace loads in seconds."""
 
 
-def write(row: Row, path: Path) -> None:
-    """Write the trace of a row as Chrome JSON, gzipped.
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write the traces of rows as Chrome JSON, gzipped; the processes of each come after those of the row before.
 
     Parameters
     ----------
-    row
-        A row with a trace.
+    rows
+        Rows with traces.
     path
         The file.
     """
-    between, every = b"", events(row)
+    between, every = b"", _of_all(rows)
     with path.open("wb") as plain, gzip.GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         while chunk := list(islice(every, _CHUNK)):
@@ -50,13 +50,25 @@ def write(row: Row, path: Path) -> None:
         out.write(b"\n]}\n")
 
 
-def events(row: Row) -> Iterator[Event]:
+def _of_all(rows: Sequence[Row]) -> Iterator[Event]:
+    first = behind = 0
+    for row in rows:
+        for event in events(row, "process" if rows[1:] else "rank"):
+            event["pid"] += first
+            behind = max(behind, event["pid"] + 1)
+            yield event
+        first = behind
+
+
+def events(row: Row, numbered: str = "rank") -> Iterator[Event]:
     """Iterate over the events of a row's trace: names, slices and counters, rank by rank.
 
     Parameters
     ----------
     row
         A row with a trace.
+    numbered
+        What viewers number: the ids of processes.
     """
     if row.trace is None:
         return
@@ -65,7 +77,7 @@ def events(row: Row) -> Iterator[Event]:
     for view in of_ranks(row, ranks):
         times = f" x{view.stands_for}" if view.stands_for > 1 else ""
         name = ", ".join(filter(None, (row.label, view.program)))
-        yield _meta("process_name", view.rank, 0, name=f"{name}{times}, rank")
+        yield _meta("process_name", view.rank, 0, name=f"{name}{times}, {numbered}")
         yield from _slices(view)
         for usage in usages(view):
             if usage.scope == "device" or not row.is_job:

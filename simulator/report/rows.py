@@ -53,6 +53,8 @@ class Row:
     waits_by_place
         Its waits by cause and place (`readings.by_place`), if they were summed up where the row ran, as its trace has
         no tables here.
+    measured
+        What was measured when its plan was executed, which is shown under it; None if it was not.
     """
 
     label: str
@@ -68,6 +70,7 @@ class Row:
     rank: int = 0
     stands_for: int = 1
     waits_by_place: list[dict[str, str | int]] | None = field(default=None, repr=False)
+    measured: Row | None = field(default=None, repr=False)
 
     @property
     def is_ok(self) -> bool:
@@ -133,6 +136,11 @@ class Row:
         """The rank, its program, and the number of ranks that do the same: ``rank 3, stage 0, stands for 4 ranks``."""
         others = f"stands for {counted(self.stands_for, 'rank')}" if self.stands_for > 1 else ""
         return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
+
+
+def with_measured(rows: Iterable[Row]) -> list[Row]:
+    """Return rows, each followed by what was measured of it, if anything was."""
+    return [shown for row in rows for shown in (row, row.measured) if shown is not None]
 
 
 def present(value: object) -> bool:

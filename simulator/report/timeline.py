@@ -19,7 +19,7 @@ from simulator.plan import COMPUTE
 from simulator.report import drawing
 from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, steps, styled
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, units
+from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, units, with_measured
 from simulator.trace import CAUSES, NONE, Block, Ints, lasts, pick
 from simulator.units import counted
 
@@ -31,6 +31,8 @@ _FAR = 4
 """A limit above this multiple of the peak is left out: it would shrink the curves too far."""
 _LANE_IN, _AXIS_IN, _MEMORY_IN = 0.4, 0.5, 1.6
 """Heights of a lane, of the time axis, and of a memory [in]."""
+MEASURED = ", measured"
+"""Ends the names of lanes and memories of what was measured."""
 COPIES = 1000
 """Lane ids of streams are below this; those of the channels of link n begin at (n + 1) times it."""
 _BANDS = ((-0.42, 0.08), (0.1, 0.28), (0.3, 0.42))
@@ -103,10 +105,10 @@ def _lane_name(hardware: Hardware, lane: int) -> str:
     return f"{name} #{channel}" if hardware.links[name].channels > 1 else name
 
 
-def _of_one(row: Row, acts: Block) -> list[Lane]:
-    """Make a lane for each stream and each channel of a link that was used."""
+def _of_one(row: Row, acts: Block, mark: str) -> list[Lane]:
+    """Make a lane for each stream and each channel of a link that was used; their names end in a mark."""
     lanes = [(lane, pick(acts, acts["lane"] == lane)) for lane in np.unique(acts["lane"]).tolist() or [0]]
-    return [Lane(_lane_name(row.hardware, lane), row, [((-0.4, 0.4), bars)]) for lane, bars in lanes]
+    return [Lane(_lane_name(row.hardware, lane) + mark, row, [((-0.4, 0.4), bars)]) for lane, bars in lanes]
 
 
 def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:
@@ -147,7 +149,7 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
     row, window_ns
         See `timeline`.
     """
-    looks, views = _looks(row), of_ranks(row, chosen(row, MOST_RANKS))
+    looks, views = _looks(row), with_measured(of_ranks(row, chosen(row, MOST_RANKS)))
     acts = [_acts(view, [*looks]) for view in views]
     ends = np.sort(acts[0]["end_ns"][acts[0]["is_last"]]).tolist()
     last = max(int(bars["end_ns"].max(initial=1)) for bars in acts)
@@ -156,7 +158,11 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
     if row.is_job:
         ranks = [_of_rank(view, bars, [*looks]) for view, bars in zip(views, acts, strict=True)]
         return Scene(looks, ranks, [], ends, first, last)
-    return Scene(looks, _of_one(views[0], acts[0]), list(usages(row)), ends, first, last)
+    marked = [*zip(views, acts, ("", MEASURED), strict=False)]
+    lanes = [lane for view, bars, mark in marked for lane in _of_one(view, bars, mark)]
+    memories = [(usage, mark) for view, _, mark in marked for usage in usages(view)]
+    memories.sort(key=lambda of: row.hardware.tier_names.index(of[0].tier))  # what was measured stands right below
+    return Scene(looks, lanes, [usage._replace(tier=usage.tier + mark) for usage, mark in memories], ends, first, last)
 
 
 @styled()
@@ -215,10 +221,14 @@ def _title(row: Row) -> str:
     where = f"({row.job.name} on {row.hardware.name})"
     if not row.is_ok:
         return f"{row.label}: {row.summary['status']} {where}"
-    step, stall = (quantity(row.summary.get(column), "ns") for column in ("step_ns", "stall_ns"))
+    (step, stall), *measured = (
+        [quantity(each.summary.get(column), "ns") for column in ("step_ns", "stall_ns")]
+        for each in with_measured([row])
+    )
+    also = "".join(f"; measured {ran}, {waited} of it stalled" for ran, waited in measured)
     ranks = f" on {row.job.ranks:,} ranks" if row.is_job else ""
     warm = " after warm-up" if row.graph.steps > 1 else ""
-    return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled {where}"
+    return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled{also} {where}"
 
 
 def _memory(

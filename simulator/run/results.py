@@ -344,6 +344,9 @@ def _add_row(pages: Pages, row: Result, _: Progress) -> dict[str, Any]:
 
 
 def _write_tables(row: Result, folder: Path) -> None:
+    if isinstance(row.measured, Result):
+        (folder / "measured").mkdir()
+        _write_tables(row.measured, folder / "measured")
     names = plan_names(row.job.labels)
     for name, graph, plan in zip(names, row.job.graphs, row.recordings, strict=True):
         formats.plan_jsonl.write(plan, graph, folder / name)

@@ -33,8 +33,11 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_each_policy_has_a_row_and_losses_are_equal(hosim, mine, tmp_path):
-    done = hosim("torch", "run", mine, "--budget", "2.6MB", "--steps", "2", "--folder", tmp_path)
+    out = tmp_path / "out"
+    done = hosim("torch", "run", mine, "--budget", "2.6MB", "--steps", "2", "--folder", tmp_path, "--out", out)
     assert done.code == 0, done.err
+    assert "compute, measured" in (out / "report.html").read_text()
+    assert (out / "trace.perfetto.json.gz").exists()
     assert "All losses are equal to the last bit. Times are medians of 2 steps, within 2.60 MB." in done.out
     assert [line.split()[0] for line in done.out.splitlines()[1:3]] == ["static", "reactive"]
     done = hosim("torch", "run", mine, "--budget", "2.6MB", "--steps", "1", "--policy", "lookahead", "--json")

@@ -51,6 +51,7 @@ SAID = {
             "a token takes 4.8 times as long as with eight times the supply",
         ],
     ),
+    "07_run_my_step_in_less_memory": (2, ["77 MB at most", "All losses are equal to the last bit."]),
 }
 """By notebook, how many pictures it draws, and some of what it prints."""
 
@@ -105,6 +106,9 @@ def test_users_import_hosim():
 
 SLOW = {*SAID} - {"06_pool_contention_in_a_supernode"}
 """All but the quickest."""
+MEASURED = {"07_run_my_step_in_less_memory"}
+"""What runs on this machine: times, and what moves because of them, differ from run to run."""
+_QUANTITY = re.compile(r"\b[\d.,]+ (?:[num]?s|min|[kMG]?B)\b")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +119,15 @@ SLOW = {*SAID} - {"06_pool_contention_in_a_supernode"}
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq")
 def test_runs_from_any_folder(path, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    if path.stem in MEASURED:
+        pytest.importorskip("torch")
     notebook = nbformat.read(path, as_version=4)
     stored = told(notebook)
     NotebookClient(notebook, timeout=170, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert told(notebook) == stored, RENEW
+    blank = "a quantity" if path.stem in MEASURED else r"\g<0>"
+    assert [_QUANTITY.sub(blank, text) for text in told(notebook)] == [_QUANTITY.sub(blank, text) for text in stored], (
+        RENEW
+    )
     assert len(pictures(notebook)) == SAID[path.stem][0]
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -437,6 +438,27 @@ def test_a_disk_that_fails_is_an_error_and_nothing_is_lost(monkeypatch):
         assert all(value.untyped_storage().nbytes() for value in now())
         assert all(map(torch.isfinite, (value.abs().max() for value in now())))
         run(step, x, 2)
+
+
+def test_the_thread_of_a_copy_that_failed_holds_nothing_of_its_step(tmp_path, monkeypatch):
+    """A traceback that it kept would take the next step's room."""
+    memory = StepMemory(1000, FileTier(tmp_path))
+    try:
+        x = torch.arange(100.0)
+        monkeypatch.setattr(FileTier, "_write", lambda *_: time.sleep(0.05) or 1 // 0)
+        memory.copy_out(memory.block(x.untyped_storage(), "x"))
+        with pytest.raises(ZeroDivisionError):
+            memory.settle()
+        del x
+        gc.collect()
+        assert memory.used_bytes == 0
+        monkeypatch.undo()
+        y = torch.arange(50.0)
+        memory.copy_out(memory.block(y.untyped_storage(), "y"))
+        memory.settle()
+        assert memory.moved_bytes["copy out"] == 200
+    finally:
+        memory.close()
 
 
 @pytest.mark.slow

@@ -1,0 +1,111 @@
+"""What was measured of a step, as a trace: it is counted, drawn and written as what was predicted."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from simulator import metrics
+from simulator.execute.held import BELOW, HELD, IN, OUT, ROOM
+from simulator.execute.mode import PlannedStep
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, COPY
+from simulator.run.results import Result
+from simulator.trace import CAUSES, ISSUED, NONE, RESIDENCIES, SPANS, WAITS, Table, Trace
+
+_CAPACITY, _TRANSFER = CAUSES.index("capacity"), CAUSES.index("transfer")
+LINKS = {OUT: "d2h", IN: "h2d"}
+"""Way of a copy -> its link."""
+Numbers = tuple[int, ...]
+
+
+def trace_of(mode: PlannedStep, hardware: Hardware, below: Container[int], notes: Iterable[tuple[Any, ...]]) -> Trace:
+    """Make the trace of a step that ran under its plan.
+
+    The time from the end of an op to that of the next is compute, but for waits. A wait has the cause that it had when
+    it began. When a copy was issued is not known: it counts as issued when it began.
+
+    Parameters
+    ----------
+    mode, hardware, below
+        What ran it; the machine of its plan, which names tiers and links; the tensors that were below when it began.
+    notes
+        What was noted meanwhile (`StepMemory.notes`). A note of a copy has its way and its bytes; of a wait, the way or
+        `ROOM` that was waited for, and none; of a change of what is held, `HELD` or, in the lower tier, `BELOW`.
+    """
+    tensor_of = {id(block): tensor for tensor, block in mode.blocks.items()}
+    links = {way: hardware.link_names.index(name) for way, name in LINKS.items()}
+    tiers = {HELD: mode.compute_tier, BELOW: 1 - mode.compute_tier}
+    codes, begun_s = mode.codes(), mode.ended[0][0]
+
+    def ns(moment_s: float) -> int:
+        return max(0, round((moment_s - begun_s) * 1e9))
+
+    waited, copies = list[Numbers](), list[Numbers]()
+    held = [(0, 0, tiers[BELOW if t in below else HELD], t, block.size_bytes) for t, block in mode.lasting.items()]
+    for kind, block, since_s, until_s, size_bytes in notes:
+        tensor, since, until = tensor_of.get(id(block), NONE), ns(since_s), ns(until_s)
+        if kind in tiers and size_bytes and tensor != NONE:  # what is in no op of the graph lies beside the budget
+            held.append((until, 0, tiers[kind], tensor, size_bytes))
+        elif kind in links and size_bytes:
+            copies.append((tensor, links[kind], since, until))
+        elif kind not in tiers:
+            why = (_CAPACITY, tensor, mode.compute_tier) if kind == ROOM else (_TRANSFER, tensor, links[kind])
+            waited.append((since, until, *why, NONE))
+    spans, waits = _computes(codes, [ns(end_s) for end_s, _ in mode.ended], waited)
+    spans += _copies(codes, copies, mode.compute_tier, links[OUT])
+    held.sort(key=lambda change: change[0])
+    issued = (_table(ISSUED, codes),)
+    laid = _table(SPANS, spans), _table(WAITS, waits), _table(RESIDENCIES, held)
+    return Trace("ok", *laid, issued=issued, laps=(len(codes),))
+
+
+def _computes(
+    codes: Sequence[Numbers], ends: Sequence[int], waited: Sequence[Numbers]
+) -> tuple[list[Numbers], list[Numbers]]:
+    """Return spans and waits of the ops, which together fill the time until the last has ended."""
+    issues = [issue for issue, code in enumerate(codes) if code[0] == COMPUTE]
+    spans, waits, left = list[Numbers](), list[Numbers](), deque(waited)
+    for op, (issue, (begin, end)) in enumerate(zip(issues, pairwise(ends), strict=True)):
+        since = begin
+        while left and left[0][1] <= end:
+            waited_from, until, *why = left.popleft()
+            spans.append((0, COMPUTE, op, 0, 0, issue, since, since, waited_from))
+            waits.append((0, 0, op, issue, waited_from, until, *why))
+            since = until
+        spans.append((0, COMPUTE, op, 0, 0, issue, since, since, end))
+    return spans, waits
+
+
+def _copies(codes: Sequence[Numbers], copies: Iterable[Numbers], tier: int, out: int) -> Iterator[Numbers]:
+    """Yield the spans of copies; one that brings something back when the step ends is issued behind all."""
+    issues: defaultdict[Numbers, deque[int]] = defaultdict(deque)
+    for issue, (kind, tensor, source, _) in enumerate(codes):
+        if kind == COPY:
+            issues[tensor, source == tier].append(issue)
+    for tensor, link, begin, end in copies:
+        left = issues[tensor, link == out]
+        yield (0, COPY, tensor, link, 0, left.popleft() if left else len(codes), begin, begin, end)
+
+
+def _table(columns: tuple[str, ...], rows: Sequence[Numbers]) -> Table:
+    return Table(columns, np.array(rows, np.int64).reshape(-1, len(columns)))
+
+
+def measured_row(row: Result, trace: Trace, step_ns: int) -> Result:
+    """Make the row of a measured step: its figures are counted from its trace.
+
+    Parameters
+    ----------
+    row, trace, step_ns
+        What was predicted, what was measured, and the time until all was home again [ns].
+    """
+    counts, label = metrics.summarise(row.job, row.hardware, trace), f"{row.label}, measured"
+    drain_ns = counts["drain_ns"] + step_ns - counts["step_ns"]
+    counts |= {"policy": label, "step_ns": step_ns, "makespan_ns": step_ns, "drain_ns": drain_ns}
+    return replace(row, label=label, summary={"policy": label, **counts}, trace=trace, remarks=())
