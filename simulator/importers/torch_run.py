@@ -48,7 +48,7 @@ _NOT_USERS = (_TORCH, _OURS, str(Path(importlib.__file__).parent), "<")
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 _CUDA = re.compile(r"cuda(:\d+)?")
-_FEW = 1024  # elements of a real constant: models make small ones, such as a drop rate for each layer
+_FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
 # Functions that autocast runs in fp32 on CUDA.
 _IN_FP32 = """
     __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
@@ -296,7 +296,7 @@ def fake_mode() -> Iterator[None]:
 
     def backward(*given: Any, **options: Any) -> Any:
         """Run backward, and what a checkpoint runs again there: PyTorch calls it without the mode."""
-        with accelerated:
+        with accelerated if accelerated.is_asked else nullcontext():  # it slows what fake tensors do there
             return run_backward(*given, **options)
 
     def has_override(given: Any) -> bool:
@@ -393,9 +393,6 @@ def config_errors(name: str) -> Iterator[None]:
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
             do = _NO_SCALER if is_of_scaler(error) else do
         elif isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
-            must, do = (
-                "each kernel runs under fake tensors",
-                "give it a form there (torch.library.register_fake), or run",
-            )
-            found, do = str(getattr(error, "func", error)).partition(". ")[0], f"{do} for real: hosim.torch.offload"
+            must, found = "each kernel runs under fake tensors", str(getattr(error, "func", error)).partition(". ")[0]
+            do = "give it a form there (torch.library.register_fake), or run it for real: hosim.torch.offload"
         raise ConfigError(where, must, found, do) from error

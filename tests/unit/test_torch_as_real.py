@@ -28,6 +28,11 @@ class Turned(nn.Module):
         return x.transpose(1, 2)
 
 
+class Constant(nn.Module):
+    def forward(self, x):
+        return x * torch.tensor([2.0] * 16)
+
+
 class Attention(nn.Module):
     def __init__(self, dropout=0.0, reentrant=None, device="cpu"):
         super().__init__()
@@ -87,6 +92,7 @@ LAYERS = {
     "autocast and checkpointed": lambda: Loss(Turned(), Cast(Attention(0.1, reentrant=False))),
     "autocast, norms": lambda: Loss(Turned(), Cast(nn.Sequential(Turned(), nn.BatchNorm1d(32), nn.GroupNorm(4, 32)))),
     "autocast, LSTM": lambda: Loss(Turned(), Cast(nn.LSTM(32, 8))),
+    "constant": lambda: Loss(nn.Linear(16, 16), Constant()),
     "encoder": lambda: Loss(Turned(), nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)),
     "mse": lambda: nn.Sequential(Turned(), Apart(F.mse_loss)),
     "mse of two types": lambda: nn.Sequential(Turned(), Apart(F.mse_loss, torch.bfloat16)),
