@@ -46,21 +46,18 @@ class HeldStorage:
     is_away, is_kept
         Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
         tier holds its bytes.
-    below, is_below
-        Its place in the lower tier, or None; whether its bytes are there.
+    below
+        Its place in the lower tier, where its bytes are unless they are on their way there; None if they are not.
     used_at
         When it was last used, as a count of calls.
     """
 
-    __slots__ = (
-        "below", "held_bytes", "is_away", "is_below", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at",
-    )  # fmt: skip
+    __slots__ = ("below", "held_bytes", "is_away", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at")
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away = self.is_kept = self.is_below = False
+        self.is_away, self.is_kept, self.used_at, self.jobs = False, False, 0, deque[Issued]()
         self.below: int | None = None
-        self.used_at, self.jobs = 0, deque[Issued]()
 
 
 class Issued(NamedTuple):
@@ -150,8 +147,7 @@ class StepMemory:
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
-        with self._changed:
-            return [*self._blocks.values()]
+        return [*self._blocks.values()]
 
     # what is issued
 
@@ -179,7 +175,7 @@ class StepMemory:
     def _drop_below(self, block: HeldStorage) -> None:
         if block.below is not None:
             self.tier.release(block.below, block.size_bytes)
-            block.below, block.is_below = None, False
+            block.below = None
 
     def _issue(self, kind: str, block: HeldStorage) -> None:
         storage = block.ref()
@@ -239,13 +235,11 @@ class StepMemory:
                 job.block.jobs.popleft()
                 if failure is None:
                     self.moved_bytes[way] += job.block.size_bytes
-                    job.block.is_below = True
                     self._do_first(job.block)
                 else:
                     self._failure = failure
-                    if way == IN:
-                        self._empty(job)
-                del job  # here: if nothing else holds its storage, who waits for room must see it gone
+                    self._empty(job) if way == IN else self._drop_below(job.block)
+                del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
@@ -317,11 +311,9 @@ class StepMemory:
     def shown(self, blocks: Iterable[HeldStorage]) -> Iterator[None]:
         """Let a view be made of storages that are away: it checks bounds, so they get their size, but no bytes."""
         with self._changed:
-            empty = [
-                (storage, block) for block in blocks if (storage := block.ref()) is not None and not block.held_bytes
-            ]
-            for storage, block in empty:
-                storage.resize_(block.size_bytes)
+            empty = [(storage, b.size_bytes) for b in blocks if not b.held_bytes and (storage := b.ref()) is not None]
+            for storage, size_bytes in empty:
+                storage.resize_(size_bytes)
             try:
                 yield
             finally:
@@ -344,25 +336,22 @@ class StepMemory:
             self._is_lifted = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
-            self._is_lifted, blocks = False, [*self.moved.values()]  # a list: what is freed meanwhile leaves it
+            self._is_lifted, moved = False, [*self.moved.items()]  # a list: what is freed meanwhile leaves it
             failure, self._failure = self._failure, None
             if failure:
-                for queue in (*self._queues.values(), *(block.jobs for block in blocks)):
+                for queue in (*self._queues.values(), *(block.jobs for _, block in moved)):
                     queue.clear()
-                for block in blocks:
-                    block.is_away, block.is_kept = not block.held_bytes, block.is_below
+                for _, block in moved:
+                    block.is_away, block.is_kept = not block.held_bytes, block.below is not None
         lost = dict[str, BaseException]()
-        for block in blocks:
+        for key, block in moved:
             try:
                 self.bring(block)
             except Exception as error:
                 lost[block.name] = error
-        with self._lock:
-            for key, block in [*self.moved.items()]:
-                if not block.is_away:  # else it is lost
-                    self._drop_below(block)
-                    block.is_kept = False
-                    self.moved.pop(key, None)
+            else:
+                self.forget_below(block)
+                self.moved.pop(key, None)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
