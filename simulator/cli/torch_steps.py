@@ -20,7 +20,13 @@ def torch() -> None:
 @torch.command("run", short_help="Run a step under policies; print what was predicted, and measured.")
 @click.argument("source", metavar="MODULE:FUNCTION")
 @click.option("--budget", required=True, metavar="SIZE", help="Most bytes of storages in memory: 6GB.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="A policy. [default: static, reactive]")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="A policy, or a row of PyTorch itself. [default: static, reactive]",
+)
 @click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps that are measured.")
 @click.option(
     "--folder", type=common.PATH, help="Where the lower tier lies. [default: the system's for temporary files]"
@@ -39,9 +45,14 @@ def run(source: str, policies: tuple[str, ...], folder: Path | None, *, as_json:
     Examples:
       hosim torch run mine:step --budget 6GB
       hosim torch run mine:step --budget 6GB --policy static --policy lookahead --folder /scratch
+      hosim torch run mine:step --budget 6GB --policy resident --policy saved_tensors_hooks --policy static
 
     What does not fit is kept in a file in the folder, and nothing is left of it. The first steps of each policy
     run on demand; then the step is planned, and what is measured runs under the plan.
+
+    Besides policies, a row may be what PyTorch does by itself, with no regard to the budget: resident, the step as it
+    is; saved_tensors_hooks, what is saved for backward goes to the folder at once; checkpointing, each child of the
+    module's longest ModuleList or Sequential is checkpointed.
 
     The exit code is 1 if a loss differs from that of the first policy in any bit.
     """  # noqa: D301 - click reads the backspace as "do not wrap"

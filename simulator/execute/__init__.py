@@ -12,10 +12,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from simulator.errors import ConfigError, insist
+from simulator.execute.tiers import FileTier, MemoryTier
 from simulator.importers.torch import capture as capture
 from simulator.importers.torch import fake as fake
 from simulator.units import FieldError, parse
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from simulator.execute.comparison import Comparison
     from simulator.execute.offloaded import Offloaded
 
-__all__ = ["capture", "compare", "fake", "offload"]
+__all__ = ["capture", "compare", "execute", "fake", "offload"]
 
 
 def offload(  # noqa: PLR0913 - a step, and how it runs
@@ -34,6 +36,9 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     policy: str | Mapping[str, Any] = "static",
     optimizer: Any = None,
     loss: Callable[[Any], Any] | None = None,
+    homes: Mapping[str, str] | None = None,
+    hardware: str | Path | None = None,
+    tier: Literal["disk", "memory"] = "disk",
     folder: str | Path | None = None,
     pace: tuple[str, str] | None = None,
     strict: bool = False,
@@ -49,9 +54,17 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     budget
         Most bytes of storages in memory, such as ``"6 GB"``: weights, gradients, states and activations.
     policy
-        A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``.
+        A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``, or the path
+        of a plan.
     optimizer, loss
         For a module, as for `capture`; an optimizer that was made, or a function that makes one.
+    homes
+        Where tensors live between steps, as in a scenario: ``{"optimizer_state": "disk"}``, or ``"free"``, where the
+        policy decides; default: in memory. While they are below only the step may use them; see ``step.here()``.
+    hardware
+        A profile of this machine, as `hosim calibrate` writes it; default: the lower tier alone is measured, now.
+    tier
+        The lower tier, called ``disk`` in plans: a file, or a second place in memory.
     folder
         Where the file lies; default: the system's folder of temporary files. Nothing is left in it.
     pace
@@ -83,13 +96,46 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     if is_module:
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
+    scenario = {"policies": [policy], "homes": {**(homes or {})}}
     with ExitStack() as stack:
-        tier = steps.FileTier(folder or tempfile.gettempdir(), pace=paces)
-        stack.callback(tier.close)
-        rates = paces or steps.rates_of(tier)
-        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, policy, tier, rates, strict=strict)
+        lower = _tier_of(tier, folder, paces)
+        stack.callback(lower.close)
+        machine = str(hardware) if hardware else steps.machine_of(paces or steps.rates_of(lower))
+        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, lower, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded
+
+
+def execute(step: Callable[..., Any], plan: str | Path, *, budget: str | float = inf, **more: Any) -> Offloaded:
+    """Make a training step run under a plan that exists; otherwise as `offload`.
+
+    Parameters
+    ----------
+    step, budget
+        As there; without a budget the plan takes the room that it takes.
+    plan
+        A ``hosim-plan/1`` file, as ``step.write_plan`` and `hosim run` write it, for this step on the tiers ``ram`` and
+        ``disk``.
+    **more
+        Other parameters of `offload`; `homes` are those of the plan.
+
+    Raises
+    ------
+    ConfigError
+        As there; when the step is planned, if the plan is of another graph, or does not fit.
+    """
+    must, do = "a plan is a file", "write one with step.write_plan"
+    insist(Path(plan).is_file(), "hosim.torch.execute", must, f"none at {plan}", do)
+    return offload(step, budget=budget, policy=str(Path(plan).resolve()), **{"homes": {"*": "free"}, **more})
+
+
+def _tier_of(tier: str, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier:
+    """Make the lower tier."""
+    must, do = "a lower tier is disk or memory, and a folder is of disk", "name one of them, or drop folder"
+    insist(tier == "disk" or (tier == "memory" and folder is None), "hosim.torch.offload", must, repr(tier), do)
+    if tier == "memory":
+        return MemoryTier(pace=pace)
+    return FileTier(folder or tempfile.gettempdir(), pace=pace)
 
 
 def compare(
@@ -111,7 +157,9 @@ def compare(
         Makes the step: it returns a module, or a function that runs a step, and its inputs, as for ``hosim import
         torch``: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
     budget, policies
-        As for `offload`, which runs each policy.
+        As for `offload`, which runs each policy. Besides, what PyTorch does by itself, with no regard to the budget:
+        ``resident``, the step as it is; ``saved_tensors_hooks``, what is saved for backward goes to the lower tier at
+        once; ``checkpointing``, each child of the module's longest ``ModuleList`` or ``Sequential`` is checkpointed.
     steps
         How many steps of each are measured, after those that are needed to plan.
     progress
@@ -124,11 +172,14 @@ def compare(
     HosimError
         As for `offload`, and for the steps that it makes.
     """
+    unplanned = _part("execute.unplanned")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
         step, *args = make()
         options = args.pop() if args and isinstance(args[-1], dict) else {}
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
+        if policy == unplanned.CHECKPOINTING:
+            unplanned.checkpoint_blocks(step)
         return offload(step, budget=budget, policy=policy, **training, **{"strict": True, **more}), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import orjson
 import torch
 
 from simulator.errors import insist
 from simulator.execute.offloaded import Executed, Offloaded
+from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.importers.torch_run import tensors
 from simulator.report.rows import quantity
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
-from simulator.run.results import Result
 from simulator.run.sweep import Progress
 from simulator.units import counted, human
 
 _FIRST = 4
 """Calls before what is measured: two or three on demand, and one whose ops are timed for the last plan."""
+_CLEAR = Path("/proc/self/clear_refs")
+_CAN_FORGET = os.access(_CLEAR, os.W_OK)
+"""Whether the system tells how much memory was resident at most, from some moment on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +43,11 @@ class Comparison:
         Name of the step, and room of the compute tier [B].
     rows
         For each policy: ``policy``, ``step_ns``, ``stall_ns``, ``peak_bytes``, ``out_bytes``, ``in_bytes`` as
-        predicted; the same with ``measured_`` before them, of which times are medians; ``least_ns`` and ``most_ns``,
-        the shortest and the longest step; ``is_equal``, whether each loss is that of the first row to the last bit.
+        predicted (None without a plan); the same with ``measured_`` before them, of which times are medians;
+        ``measured_rss_bytes``, resident memory at most, beyond what the process holds once the step is gone (None
+        where the system does not say); ``least_ns`` and ``most_ns``, the shortest and the longest step; ``is_within``,
+        whether the measured peak is within the budget; ``is_equal``, whether each loss is that of the first row to the
+        last bit.
     """
 
     name: str
@@ -51,7 +62,7 @@ class Comparison:
             return [quantity(row[key], "ns") for row in self.rows]
 
         def sizes(key: str) -> list[str]:
-            return [human(row[key], "B") for row in self.rows]
+            return [quantity(row[key], "B") for row in self.rows]
 
         spread = [f"{quantity(row['least_ns'], 'ns')} to {quantity(row['most_ns'], 'ns')}" for row in self.rows]
         columns = [
@@ -63,6 +74,8 @@ class Comparison:
             Column("measured", times("measured_stall_ns"), left=False),
             Column("peak predicted", sizes("peak_bytes"), left=False),
             Column("measured", sizes("measured_peak_bytes"), left=False),
+            Column("within", ["yes" if row["is_within"] else "no" for row in self.rows]),
+            Column("RSS", sizes("measured_rss_bytes"), left=False),
             Column("moved out", sizes("measured_out_bytes"), left=False),
             Column("moved in", sizes("measured_in_bytes"), left=False),
         ]
@@ -108,20 +121,24 @@ def compare(
     for policy in policies:
         torch.manual_seed(0)
         step, args, kwargs = make(policy)
+        call = partial(run_unplanned, step, policy) if policy in ROWS else step
         with step:
             losses = list[torch.Tensor]()
             for done in range(_FIRST + steps):
                 label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
                 tell(f"{label}, steps", done, _FIRST + steps)
-                losses += [tensor.detach().clone() for tensor in tensors([step(*args, **kwargs)])]
+                if done == _FIRST:
+                    _forget_most()
+                losses += [tensor.detach().clone() for tensor in tensors([call(*args, **kwargs)])]
+            most_bytes = _resident_bytes("VmHWM") if _CAN_FORGET else None
             first = first or losses
             is_equal = len(first) == len(losses) and all(map(torch.equal, map(_bits, first), map(_bits, losses)))
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
-            insist(predicted := step.predicted, name, must, "no two calls alike", do)
-            rows.append(_row(cast(Result, predicted), step.steps[_FIRST:], step.beside_bytes) | {"is_equal": is_equal})
-            budget_bytes = step.budget_bytes
-        del step, args, kwargs
-        gc.collect()
+            insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
+            rows.append({"policy": label} | _predicted(step) | _measured(step.steps[_FIRST:]) | {"is_equal": is_equal})
+            rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= (budget_bytes := step.budget_bytes)
+        del step, call, args, kwargs
+        rows[-1]["measured_rss_bytes"] = most_bytes and most_bytes - _left_bytes()
     return Comparison(name, budget_bytes, tuple(rows))
 
 
@@ -130,18 +147,21 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().contiguous().view(torch.uint8)
 
 
-def _row(result: Result, executed: Sequence[Executed], beside_bytes: int) -> dict[str, Any]:
-    """Put what was predicted beside what was measured."""
-    summary = result.summary
+def _predicted(step: Offloaded) -> dict[str, Any]:
+    """Return what was predicted; of a step without a plan, nothing."""
+    keys, result = ("step_ns", "stall_ns", "peak_bytes", "out_bytes", "in_bytes"), step.predicted
+    if result is None:
+        return dict.fromkeys(keys)
+    columns = ("step_ns", "stall_ns", "peak_ram_bytes", "moved_d2h_bytes", "moved_h2d_bytes")
+    figures = dict(zip(keys, map(result.summary.__getitem__, columns), strict=True))
+    return {"policy": result.label} | figures | {"peak_bytes": figures["peak_bytes"] + step.beside_bytes}
+
+
+def _measured(executed: Sequence[Executed]) -> dict[str, Any]:
+    """Return what was measured."""
     took_ns = sorted(round(step.step_s * 1e9) for step in executed)
     return {
-        "policy": result.label,
         "steps": len(executed),
-        "step_ns": summary["step_ns"],
-        "stall_ns": summary["stall_ns"],
-        "peak_bytes": summary["peak_ram_bytes"] + beside_bytes,
-        "out_bytes": summary["moved_d2h_bytes"],
-        "in_bytes": summary["moved_h2d_bytes"],
         "measured_step_ns": statistics.median_low(took_ns),
         "least_ns": took_ns[0],
         "most_ns": took_ns[-1],
@@ -150,3 +170,28 @@ def _row(result: Result, executed: Sequence[Executed], beside_bytes: int) -> dic
         "measured_out_bytes": executed[-1].out_bytes,
         "measured_in_bytes": executed[-1].in_bytes,
     }
+
+
+def _forget_most() -> None:
+    """Let the system forget how much memory was resident at most."""
+    if _CAN_FORGET:
+        _CLEAR.write_text("5", encoding="ascii")
+
+
+def _resident_bytes(field: str) -> int:
+    """Return the anonymous resident memory of the process, now (``VmRSS``) or at most (``VmHWM``) [B].
+
+    Linux keeps the most itself, so nothing is missed between samples, and no thread takes time from the step. Pages of
+    files, such as PyTorch's own code, do not count; what the allocator holds back does.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith(" kB")}
+    return sizes[field] - sizes["RssFile"] - sizes["RssShmem"]
+
+
+def _left_bytes() -> int:
+    """Return what is resident once the allocator has given back what it holds."""
+    gc.collect()
+    with suppress(AttributeError):  # of glibc; others do not hold it back
+        ctypes.CDLL(None).malloc_trim(0)
+    return _resident_bytes("VmRSS")

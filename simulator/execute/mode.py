@@ -16,8 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.errors import insist
+from simulator.execute.held import ExecutionError
 from simulator.execute.record import RecordedCall, writes
-from simulator.execute.storages import ExecutionError, StepMemory
+from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
 from simulator.importers.recordings import Storage
 from simulator.plan import COMPUTE, COPY, DETACH, Code
@@ -56,7 +57,11 @@ class Turn:
 
 
 def turns_of(
-    graph: Graph, calls: Sequence[RecordedCall], ids: Mapping[Storage, int], codes: Sequence[Code]
+    graph: Graph,
+    calls: Sequence[RecordedCall],
+    ids: Mapping[Storage, int],
+    codes: Sequence[Code],
+    below: Iterable[int] = (),
 ) -> list[Turn]:
     """Work out what happens at each call of a step, and after the last one.
 
@@ -66,8 +71,8 @@ def turns_of(
         The step, as it was recorded.
     ids
         Storage of the record -> tensor of the graph.
-    codes
-        The actions of one step.
+    codes, below
+        The actions of one step; the tensors that live below between steps.
 
     Raises
     ------
@@ -76,7 +81,7 @@ def turns_of(
     """
     before = _by_op(graph, codes)
     written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
-    turns, moved = list[Turn](), set[int]()
+    turns, moved = list[Turn](), {*below}
     for call in calls:
         turn = Turn(call.func, None if call.op is None else graph.ops[call.op].name)
         if call.op is None:
@@ -92,7 +97,7 @@ def turns_of(
             turn.made = [(t, leaves[t]) for t in op.writes if t not in written]
             turn.made_bytes = sum(graph.tensors[t].size_bytes for t, _ in turn.made)
             written.update(op.writes)
-        turn.given = tuple(ids.get(s, -1) for s in call.given) if moved else ()
+        turn.given = tuple(ids.get(storage, -1) for storage in call.given) if moved else ()
         turns.append(turn)
     return [*turns, Turn(None, None, before[-1])]
 

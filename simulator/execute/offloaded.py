@@ -7,8 +7,10 @@ import statistics
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -18,15 +20,19 @@ import torch
 import yaml
 
 from simulator.errors import insist
+from simulator.execute.held import HeldStorage
 from simulator.execute.mode import PlannedStep, Turn, turns_of
 from simulator.execute.record import OnDemand
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
+from simulator.formats import plan_jsonl
 from simulator.graph import Graph
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Storage
 from simulator.importers.torch import imported
 from simulator.importers.torch_run import ModuleWatch, tensors
+from simulator.outputs import written
+from simulator.plan import Actions, Code, Plan
 from simulator.run import run
 from simulator.run.results import Result
 
@@ -93,11 +99,18 @@ class Planning:
         by_name = {tensor.name: t for t, tensor in enumerate(self.graph.tensors)}
         return {s: by_name[s.name] for call in self.record.calls for s in (*call.reads, *call.writes)}
 
-    def lasting(self, inputs: list[torch.Tensor]) -> dict[Storage, Any]:
-        """Return what persistent storages are now: those of the inputs, and those that are still there."""
+    @property
+    def below(self) -> set[int]:
+        """Tensors that live in the lower tier between steps."""
+        plan = cast(Result, self.result).plans[0]
+        return {t for t, home in enumerate(plan.home) if home == plan.tiers.index(LOWER_TIER)}
+
+    def lasting(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
+        """Return what persistent tensors are now: the storages of the inputs, and those that are still there."""
         present = {storage: ref() for storage, ref in self.record.lasting.items()}
         present |= {storage: inputs[position].untyped_storage() for storage, position in self.input_of.items()}
-        return {storage: memory for storage, memory in present.items() if memory is not None}
+        ids = self.ids
+        return {ids[s]: memory for s, memory in present.items() if memory is not None and s in ids}
 
 
 class Offloaded:
@@ -111,10 +124,12 @@ class Offloaded:
     ----------
     step, name
         Runs a whole step; its name in messages.
-    budget_bytes, policy
-        Room of the compute tier [B]; the policy, or row of a scenario, that plans.
-    tier, rates
-        The lower tier; bandwidth of copies out and in [B/s].
+    budget_bytes, tier
+        Room of the compute tier [B]; the lower tier.
+    machine
+        The machine on which it is planned: a profile, or its path.
+    scenario
+        Keys of the scenario: its row, and the homes between steps.
     strict
         Whether a step that cannot go on under its plan is an error; else it goes on without, with a warning.
 
@@ -131,13 +146,13 @@ class Offloaded:
         step: Callable[..., Any],
         name: str,
         budget_bytes: float,
-        policy: str | Mapping[str, Any],
         tier: FileTier,
-        rates: tuple[float, float],
+        machine: str | Mapping[str, Any],
+        scenario: Mapping[str, Any],
         *,
         strict: bool,
     ) -> None:
-        self._step, self._name, self._policy, self._rates, self._strict = step, name, policy, rates, strict
+        self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
         self._memory, self._plannings = StepMemory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
@@ -150,9 +165,36 @@ class Offloaded:
         self.close()
 
     @property
+    def _last(self) -> Planning | None:
+        return next((made for made in reversed(self._plannings.values()) if made.result is not None), None)
+
+    @property
     def predicted(self) -> Result | None:
         """The row that was planned last, with all that is predicted; None while nothing is planned."""
-        return next((made.result for made in reversed(self._plannings.values()) if made.result is not None), None)
+        return None if self._last is None else self._last.result
+
+    def write_plan(self, out: str | Path) -> None:
+        """Write the plan that was made last, which `hosim.torch.execute` takes in place of a policy.
+
+        Parameters
+        ----------
+        out
+            The file, whose name ends in ``.jsonl`` or ``.jsonl.gz``.
+
+        Raises
+        ------
+        ConfigError
+            If nothing is planned yet, or the file cannot be written.
+        """
+        planning, where = self._last, f"plan of {self._name}"
+        insist(planning, where, "a step that was planned has a plan", "none yet", "run the step three times before")
+        plan = cast(Result, cast(Planning, planning).result).plans[0]
+        with written(Path(out), option="plan") as (part,):
+            plan_jsonl.write(
+                replace(plan, actions=Actions.from_columns(*zip(*_codes_of(plan), strict=True))),
+                cast(Planning, planning).graph,
+                part,
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, and return what it returns.
@@ -185,7 +227,9 @@ class Offloaded:
         with self._watch as watch:
             record = OnDemand(watch, (args, kwargs), self._memory, None if before is None else before.record)
             positions = {record.storage_of(tensor): n for n, tensor in enumerate(tensors((args, kwargs)))}
-            made = self._measured("on demand", record, args, kwargs)
+            made = self._measured(
+                "on demand", record, args, kwargs, self._owned if self._scenario.get("homes") else list
+            )
         self._plannings[key] = planning = Planning(record, positions)
         if before is not None and before.record.functions() == record.functions():
             self._plan(planning, record.took_ns)
@@ -193,11 +237,11 @@ class Offloaded:
 
     def _run_planned(self, key: tuple[Any, ...], planning: Planning, args: Any, kwargs: Any) -> Any:
         row = cast(Result, planning.result)
-        ids, inputs = planning.ids, list(tensors((args, kwargs)))
-        lasting = {ids[s]: memory for s, memory in planning.lasting(inputs).items() if s in ids}
+        lasting = planning.lasting(list(tensors((args, kwargs))))
+        below = [self._memory.block(lasting[t]) for t in planning.below & lasting.keys()]
         compute_tier = row.plans[0].tiers.index(COMPUTE_TIER)
         mode = PlannedStep(planning.graph, planning.turns, self._memory, compute_tier, lasting)
-        made = self._measured(row.label, mode, args, kwargs)
+        made = self._measured(row.label, mode, args, kwargs, lambda: below)
         if mode.stopped is not None:
             del self._plannings[key]
             if self._strict:
@@ -210,10 +254,23 @@ class Offloaded:
             self._plan(planning, mode.took_ns)
         return made
 
-    def _measured(self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any) -> Any:
-        """Run a step in a mode and note what it took; whatever happens, all storages are there when it ends."""
+    def _owned(self) -> list[HeldStorage]:
+        """Return what modules and optimizers hold and is away."""
+        blocks = (self._memory.find(tensor.untyped_storage()) for *_, tensor in self._watch.owned())
+        return [block for block in blocks if block is not None and block.is_away]
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Bring everything back while the block runs, whatever the budget: to save the model, or to look at it."""
+        self._memory.settle()
+        yield
+
+    def _measured(
+        self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any, below: Callable[[], list[HeldStorage]]
+    ) -> Any:
+        """Run a step in a mode and note what it took; in the end all is there but what lives below."""
         memory = self._memory
-        memory.begin()
+        memory.begin(below())
         begun_s = perf_counter()
         try:
             with mode:
@@ -221,7 +278,7 @@ class Offloaded:
             stall_s = memory.waited_s
             mode.finish()
         finally:
-            memory.settle()
+            memory.settle(below())
         took_s, (out_bytes, in_bytes) = perf_counter() - begun_s, memory.moved_bytes.values()
         self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes))
         return made
@@ -236,7 +293,14 @@ class Offloaded:
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
         with tempfile.TemporaryDirectory() as folder:
             budget_bytes = self.budget_bytes - self.beside_bytes
-            story = write_documents(Path(folder), planning.imported, graph, budget_bytes, self._policy, self._rates)
+            budget = {"budget": f"{budget_bytes:.0f} B"} if budget_bytes < inf else {}
+            scenario = {**self._scenario, **budget}
+            story = write_documents(
+                Path(folder),
+                replace(planning.imported, files={**planning.imported.files, ".jsonl": graph}),
+                self._machine,
+                scenario,
+            )
             (result,) = run(story).values()
         must, do = "a plan of the step fits the budget", "give it a larger budget, or another policy"
         why = (
@@ -245,9 +309,8 @@ class Offloaded:
             else str(result.summary.get("notes"))
         )
         insist(result.status == "ok", where, must, why, do)
-        plan = result.plans[0]
-        codes = [*(plan.actions(_ONE_STEP) if callable(plan.actions) else plan.actions)]
-        planning.turns, planning.result = turns_of(graph, record.sequence, planning.ids, codes), result
+        plan, planning.result = result.plans[0], result
+        planning.turns = turns_of(graph, record.sequence, planning.ids, _codes_of(plan), planning.below)
 
 
 class _OneStep:
@@ -256,37 +319,39 @@ class _OneStep:
     steps = 1
 
 
-_ONE_STEP: Any = _OneStep()
+def _codes_of(plan: Plan) -> list[Code]:
+    """Return the actions of one step."""
+    return [*(plan.actions.codes() if isinstance(plan.actions, Actions) else plan.actions(cast(Any, _OneStep())))]
 
 
 def write_documents(
-    folder: Path,
-    recorded: Imported,
-    graph: Graph,
-    budget_bytes: float,
-    policy: str | Mapping[str, Any],
-    rates: tuple[float, float],
+    folder: Path, recorded: Imported, machine: str | Mapping[str, Any], scenario: Mapping[str, Any]
 ) -> Path:
     """Write machine, graph, workload and scenario of a step into a folder, and return the scenario."""
-    files: dict[str, Any] = {".yaml": recorded.workload.model_copy(update={"steps": 1}), ".jsonl": graph}
-    replace(recorded, files=files).write(folder / "step.yaml")
+    work = {**recorded.files, ".yaml": recorded.workload.model_copy(update={"steps": 1})}
+    replace(recorded, files=work).write(folder / "step.yaml")
+    scenario = {
+        "schema": "hosim/scenario/1", "name": "step", "hardware": machine, "workload": "step.yaml",
+        "switches": {"copies_wait_for": "end"}, "assumed": {key: "as asked" for key in ("budget",) if key in scenario},
+        **scenario,
+    }  # fmt: skip
+    if not isinstance(machine, str):
+        (folder / "machine.yaml").write_text(yaml.safe_dump({**machine}, sort_keys=False), encoding="utf-8")
+        scenario["hardware"] = "machine.yaml"
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
+    return folder / "scenario.yaml"
+
+
+def machine_of(rates: tuple[float, float]) -> dict[str, Any]:
+    """Return the profile of a machine whose copies out and in have these bandwidths [B/s]."""
     ways = (("d2h", COMPUTE_TIER, LOWER_TIER, rates[0]), ("h2d", LOWER_TIER, COMPUTE_TIER, rates[1]))
-    links = {name: {"source": a, "target": b, "bandwidth": f"{rate / 1e6:.6f} MB/s"} for name, a, b, rate in ways}
-    machine = {
+    return {
         "schema": "hosim/hardware/1", "name": "this", "compute_tier": COMPUTE_TIER,
         "compute": {"peak": {"fp32": "1 TFLOP/s"}, "launch": "0 ns"},
         "tiers": {COMPUTE_TIER: {"capacity": "inf", "bandwidth": "10 GB/s"}, LOWER_TIER: {"capacity": "inf"}},
-        "links": links,
+        "links": {name: {"source": a, "target": b, "bandwidth": f"{rate / 1e6:.6f} MB/s"} for name, a, b, rate in ways},
         "assumed": {"compute": "each op has its time", "tiers": "room is the scenario's budget", "links": "measured"},
     }  # fmt: skip
-    scenario = {
-        "schema": "hosim/scenario/1", "name": "step", "hardware": "machine.yaml", "workload": "step.yaml",
-        "budget": f"{budget_bytes:.0f} B", "policies": [policy], "switches": {"copies_wait_for": "end"},
-        "assumed": {"budget": "as asked"},
-    }  # fmt: skip
-    for name, document in (("machine", machine), ("scenario", scenario)):
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    return folder / "scenario.yaml"
 
 
 def rates_of(tier: FileTier) -> tuple[float, float]:

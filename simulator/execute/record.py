@@ -14,7 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from simulator.execute.storages import HeldStorage, StepMemory, insist_step
+from simulator.execute.held import HeldStorage, insist_step
+from simulator.execute.storages import StepMemory
 from simulator.importers.recordings import Storage
 from simulator.importers.torch_recorder import OpRecorder
 from simulator.importers.torch_run import ModuleWatch, tensors
@@ -77,6 +78,11 @@ class OnDemand(OpRecorder):
         if is_new and persistent:
             self.lasting[storage] = weakref.ref(memory)
         return storage
+
+    def size_of(self, memory: Any) -> int:
+        """Return the size of a storage, which may be away [B]."""
+        block = self._memory.find(memory)
+        return super().size_of(memory) if block is None else block.size_bytes
 
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Run a function once what it is given is there, and room for what it makes."""

@@ -13,59 +13,15 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
-from simulator.errors import HosimError
+from simulator.execute.held import FORGET, FREE, IN, OUT, ExecutionError, HeldStorage, Issued, insist_step
 from simulator.execute.tiers import FileTier
 from simulator.units import counted, human
-
-OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
-
-
-class ExecutionError(HosimError):
-    """A step cannot go on under its plan."""
-
-
-def insist_step(holds: object, where: str, must: str, found: str, do: str) -> None:
-    """Raise an `ExecutionError` if a rule of a step that runs does not hold."""
-    if not holds:
-        raise ExecutionError(where, must, found, do)
-
-
-class HeldStorage:
-    """A storage that is followed: its size, and where its bytes are.
-
-    Attributes
-    ----------
-    name, size_bytes
-        Its name in messages; its size [B].
-    is_away, is_kept
-        Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
-        tier holds its bytes.
-    below
-        Its place in the lower tier, where its bytes are unless they are on their way there; None if they are not.
-    used_at
-        When it was last used, as a count of calls.
-    """
-
-    __slots__ = ("below", "held_bytes", "is_away", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at")
-
-    def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
-        self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away, self.is_kept, self.used_at, self.jobs = False, False, 0, deque[Issued]()
-        self.below: int | None = None
-
-
-class Issued(NamedTuple):
-    """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
-
-    kind: str
-    block: HeldStorage
-    storage: Any
 
 
 class StepMemory:
@@ -106,9 +62,9 @@ class StepMemory:
         for thread in self._threads:
             thread.start()
 
-    def begin(self) -> None:
-        """Count peak, copies and waits anew, from here on; what could not come home before must now."""
-        self.settle()
+    def begin(self, below: Collection[HeldStorage] = ()) -> None:
+        """Count peak, copies and waits anew, from here on; what could not come home before must now (`settle`)."""
+        self.settle(below)
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
 
     # which storages there are
@@ -127,6 +83,10 @@ class StepMemory:
                 self._blocks[key] = held
                 self._hold(size_bytes)
         return held
+
+    def find(self, storage: Any) -> HeldStorage | None:
+        """Return the block of a storage; None if it is not followed."""
+        return self._blocks.get(id(storage))
 
     def _died(self, key: int, _: object) -> None:
         with self._lock:
@@ -320,10 +280,15 @@ class StepMemory:
                 for storage, _ in empty:
                     storage.resize_(0)
 
-    def settle(self) -> None:
+    def settle(self, below: Collection[HeldStorage] = ()) -> None:
         """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
 
         After a failure, what was issued and has not begun is given up first; each block is then where its bytes are.
+
+        Parameters
+        ----------
+        below
+            Blocks that live in the lower tier, alone, from here on.
 
         Raises
         ------
@@ -332,31 +297,51 @@ class StepMemory:
         BaseException
             The failure of a copy.
         """
-        with self._changed:
-            self._is_lifted = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
-            self._is_lifted, moved = False, [*self.moved.items()]  # a list: what is freed meanwhile leaves it
-            failure, self._failure = self._failure, None
-            if failure:
-                for queue in (*self._queues.values(), *(block.jobs for _, block in moved)):
-                    queue.clear()
-                for _, block in moved:
-                    block.is_away, block.is_kept = not block.held_bytes, block.below is not None
-        lost = dict[str, BaseException]()
-        for key, block in moved:
+        failure = self._end_all()
+        if below and failure is None:
+            for block in below:
+                self._send(block)
+            failure = self._end_all()
+        lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
+        for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
+            if block in staying:
+                continue
             try:
                 self.bring(block)
             except Exception as error:
                 lost[block.name] = error
-            else:
-                self.forget_below(block)
+                continue
+            with self._lock:
+                self._drop_below(block)
+                block.is_kept = False
                 self.moved.pop(key, None)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
         if failure:  # it may have come after all that the step's thread waited for
             raise failure
+
+    def _end_all(self) -> BaseException | None:
+        """Wait until all that was issued has ended; if a copy failed, give up the rest, and return the failure."""
+        with self._changed:
+            self._is_lifted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
+            self._is_lifted, failure, self._failure = False, self._failure, None
+            if failure:
+                blocks = [*self.moved.values()]  # a list: what is freed meanwhile leaves it
+                for queue in (*self._queues.values(), *(block.jobs for block in blocks)):
+                    queue.clear()
+                for block in blocks:
+                    block.is_away, block.is_kept = not block.held_bytes, block.below is not None
+            return failure
+
+    def _send(self, block: HeldStorage) -> None:
+        """Let a block lie below alone."""
+        if not block.is_away:
+            if not block.is_kept:
+                self.copy_out(block)
+            self.free(block)
 
     def bring(self, block: HeldStorage) -> None:
         """Bring a block back at once, in this thread, after all that was issued on it."""

@@ -142,9 +142,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Return the storage of a tensor; add it if it is new."""
         memory = tensor.untyped_storage()
         if id(memory) not in self._by_id:
-            storage = Storage(int(memory.nbytes()), kind or "activation", persistent, name=name)
+            storage = Storage(self.size_of(memory), kind or "activation", persistent, name=name)
             self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._note_death, id(memory), storage))
         return self._by_id[id(memory)][0]
+
+    def size_of(self, memory: Any) -> int:
+        """Return the size of a storage [B]."""
+        return int(memory.nbytes())
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)

@@ -312,9 +312,9 @@ class Expectation(Part):
             do = "write a finite number, or a text under equals"
             require(fits, must, repr(getattr(self, key)), key, do=do)
         others = [key for key in (*LIMITS, "faster_than") if key != "about" and getattr(self, key) is not None]
-        is_about = self.about is not None or not others or "within" not in self.model_fields_set
+        is_held = self.about is not None or not others or self.kind == "shown"  # sensitivities hold what is shown
         must, do = "within is of about, or of a printed figure that is the only condition", "drop within, or add about"
-        require(is_about, must, f"within beside {others}", "within", do=do)
+        require(is_held or "within" not in self.model_fields_set, must, f"within beside {others}", "within", do=do)
         with in_field("over"):
             divisor = self.divisor
         must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import commands
 
 pytest.importorskip("torch")
 
@@ -64,7 +66,38 @@ def test_the_page_runs(hosim, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    command = [*(word for line in re.findall(r"```sh\nhosim (.*)\n", page) for word in line.split()), "--steps", "1"]
-    done = subprocess.run([sys.executable, "-m", "simulator", *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "All losses are equal to the last bit." in done.stdout
+    for line in commands(page):
+        command = [sys.executable, "-m", "simulator", *line.split()[1:], "--steps", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "All losses are equal to the last bit." in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="the system does not tell what was resident"
+)
+def test_rss_is_what_was_counted_where_the_allocator_gives_pages_back(mine, tmp_path):
+    larger = MINE.replace("64, 256", "256, 1024").replace("256, 64", "1024, 256").replace("randn(1024", "randn(2048")
+    (tmp_path / "mine_of_torch_run.py").write_text(larger)
+    rows = [word for row in ("resident", "saved_tensors_hooks", "static") for word in ("--policy", row)]
+    command = [
+        sys.executable,
+        "-m",
+        "simulator",
+        "torch",
+        "run",
+        mine,
+        "--budget",
+        "60MB",
+        "--steps",
+        "1",
+        "--json",
+        *rows,
+    ]
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["is_within"] for row in rows] == [False, True, True]
+    for row in rows:
+        assert row["measured_rss_bytes"] == pytest.approx(row["measured_peak_bytes"], rel=0.1)

@@ -29,8 +29,9 @@ ATTENTIONS |= {"three views": VIEWS, "views apart": APART}
 def workload(phase, part, attention=GQA, others=(), **more):
     model = {"family": "decoder", "layers": 2, "hidden": 64, "vocabulary": 128, "others": others}
     model |= {"attention": attention, "feed_forward": part}
-    about = {"schema": "hosim/workload/1", "name": "toy", "model": model, "phase": phase, "steps": 1}
-    why = {"assumed": dict.fromkeys(("model", "steps", *more), "a test")}
+    about = {"schema": "hosim/workload/1", "name": "toy", "model": model, "phase": phase}
+    about |= {} if phase == "requests" else {"steps": 1}
+    why = {"assumed": dict.fromkeys((*about, *more), "a test")}
     return Workload.model_validate(about | more | why)
 
 

@@ -86,7 +86,7 @@ def test_phases_that_are_not_built_are_refused() -> None:
 def test_what_requests_never_read_is_refused(key: dict[str, object]) -> None:
     of_requests = {"phase": "requests", "requests": {"file": "x.csv"}, "name": "x", "model": workload().model}
     Workload.model_validate(of_requests)
-    with pytest.raises(ValidationError, match=f"{[*key][0]} is for phase train, serve, prefill, decode"):
+    with pytest.raises(ValidationError, match=f"{next(iter(key))} is for phase train, serve, prefill, decode"):
         Workload.model_validate(of_requests | key)
 
 

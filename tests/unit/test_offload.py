@@ -21,10 +21,11 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
+from simulator.execute.held import ExecutionError  # noqa: E402
 from simulator.execute.mode import turns_of  # noqa: E402
 from simulator.execute.record import RecordedCall  # noqa: E402
-from simulator.execute.storages import ExecutionError, StepMemory  # noqa: E402
-from simulator.execute.tiers import FileTier  # noqa: E402
+from simulator.execute.storages import StepMemory  # noqa: E402
+from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
 from simulator.graph_builder import GraphBuilder  # noqa: E402
 from simulator.importers.recordings import Storage  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
@@ -539,3 +540,82 @@ def test_predicted_stands_beside_measured():
 def make():
     model, _, x = made(Attention)
     return model, x, {"optimizer": torch.optim.AdamW}
+
+
+BELOW = [("static", {"optimizer_state": "disk"}), ("static", {"weight": "free", "optimizer_state": "free"})]
+SLOWLY_BELOW = [("reactive", {"optimizer_state": "disk"}), (ON_DEMAND, {"weight": "disk", "gradient": "disk"})]
+SLOWLY_BELOW += [("static", {"weight": "disk", "optimizer_state": "disk", "gradient": "disk"})]
+MARKED = [*BELOW, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOWLY_BELOW)]
+
+
+@pytest.mark.parametrize(("policy", "homes"), MARKED)
+def test_what_lives_below_between_steps_is_there_when_a_step_needs_it(policy, homes):
+    """The budget is less than what lasts, which is in memory between steps without homes."""
+
+    def made_apart():
+        model, _, x = made(Tied)
+        return (
+            model,
+            torch.optim.AdamW(model.parameters(), foreach=False),
+            x[:1, :8].clone(),
+        )  # else one op uses all states
+
+    model, optimizer, x = made_apart()
+    expected = run(step_of(model, optimizer, None), x, 7), state(model, optimizer)
+    lasting = sum(value.nbytes for value in expected[1])
+    model, optimizer, x = made_apart()
+    options = {"budget": lasting * 9 // 10, "homes": homes, "tier": "memory", "strict": True}
+    with hosim.torch.offload(model, optimizer=optimizer, policy=policy, **options) as step:
+        losses = run(step, x, 6)
+        assert step._memory.used_bytes <= lasting * 9 // 10
+        with step.here():
+            assert step._memory.used_bytes >= lasting
+            assert all(map(torch.isfinite, map(torch.sum, state(model, optimizer))))
+        losses += run(step, x, 1)
+        assert same(expected[0], losses)
+        assert all(one.peak_bytes <= lasting * 9 // 10 for one in step.steps[1:])
+        with step.here():
+            assert same(expected[1], state(model, optimizer))
+
+
+def test_what_was_brought_back_and_changed_since_is_written_again():
+    memory, value = StepMemory(1e6, MemoryTier()), torch.ones(1000)
+    block = memory.block(value.untyped_storage(), "value")
+    for number in (2, 3):
+        memory.settle([block])
+        assert value.untyped_storage().nbytes() == 0
+        memory.settle()
+        value.fill_(number)  # as an op does that no plan knows of
+    memory.settle([block])
+    memory.settle()
+    assert torch.equal(value, torch.full((1000,), 3.0))
+    memory.close()
+
+
+def test_a_plan_that_was_written_is_executed_as_it_stands(tmp_path):
+    with offloaded(InPlace, homes={"optimizer_state": "disk"}) as (step, x, _):
+        with pytest.raises(ConfigError, match="a step that was planned has a plan, found none yet"):
+            step.write_plan(tmp_path / "plan.jsonl")
+        run(step, x)
+        step.write_plan(tmp_path / "plan.jsonl")
+        moved = step.steps[-1].out_bytes, step.steps[-1].in_bytes
+    model, optimizer, x = made(InPlace)
+    with hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, pace=PACE, strict=True) as step:
+        assert same(plain(InPlace)[0], run(step, x))
+        assert (step.steps[-1].plan, step.steps[-1].out_bytes, step.steps[-1].in_bytes) == ("plan", *moved)
+        with step.here():
+            assert same(plain(InPlace)[1], state(model, optimizer))
+
+
+def test_a_plan_of_another_step_is_refused_by_name(tmp_path):
+    with offloaded(Tied) as (step, x, _):
+        run(step, x)
+        step.write_plan(tmp_path / "plan.jsonl")
+    model, optimizer, x = made(InPlace)
+    with (
+        hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer) as step,
+        pytest.raises(HosimError, match=r"layers\.0"),
+    ):
+        run(step, x)
+    with pytest.raises(ConfigError, match="a plan is a file, found none at"):
+        hosim.torch.execute(model, tmp_path / "none.jsonl", optimizer=optimizer)

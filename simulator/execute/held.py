@@ -1,0 +1,53 @@
+"""A storage that a step holds, and what was issued on it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+from simulator.errors import HosimError
+
+OUT, IN, FREE, FORGET = "copy out", "copy in", "free", "forget"
+
+
+class ExecutionError(HosimError):
+    """A step cannot go on under its plan."""
+
+
+def insist_step(holds: object, where: str, must: str, found: str, do: str) -> None:
+    """Raise an `ExecutionError` if a rule of a step that runs does not hold."""
+    if not holds:
+        raise ExecutionError(where, must, found, do)
+
+
+class HeldStorage:
+    """A storage that is followed: its size, and where its bytes are.
+
+    Attributes
+    ----------
+    name, size_bytes
+        Its name in messages; its size [B].
+    is_away, is_kept
+        Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
+        tier holds its bytes.
+    below
+        Its place in the lower tier, where its bytes are unless they are on their way there; None if they are not.
+    used_at
+        When it was last used, as a count of calls.
+    """
+
+    __slots__ = ("below", "held_bytes", "is_away", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at")
+
+    def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
+        self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
+        self.is_away, self.is_kept, self.used_at, self.jobs = False, False, 0, deque[Issued]()
+        self.below: int | None = None
+
+
+class Issued(NamedTuple):
+    """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
+
+    kind: str
+    block: HeldStorage
+    storage: Any
