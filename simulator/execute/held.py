@@ -31,21 +31,18 @@ class HeldStorage:
     is_away, is_kept
         Whether, once all actions issued so far have ended, the compute tier holds nothing of it; whether the lower
         tier holds its bytes.
-    below, is_below
-        Its place in the lower tier, or None; whether its bytes are there.
+    below
+        Its place in the lower tier, where its bytes are unless they are on their way there; None if they are not.
     used_at
         When it was last used, as a count of calls.
     """
 
-    __slots__ = (
-        "below", "held_bytes", "is_away", "is_below", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at",
-    )  # fmt: skip
+    __slots__ = ("below", "held_bytes", "is_away", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at")
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
-        self.is_away = self.is_kept = self.is_below = False
+        self.is_away, self.is_kept, self.used_at, self.jobs = False, False, 0, deque[Issued]()
         self.below: int | None = None
-        self.used_at, self.jobs = 0, deque[Issued]()
 
 
 class Issued(NamedTuple):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.errors import insist
 from simulator.execute.held import ExecutionError
-from simulator.execute.on_demand import RecordedCall
+from simulator.execute.on_demand import RecordedCall, writes
 from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
 from simulator.importers.recordings import Storage
@@ -36,9 +36,9 @@ class Turn:
         Actions before it on tensors that are moved in a step.
     given
         Tensor of each leaf of its arguments, -1 if no op uses it; empty until something moves in a step.
-    moved
-        Tensors that it uses and that were moved in this step, each with whether it writes them; for a call that is no
-        op, tensors that it makes views of.
+    moved, seen
+        Tensors that it uses and that were moved in this step, each with whether it writes them; if it reads and writes
+        no bytes, as what makes a view, those that it is given.
     made
         Tensors that it writes first, each with the leaf of the result (from 0 on) or of the arguments (from -1 down)
         that shows it.
@@ -51,6 +51,7 @@ class Turn:
     actions: Sequence[Code] = ()
     given: tuple[int, ...] = ()
     moved: list[tuple[int, bool]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
     made: list[tuple[int, int]] = field(default_factory=list)
     made_bytes: int = 0
 
@@ -82,12 +83,12 @@ def turns_of(
     written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
     turns, moved = list[Turn](), {*below}
     for call in calls:
-        turn = Turn(call.func, None)
+        turn = Turn(call.func, None if call.op is None else graph.ops[call.op].name)
         if call.op is None:
-            turn.moved = [(t, False) for t in dict.fromkeys(map(ids.get, call.given)) if t in moved]
+            seen = [t for t in dict.fromkeys(map(ids.get, call.given)) if t in moved]
+            turn.moved, turn.seen = ([(t, True) for t in seen], []) if writes(call.func) else ([], seen)
         else:
             op, turn.actions = graph.ops[call.op], before[call.op]
-            turn.op = op.name
             moved.update(tensor for _, tensor, *_ in turn.actions)
             used = dict.fromkeys((*op.reads, *op.writes))
             turn.moved = [(t, t in op.writes) for t in used if t in moved and t in written]
@@ -175,7 +176,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         self._at += 1
         if turn.op is None:
-            away = [block for tensor, _ in turn.moved if (block := self.blocks[tensor]).is_away or block.jobs]
+            away = [block for tensor in turn.seen if (block := self.blocks[tensor]).is_away or block.jobs]
             if not away:
                 return func(*args, **kwargs)
             with memory.shown(away):
@@ -198,26 +199,24 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             self._do(code)
         if turn.given:
             self._insist_recorded(turn, args, kwargs)
-        if turn.op is None:
-            return
-        for tensor, writes in turn.moved:
+        for tensor, is_written in turn.moved:
             block = self.blocks[tensor]
-            self._memory.wait(block, writes=writes)
+            self._memory.wait(block, writes=is_written)
             if block.is_away:
                 do = "correct the plan: copy it in before"
-                raise ExecutionError(f"op {turn.op}", "what an op uses is there", f"{block.name} away", do)
-            if writes:
+                raise ExecutionError(f"op {turn.op or func}", "what an op uses is there", f"{block.name} away", do)
+            if is_written:
                 self._memory.forget_below(block)
         if turn.made_bytes:
-            self._memory.take(turn.made_bytes, turn.op)
+            self._memory.take(turn.made_bytes, f"{turn.op}")
 
     def _insist_recorded(self, turn: Turn, args: Any, kwargs: Any) -> None:
         """Refuse a tensor that the plan has moved in a call that was recorded with another one."""
-        moved, tensors = self._memory.moved, turn.given
+        moved, given = self._memory.moved, turn.given
         for leaf, value in enumerate(_leaves((*args, *kwargs.values()))):
             block = moved.get(id(value.untyped_storage()))
-            if block is not None and not (leaf < len(tensors) and self.blocks.get(tensors[leaf]) is block):
-                where, found = f"op {turn.op}" if turn.op else f"{turn.func}", f"{block.name}, which the plan has moved"
+            if block is not None and self.blocks.get(given[leaf] if leaf < len(given) else -1) is not block:
+                where, found = f"op {turn.op or turn.func}", f"{block.name}, which the plan has moved"
                 rule, do = "a call uses the tensors that it was recorded with", "run steps that differ without a plan"
                 raise ExecutionError(where, rule, found, do)
 

@@ -96,7 +96,7 @@ class OnDemand(OpRecorder):
         begun_s = perf_counter()
         made = func(*args, **kwargs)
         self._call_ns += round((perf_counter() - begun_s) * 1e9)
-        if any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
+        if writes(func):
             for block in blocks:
                 self._memory.forget_below(block)
         for tensor in tensors(made):
@@ -161,6 +161,11 @@ class OnDemand(OpRecorder):
             self._call_ns = 0
         storages = (tuple(map(self._storage, given)), tuple(map(self._storage, outs)))
         self.sequence.append(RecordedCall(func, len(self.took_ns) - 1 if is_op else None, *storages))
+
+
+def writes(func: Any) -> bool:
+    """Tell whether a function of PyTorch writes what it is given."""
+    return any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments)
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:

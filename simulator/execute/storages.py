@@ -128,8 +128,7 @@ class StepMemory:
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
-        with self._changed:
-            return [*self._blocks.values()]
+        return [*self._blocks.values()]
 
     # what is issued
 
@@ -157,7 +156,7 @@ class StepMemory:
     def _drop_below(self, block: HeldStorage) -> None:
         if block.below is not None:
             self.tier.release(block.below, block.size_bytes)
-            block.below, block.is_below = None, False
+            block.below = None
             self._note(BELOW, block, -block.size_bytes)
 
     def _issue(self, kind: str, block: HeldStorage) -> None:
@@ -217,13 +216,11 @@ class StepMemory:
                 job.block.jobs.popleft()
                 if failure is None:
                     self.moved_bytes[way] += job.block.size_bytes
-                    job.block.is_below = True
                     self._do_first(job.block)
                 else:
                     self._failure = failure
-                    if way == IN:
-                        self._empty(job)
-                del job, failure  # here: if nothing else holds its storage, who waits for room must see it gone
+                    self._empty(job) if way == IN else self._drop_below(job.block)
+                del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
     def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
@@ -304,11 +301,9 @@ class StepMemory:
     def shown(self, blocks: Iterable[HeldStorage]) -> Iterator[None]:
         """Let a view be made of storages that are away: it checks bounds, so they get their size, but no bytes."""
         with self._changed:
-            empty = [
-                (storage, block) for block in blocks if (storage := block.ref()) is not None and not block.held_bytes
-            ]
-            for storage, block in empty:
-                storage.resize_(block.size_bytes)
+            empty = [(storage, b.size_bytes) for b in blocks if not b.held_bytes and (storage := b.ref()) is not None]
+            for storage, size_bytes in empty:
+                storage.resize_(size_bytes)
             try:
                 yield
             finally:
@@ -364,10 +359,11 @@ class StepMemory:
             self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
             self._is_lifted, failure, self._failure = False, self._failure, None
             if failure:
-                for queue in (*self._queues.values(), *(block.jobs for block in self.moved.values())):
+                blocks = [*self.moved.values()]  # a list: what is freed meanwhile leaves it
+                for queue in (*self._queues.values(), *(block.jobs for block in blocks)):
                     queue.clear()
-                for block in self.moved.values():
-                    block.is_away, block.is_kept = not block.held_bytes, block.is_below
+                for block in blocks:
+                    block.is_away, block.is_kept = not block.held_bytes, block.below is not None
             return failure
 
     def _send(self, block: HeldStorage) -> None:

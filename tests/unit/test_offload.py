@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from functools import cache
 from random import Random
@@ -16,14 +17,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hosim.torch  # noqa: E402 - it needs torch
+from simulator.execute.record import RecordedCall  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute.held import ExecutionError  # noqa: E402
+from simulator.execute.mode import turns_of  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
+from simulator.graph_builder import GraphBuilder  # noqa: E402
+from simulator.importers.recordings import Storage  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
+from simulator.plan import COMPUTE, COPY  # noqa: E402
 
 PACE = ("2 GB/s", "2 GB/s")
 
@@ -272,10 +278,28 @@ def test_what_a_failed_copy_should_have_brought_is_never_read(memory, monkeypatc
     assert torch.equal(x, torch.arange(100.0))
 
 
+def test_an_error_of_a_copy_is_not_held(memory, monkeypatch):
+    """It would keep what the frames of the step hold."""
+    monkeypatch.setattr(FileTier, "_write", failing(OSError(28, "No space left on device")))
+    x = torch.ones(100)
+    memory.copy_out(memory.block(x.untyped_storage()))
+    with pytest.raises(ConfigError) as caught:
+        memory.settle()
+    error = weakref.ref(caught.value)
+    del caught
+    gc.collect()
+    assert error() is None
+
+
 def test_room_comes_when_what_pytorch_has_freed_has_been_copied(memory, monkeypatch):
     """The copy alone still holds it: who waits for its room is not told that nothing frees some."""
-    copy = FileTier._copy
-    monkeypatch.setattr(FileTier, "_copy", lambda *args: (time.sleep(0.05), copy(*args)))
+    ours, leave_lock = threading.get_ident(), threading.Condition.__exit__
+
+    def late(condition, *raised):
+        leave_lock(condition, *raised)
+        time.sleep(0 if threading.get_ident() == ours else 0.05)
+
+    monkeypatch.setattr(threading.Condition, "__exit__", late)
     x = torch.ones(200)
     memory.copy_out(memory.block(x.untyped_storage()))
     del x
@@ -303,6 +327,31 @@ def test_what_is_home_has_nothing_below(memory):
     block = leave(memory, x)
     memory.settle()
     assert (block.below, block.is_kept, memory.moved) == (None, False, {})
+
+
+def test_a_call_that_is_no_op_but_writes_waits_as_an_op_does():
+    """As an optimizer's count of steps: only a call that looks at no bytes is made without them."""
+    builder = GraphBuilder("g", "g")
+    for name in "ab":
+        builder.tensor(name, 400, "weight", persistent=True)
+    builder.op("read", ["a"], ["b"], "compute")
+    builder.op("again", ["a"], ["b"], "compute")
+    count, other = Storage(400, name="a"), Storage(400, name="b")
+    aten = torch.ops.aten
+    calls = [
+        RecordedCall(aten.exp.default, 0, (count,), (other,)),
+        RecordedCall(aten.exp.default, 1, (count,), (other,)),
+        RecordedCall(aten.add_.Tensor, None, (count, other), (count,)),
+        RecordedCall(aten.t.default, None, (count,), (count,)),
+    ]
+    codes = [(COMPUTE, 0, 0, 0), (COPY, 0, 1, 2), (COMPUTE, 1, 0, 0)]
+    turns = turns_of(builder.build([]), calls, {count: 0, other: 1}, codes)
+    assert [(turn.moved, turn.seen) for turn in turns[:4]] == [
+        ([], []),
+        ([(0, False)], []),
+        ([(0, True)], []),
+        ([], [0]),
+    ]
 
 
 def test_a_step_that_differs_goes_on_without_its_plan():
