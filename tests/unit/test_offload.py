@@ -17,13 +17,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hosim.torch  # noqa: E402 - it needs torch
-from simulator.execute.record import RecordedCall  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute.held import ExecutionError  # noqa: E402
 from simulator.execute.mode import turns_of  # noqa: E402
+from simulator.execute.on_demand import RecordedCall  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
 from simulator.graph_builder import GraphBuilder  # noqa: E402
