@@ -33,8 +33,8 @@ from simulator.run.sweep import Progress
 from simulator.trace import Trace
 from simulator.units import counted, human
 
-_FIRST = 4
-"""Calls before what is measured: two or three on demand, and one whose ops are timed for the last plan."""
+_FIRST = 6
+"""Calls before what is measured: two or three on demand, and three whose ops are timed for the last plan."""
 _CLEAR = Path("/proc/self/clear_refs")
 _CAN_FORGET = os.access(_CLEAR, os.W_OK)
 """Whether the system tells how much memory was resident at most, from some moment on."""
