@@ -29,7 +29,7 @@ def made():
 @pytest.fixture(scope="module")
 def compared():
     """A small step under two policies, on a link that is slow enough to be waited for."""
-    return hosim.torch.compare(made, budget="2.6 MB", steps=2, pace=PACE)
+    return hosim.torch.compare(made, budget="2.6 MB", policies=("static", "reactive", "resident"), steps=2, pace=PACE)
 
 
 def columns(table, *names):
@@ -50,9 +50,11 @@ def test_compute_and_waits_fill_the_time_until_the_last_op_has_ended(compared):
         assert spent == summary["step_ns"]
 
 
-def test_it_moves_and_holds_what_was_counted():
+@pytest.mark.parametrize("homes", [{}, {"optimizer_state": "disk"}], ids=["all above", "states below"])
+def test_it_moves_and_holds_what_was_counted(homes):
     model, x, options = made()
-    with hosim.torch.offload(model, budget="2.6 MB", pace=PACE, **options) as step:
+    options["optimizer"] = torch.optim.Adam
+    with hosim.torch.offload(model, budget="3.3 MB", pace=PACE, homes=homes, **options) as step:
         step.keep_traces()
         for _ in range(4):
             step(x)
@@ -98,7 +100,7 @@ def test_results_are_those_of_a_run_and_each_policy_predicts_again(compared, tmp
     page = (tmp_path / "out" / "report.html").read_text()
     assert "compute, measured" in page
     assert "but for what was measured" in page
-    assert len((tmp_path / "out" / "compared.csv").read_text().splitlines()) == 3
+    assert len((tmp_path / "out" / "compared.csv").read_text().splitlines()) == 4
     assert (tmp_path / "out" / "static" / "measured" / "waits.csv").exists()
     again = hosim.run(tmp_path / "out" / "reactive" / "scenario.yaml")["reactive"]
     assert again.summary["step_ns"] == compared.results["reactive"].summary["step_ns"]
