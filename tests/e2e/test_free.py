@@ -73,6 +73,7 @@ def test_where_only_collectives_are_left_a_row_is_free(hosim, scenario):
     assert float(longer) > 1.001
 
 
+@pytest.mark.slow
 def test_a_condition_on_stall_that_fails_for_collectives_alone_says_so(hosim, scenario):
     asked = ("frontier", scenario, "--of", "links.*.bandwidth", "--such-that")
     stall = hosim(*asked, "stall <= 0.1 %").out

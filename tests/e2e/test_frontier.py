@@ -152,6 +152,7 @@ def test_a_budget_is_lifted_for_the_capacity_that_it_is_of_and_that_is_told(tmp_
     assert "All this is without the budget of the scenario, 50 MB." in str(found)
 
 
+@pytest.mark.slow
 def test_what_is_met_only_between_two_values_that_were_tried_is_found():
     """Tokens in a second rise with the sequence up to 800 or so, and fall behind; 512 and 1,024 are tried first."""
     asked = {"of": "workload.sequence", "such_that": ["tokens/s >= 1250000"], "policies": ["static"]}
@@ -486,6 +487,7 @@ def test_a_range_of_one_value_is_told_as_one(laid):
     assert told == "Over workload.batch, at 1 a is faster; from 2 to 3 both take as long."
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_swap_are_told_with_both_ends(hosim, story):
     asked = ("--policy", "static", "--policy", "reactive", "--of", WIRE, "--at-least", "2 GB/s", "--at-most", "4 GB/s")
     done = hosim("crossover", story, *asked)

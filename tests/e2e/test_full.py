@@ -39,6 +39,7 @@ def test_the_token_and_the_last_block_are_named(story):
     assert any("such as 'static'" in lever for lever in short.levers)
 
 
+@pytest.mark.slow
 def test_if_no_tier_has_room_no_plan_is_looked_for(story):
     box = story.with_name("box.yaml")
     box.write_text(documents.BOX.replace("capacity: inf", "capacity: 1 kB"))

@@ -331,6 +331,7 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     assert "with sequence 768; not with 512, so that it may with what was not tried: with 1,024 hbm is short" in said
 
 
+@pytest.mark.slow
 def test_a_row_that_others_are_held_against_must_run(longest):
     """At lengths at which all does not stay there is no step to hold others against, so that none is short enough."""
     found = hosim_api.largest(longest(), policies=["reactive"], over="resident", slowdown=["1.5x", "inf"])

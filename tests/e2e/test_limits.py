@@ -107,6 +107,7 @@ def test_a_policy_that_nobody_has_is_refused(hosim, story):
     assert "a policy is a row of the scenario or one that hosim has, found 'nope'" in done.err
 
 
+@pytest.mark.slow
 def test_a_figure_that_something_narrower_caps_is_told(hosim, tmp_path):
     """Links of 40 GB/s on a bus of 10: 44 change no step, and it is said why; a link below its bus is not capped."""
     bus = "set: {buses: {wire: {links: [d2h, h2d], bandwidth: 10 GB/s}}, links.*.bandwidth: 40 GB/s}\nassumed:"

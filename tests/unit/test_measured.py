@@ -50,6 +50,7 @@ def test_compute_and_waits_fill_the_time_until_the_last_op_has_ended(compared):
         assert spent == summary["step_ns"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("homes", [{}, {"optimizer_state": "disk"}], ids=["all above", "states below"])
 def test_it_moves_and_holds_what_was_counted(homes):
     model, x, options = made()
@@ -106,6 +107,7 @@ def test_results_are_those_of_a_run_and_each_policy_predicts_again(compared, tmp
     assert again.summary["step_ns"] == compared.results["reactive"].summary["step_ns"]
 
 
+@pytest.mark.slow
 def test_the_first_op_is_not_charged_for_what_an_earlier_step_waited():
     model, x, options = made()
     model = torch.nn.Sequential(*model, torch.nn.Flatten(0))
@@ -118,6 +120,7 @@ def test_the_first_op_is_not_charged_for_what_an_earlier_step_waited():
         assert seen[-1] <= (timed.step_s - timed.stall_s) * 1e9
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_unless_it_is_asked_for():
     model, x, options = made()
     with hosim.torch.offload(model, budget="2.6 MB", pace=PACE, **options) as step:
