@@ -58,7 +58,7 @@ def run(source: str, policies: tuple[str, ...], *, out: Path | None, as_json: bo
     --out also writes a page, report.html, with the measured timeline of each policy under the predicted one,
     and both as processes of one trace for ui.perfetto.dev, trace.perfetto.json.gz.
 
-    The exit code is 1 if a loss differs from that of the first policy in any bit.
+    The exit code is 1 if a loss differs from that of the first policy in any bit, or a policy cannot run.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.importers.torch import finding
     from simulator.report.tables import ProgressBar

@@ -16,7 +16,7 @@ from typing import Any, cast
 import orjson
 import torch
 
-from simulator.errors import insist
+from simulator.errors import HosimError, insist
 from simulator.execute.measured import measured_row
 from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
@@ -35,6 +35,9 @@ from simulator.units import counted, human
 
 _FIRST = 6
 """Calls before what is measured: two or three on demand, and three whose ops are timed for the last plan."""
+_PREDICTED = ("step_ns", "stall_ns", "peak_bytes", "out_bytes", "in_bytes")
+_KEYS = ("policy", "why", "steps", *_PREDICTED, *(f"measured_{key}" for key in (*_PREDICTED, "rss_bytes")),
+         "least_ns", "most_ns", "is_within", "is_equal")  # fmt: skip
 _CLEAR = Path("/proc/self/clear_refs")
 _CAN_FORGET = os.access(_CLEAR, os.W_OK)
 """Whether the system tells how much memory was resident at most, from some moment on."""
@@ -54,7 +57,7 @@ class Comparison:
         ``measured_rss_bytes``, resident memory at most, beyond what the process holds once the step is gone (None
         where the system does not say); ``least_ns`` and ``most_ns``, the shortest and the longest step; ``is_within``,
         whether the measured peak is within the budget; ``is_equal``, whether each loss is that of the first row to the
-        last bit.
+        last bit. A row that cannot run has ``why``, and None for all else.
     results
         By policy, the row that was predicted, with that of the median step as its ``measured``: `Result.timeline` draws
         one under the other.
@@ -75,26 +78,28 @@ class Comparison:
         def sizes(key: str) -> list[str]:
             return [quantity(row[key], "B") for row in self.rows]
 
-        spread = [f"{quantity(row['least_ns'], 'ns')} to {quantity(row['most_ns'], 'ns')}" for row in self.rows]
+        ends = zip(times("least_ns"), times("most_ns"), strict=True)
         columns = [
             Column("policy", [row["policy"] for row in self.rows]),
             Column("step predicted", times("step_ns"), left=False),
             Column("measured", times("measured_step_ns"), left=False),
-            Column("from to", spread, left=False),
+            Column("from to", [f"{least} to {most}" if least != "-" else "-" for least, most in ends], left=False),
             Column("stall predicted", times("stall_ns"), left=False),
             Column("measured", times("measured_stall_ns"), left=False),
             Column("peak predicted", sizes("peak_bytes"), left=False),
             Column("measured", sizes("measured_peak_bytes"), left=False),
-            Column("within", ["yes" if row["is_within"] else "no" for row in self.rows]),
+            Column("within", [{None: "-", True: "yes", False: "no"}[row["is_within"]] for row in self.rows]),
             Column("RSS", sizes("measured_rss_bytes"), left=False),
             Column("moved out", sizes("measured_out_bytes"), left=False),
             Column("moved in", sizes("measured_in_bytes"), left=False),
         ]
-        others = [row["policy"] for row in self.rows if not row["is_equal"]]
+        ran = [row for row in self.rows if not row["why"]]
+        others = [row["policy"] for row in ran if not row["is_equal"]]
         same = "All losses are equal to the last bit." if not others else f"Other losses: {', '.join(others)}."
-        times_run = counted(self.rows[0]["steps"], "step")
+        times_run = counted(ran[0]["steps"], "step")
         sentence = f"{same} Times are medians of {times_run}, within {human(self.budget_bytes, 'B')}."
-        return SweepView(self.name, [Section(columns=columns)], [sentence])
+        failed = [f"{row['policy']} cannot run: {row['why']}." for row in self.rows if row["why"]]
+        return SweepView(self.name, [Section(columns=columns)], [sentence, *failed])
 
     def __str__(self) -> str:
         return str(self.view)
@@ -160,49 +165,64 @@ def compare(
     tell
         Called with the progress.
     """
-    rows, results, first = list[dict[str, Any]](), dict[str, Result](), list[torch.Tensor]()
+    rows, results, first, errors = list[dict[str, Any]](), dict[str, Result](), list[torch.Tensor](), list[HosimError]()
     for policy in policies:
         torch.manual_seed(0)
         step, args, kwargs = make(policy)
-        call = partial(run_unplanned, step, policy) if policy in ROWS else step
+        call = partial(partial(run_unplanned, step, policy) if policy in ROWS else step, *args, **kwargs)
+        label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
+        rows.append(dict.fromkeys(_KEYS) | {"policy": label})
         with step:
             step.keep_traces()
-            losses = list[torch.Tensor]()
-            for done in range(_FIRST + steps):
-                label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
-                tell(f"{label}, steps", done, _FIRST + steps)
-                if done == _FIRST:
-                    _forget_most()
-                losses += [tensor.detach().clone() for tensor in tensors([call(*args, **kwargs)])]
-            most_bytes = _resident_bytes("VmHWM") if _CAN_FORGET else None
-            first = first or losses
-            is_equal = len(first) == len(losses) and all(map(torch.equal, map(_bits, first), map(_bits, losses)))
-            must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
-            insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
-            executed = step.steps[_FIRST:]
-            rows.append({"policy": label} | _predicted(step) | _measured(executed) | {"is_equal": is_equal})
-            if (predicted := step.predicted) is not None:
-                middle = sorted(executed, key=lambda step: step.step_s)[(len(executed) - 1) // 2]
-                measured = measured_row(predicted, cast(Trace, middle.trace), round(middle.step_s * 1e9))
-                results[predicted.label] = replace(predicted, measured=measured)
-            rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= (budget_bytes := step.budget_bytes)
+            budget_bytes = step.budget_bytes
+            try:
+                losses, most_bytes = _run(call, steps, partial(tell, f"{label}, steps"))
+                must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
+                insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
+            except HosimError as error:  # is this row's result: others stand
+                errors.append(error)
+                rows[-1]["why"], losses, most_bytes = str(error), [], None
+            else:
+                first, executed = first or losses, step.steps[_FIRST:]
+                rows[-1] |= _predicted(step) | _measured(executed)
+                rows[-1]["is_equal"] = len(first) == len(losses) and all(map(_is_same, first, losses))
+                rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= budget_bytes
+                if (predicted := step.predicted) is not None:
+                    middle = sorted(executed, key=lambda step: step.step_s)[(len(executed) - 1) // 2]
+                    measured = measured_row(predicted, cast(Trace, middle.trace), round(middle.step_s * 1e9))
+                    results[predicted.label] = replace(predicted, measured=measured)
         del step, call, args, kwargs
         rows[-1]["measured_rss_bytes"] = most_bytes and most_bytes - _left_bytes()
+    if len(errors) == len(rows):
+        raise errors[0]
     return Comparison(name, budget_bytes, tuple(rows), results)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor: a loss that is no number equals itself."""
-    return tensor.flatten().contiguous().view(torch.uint8)
+def _run(
+    call: Callable[[], Any], steps: int, tell: Callable[[int, int], None]
+) -> tuple[list[torch.Tensor], int | None]:
+    """Run steps; return their losses, and how much memory was resident at most while they were measured [B]."""
+    losses = list[torch.Tensor]()
+    for done in range(_FIRST + steps):
+        tell(done, _FIRST + steps)
+        if done == _FIRST:
+            _forget_most()
+        losses += [tensor.detach().clone() for tensor in tensors([call()])]
+    return losses, _resident_bytes("VmHWM") if _CAN_FORGET else None
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether tensors have the same bytes: a loss that is no number equals itself."""
+    return bool(torch.equal(*(tensor.flatten().contiguous().view(torch.uint8) for tensor in (one, other))))
 
 
 def _predicted(step: Offloaded) -> dict[str, Any]:
     """Return what was predicted; of a step without a plan, nothing."""
-    keys, result = ("step_ns", "stall_ns", "peak_bytes", "out_bytes", "in_bytes"), step.predicted
+    result = step.predicted
     if result is None:
-        return dict.fromkeys(keys)
+        return {}
     columns = ("step_ns", "stall_ns", "peak_ram_bytes", "moved_d2h_bytes", "moved_h2d_bytes")
-    figures = dict(zip(keys, map(result.summary.__getitem__, columns), strict=True))
+    figures = dict(zip(_PREDICTED, map(result.summary.__getitem__, columns), strict=True))
     return {"policy": result.label} | figures | {"peak_bytes": figures["peak_bytes"] + step.beside_bytes}
 
 

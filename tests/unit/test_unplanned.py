@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import hosim.torch  # noqa: E402 - it needs torch
 from torch.nn import functional as F  # noqa: E402, N812
 
-from simulator.errors import ConfigError  # noqa: E402
+from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute import comparison  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import MemoryTier  # noqa: E402
@@ -170,3 +170,22 @@ def test_what_was_resident_is_known_though_it_is_gone():
 def test_checkpointing_needs_blocks(step):
     with pytest.raises(ConfigError, match="checkpointing: the step is a module with a ModuleList or Sequential"):
         hosim.torch.compare(lambda: (step, torch.ones(3)), budget="1 MB", policies=["checkpointing"], pace=PACE)
+
+
+def test_a_policy_that_cannot_run_is_a_row_with_the_reason():
+    """The others stand; if none can run, the first reason is the error."""
+
+    def step():
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(32, 32) for _ in range(6)]
+        return torch.nn.Sequential(*layers), torch.randn(512, 32), {"loss": lambda made: made.square().mean()}
+
+    never = {"policy": "resident", "label": "never"}
+    compared = hosim.torch.compare(step, budget="450 kB", policies=[never, "static"], steps=1, tier="memory")
+    assert [(row["policy"], bool(row["why"]), row["is_equal"]) for row in compared.rows] == [
+        ("never", True, None),
+        ("static", False, True),
+    ]
+    assert f"never cannot run: {compared.rows[0]['why']}." in str(compared)
+    with pytest.raises(HosimError, match="a plan of the step fits the budget"):
+        hosim.torch.compare(step, budget="450 kB", policies=[never], steps=1, tier="memory")
