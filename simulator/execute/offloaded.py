@@ -78,8 +78,8 @@ class Planning:
     ----------
     record, input_of
         Its last run on demand; storage -> position among the tensors of the inputs.
-    imported
-        The graph that the record makes; None before it is planned.
+    imported, ids
+        The graph that the record makes; None before it is planned. Storage -> its tensor, if an op uses it.
     result, turns
         The row that was planned, with all that is predicted; what happens at each call.
     took_ns
@@ -89,6 +89,7 @@ class Planning:
     record: OnDemand
     input_of: Mapping[Storage, int]
     imported: Imported | None = None
+    ids: dict[Storage, int] = field(default_factory=dict)
     result: Result | None = None
     turns: list[Turn] = field(default_factory=list)
     took_ns: list[list[int]] = field(default_factory=list)
@@ -97,12 +98,6 @@ class Planning:
     def graph(self) -> Graph:
         """The recorded graph."""
         return cast(Graph, cast(Imported, self.imported).graph)
-
-    @property
-    def ids(self) -> dict[Storage, int]:
-        """Return the graph's tensor of each storage that an op uses."""
-        by_name = {tensor.name: t for t, tensor in enumerate(self.graph.tensors)}
-        return {s: by_name[s.name] for call in self.record.calls for s in (*call.reads, *call.writes)}
 
     @property
     def below(self) -> set[int]:
@@ -114,8 +109,7 @@ class Planning:
         """Return what persistent tensors are now: the storages of the inputs, and those that are still there."""
         present = {storage: ref() for storage, ref in self.record.lasting.items()}
         present |= {storage: inputs[position].untyped_storage() for storage, position in self.input_of.items()}
-        ids = self.ids
-        return {ids[s]: memory for s, memory in present.items() if memory is not None and s in ids}
+        return {self.ids[s]: memory for s, memory in present.items() if memory is not None and s in self.ids}
 
 
 class Offloaded:
@@ -166,6 +160,7 @@ class Offloaded:
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
         self.close = weakref.finalize(self, self._memory.close)
+        self.close.atexit = False  # nothing need come back for a process that ends
 
     def __enter__(self) -> Offloaded:
         return self
@@ -315,6 +310,8 @@ class Offloaded:
         timed = zip(planning.graph.ops, took_ns, strict=True)
         graph = replace(planning.graph, ops=tuple(replace(op, duration_ns=ns) for op, ns in timed))
         planning.imported = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
+        by_name = {tensor.name: t for t, tensor in enumerate(planning.graph.tensors)}
+        planning.ids = {s: by_name[s.name] for call in record.calls for s in (*call.reads, *call.writes)}
         beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
         with tempfile.TemporaryDirectory() as folder:

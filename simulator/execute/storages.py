@@ -83,8 +83,6 @@ class StepMemory:
         self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
         self.notes = None if self.notes is None else []
 
-    # which storages there are
-
     def block(self, storage: Any, name: str = "") -> HeldStorage:
         """Return the block of a storage; follow it from now on if it is new."""
         key = id(storage)
@@ -129,8 +127,6 @@ class StepMemory:
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
         return [*self._blocks.values()]
-
-    # what is issued
 
     def copy_out(self, block: HeldStorage) -> None:
         """Write a block below; it stays where it is."""
@@ -182,8 +178,6 @@ class StepMemory:
                 self._empty(job)
             else:
                 self._drop_below(block)
-
-    # the threads of the copies
 
     def _may_start(self, way: str) -> bool:
         if not self._queues[way]:
@@ -241,8 +235,6 @@ class StepMemory:
         job.storage.resize_(job.block.size_bytes)
         job.block.held_bytes = job.block.size_bytes
         self._hold(job.block, job.block.size_bytes)
-
-    # what the step's thread waits for
 
     def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
@@ -391,10 +383,13 @@ class StepMemory:
         self.moved_bytes[IN] += block.size_bytes
 
     def close(self) -> None:
-        """End the threads and give up the lower tier."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self.tier.close()
+        """Bring everything back, end the threads and give up the lower tier."""
+        try:
+            self.settle()
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            for thread in self._threads:
+                thread.join()
+            self.tier.close()

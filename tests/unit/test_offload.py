@@ -618,8 +618,7 @@ def test_what_lives_below_between_steps_is_there_when_a_step_needs_it(policy, ho
         losses += run(step, x, 1)
         assert same(expected[0], losses)
         assert all(one.peak_bytes <= lasting * 9 // 10 for one in step.steps[1:])
-        with step.here():
-            assert same(expected[1], state(model, optimizer))
+    assert same(expected[1], state(model, optimizer)), "all comes home when it is closed"
 
 
 def test_what_was_brought_back_and_changed_since_is_written_again():
