@@ -185,7 +185,7 @@ def compare(
             else:
                 first, executed = first or losses, step.steps[_FIRST:]
                 rows[-1] |= _predicted(step) | _measured(executed)
-                rows[-1]["is_equal"] = len(first) == len(losses) and all(map(_is_same, first, losses))
+                rows[-1]["is_equal"] = len(first) == len(losses) and all(map(_is_same, losses, first))
                 rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= budget_bytes
                 if (predicted := step.predicted) is not None:
                     middle = sorted(executed, key=lambda step: step.step_s)[(len(executed) - 1) // 2]
@@ -211,9 +211,9 @@ def _run(
     return losses, _resident_bytes("VmHWM") if _CAN_FORGET else None
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same(loss: torch.Tensor, expected: torch.Tensor) -> bool:
     """Tell whether tensors have the same bytes: a loss that is no number equals itself."""
-    return bool(torch.equal(*(tensor.flatten().contiguous().view(torch.uint8) for tensor in (one, other))))
+    return bool(torch.equal(*(tensor.flatten().contiguous().view(torch.uint8) for tensor in (loss, expected))))
 
 
 def _predicted(step: Offloaded) -> dict[str, Any]:
