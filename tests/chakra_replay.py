@@ -96,6 +96,7 @@ def replay_ns(path: Path, rate: int, latency_ns: int, factor: float = 1.0) -> in
         for index in device.start():
             node = device.by_id[index]
             is_copy = node["type"] in (LOAD, STORE)
+            assert is_copy or node["us"] or node["num_ops"] == 0, "a compute without time that ASTRA-sim would not skip"
             took = latency_ns + node["tensor_size"] / (1000 * rate * factor) if is_copy else node["us"]
             heapq.heappush(ends, (now + took, index))
         if not ends:

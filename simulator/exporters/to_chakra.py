@@ -30,7 +30,8 @@ from simulator.run.task import Task
 from simulator.trace import Trace, tuples
 
 _LOAD, _STORE, _COMPUTE = 2, 3, 4  # types of nodes
-_WHOLE, _FLAG, _TEXT = 13, 27, 29  # fields of an attribute for its value
+_SIGNED, _WHOLE, _FLAG, _TEXT = 9, 13, 27, 29  # fields of an attribute for its value
+_WINDOW = 2**20  # of as many nodes or more, ASTRA-sim forgets those under way when it reads on
 
 Clock = tuple[int, int, int]
 """The last node of each queue (computes, loads, stores) that must have ended; -1 for none."""
@@ -73,12 +74,16 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     insist(trace.status == "ok", f"plan {plan.name!r}", "the plan runs", f"{trace.status}: {blocked}", "mend it")
     nodes = _Walk(task, plan, links).room(trace)
     start_ns = case.hardware.host.fixed.launch_ns + plan.starts_ns[0]
+    end_ns = int(trace.spans.whole()["end_ns"].max(initial=0))
+    count, where = len(nodes) + (start_ns > 0), f"export of plan {plan.name!r} to chakra"
+    insist(count < _WINDOW, where, f"ASTRA-sim runs fewer than {_WINDOW:,} nodes", f"{count:,}", "export fewer steps")
     with written(path, option="-o") as (part,), part.open("wb") as file:
         for message in _messages(task, plan, nodes, start_ns, (rate, latency_ns)):
             file.write(_varint(len(message)) + message)
+    kind, latency = '"memory-type": "PER_NPU_MEMORY_EXPANSION"', f'"remote-mem-latency": {1000 * latency_ns}'
     return [
-        f"{len(nodes):,} nodes; 1 us there is 1 ns here, and copies take their time at {rate} GB/s.",
-        f'For ASTRA-sim: "remote-mem-latency": {1000 * latency_ns}, "remote-mem-bw": {rate}, a memory for each NPU.',
+        f"{count:,} nodes; 1 us there is 1 ns here, so ASTRA-sim ends after {1000 * end_ns} cycles, as hosim does.",
+        f'Its memory: {{{kind}, {latency}, "remote-mem-bw": {rate}}}',
     ]
 
 
@@ -230,6 +235,8 @@ def _messages(task: Task, plan: Plan, nodes: list[_Timed], start_ns: int, memory
         attributes |= {"tensor_size": (_WHOLE, scaled), "bytes": (_WHOLE, size)}
         if index < len(starts):
             attributes["hosim_plan"] = _TEXT, _text(lines[homes + node.action : homes + ends[node.action]])
+        if is_compute:
+            attributes["num_ops"] = _SIGNED, 0  # ASTRA-sim reads it unset, and skips what takes no time only by it
         if is_compute and node.item not in seen:
             seen.add(node.item)
             attributes |= {"hosim_op": (_WHOLE, node.item), "hosim_graph": (_TEXT, _text([ops[first + node.item]]))}

@@ -93,6 +93,24 @@ def test_a_dependency_that_does_not_bind_is_written(tmp_path: Path) -> None:
     assert [node["is_cpu_op"] for node in nodes] == [0, 0, 0, 1, 0, 0]
 
 
+def test_a_compute_without_time_is_skipped(tmp_path: Path) -> None:
+    """Else ASTRA-sim gives it a cycle or none, by what an unset number happens to be."""
+    hardware, g = machine("100 B"), graph("a 40, b 40", "f: -> a, 0 ns", "g: a -> b, 7 ns")
+    text = "compute f; compute g; detach a hbm; detach b hbm"
+    plan = Plan("hand", hardware.tier_names, (NOWHERE,) * 2, steps(g, hardware, text))
+    assert replayed(own_case(g, hardware), plan, tmp_path / "t.et") == 7
+
+
+def test_more_nodes_than_astra_sim_runs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("tiny_train_910c")
+    plan = plan_of(case, "recompute")
+    to_chakra.write(case, case.tasks[0], plan, tmp_path / "whole.et")
+    monkeypatch.setattr(to_chakra, "_WINDOW", len(chakra_replay.nodes(tmp_path / "whole.et")))
+    with pytest.raises(ConfigError, match=r"ASTRA-sim runs fewer than \d+ nodes, found \d+; export fewer steps"):
+        to_chakra.write(case, case.tasks[0], plan, tmp_path / "t.et")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.et"]
+
+
 def own_case(g, hardware):
     case = prepare(catalog.resolve("tiny_train_910c"), with_bounds=False)
     loaded = replace(case.loaded, hardware=hardware, is_job_given=True)
