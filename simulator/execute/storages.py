@@ -264,6 +264,18 @@ class StepMemory:
                     self._computes -= 1
             self._reserved_bytes = size_bytes
 
+    def refill(self, blocks: Iterable[HeldStorage], name: str) -> None:
+        """Wait until an op can make blocks again, and give those that are away their sizes back."""
+        for block in blocks:
+            self.wait(block, writes=True)
+            self.forget_below(block)
+        empty = [block for block in blocks if not block.held_bytes]
+        self.take(sum(block.size_bytes for block in empty), name)
+        with self._changed:
+            for block in empty:
+                self._fill(Issued(IN, block, block.ref()))
+            self.made()
+
     def made(self) -> None:
         """Give reserved room back, as what the op has made is followed from now on."""
         with self._lock:
@@ -333,6 +345,7 @@ class StepMemory:
                 self._send(block)
             failure = self._end_all()
         lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
+        self._is_lifted = True  # for what is made again
         for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
             if block in staying:
                 continue
@@ -345,6 +358,7 @@ class StepMemory:
                 self._drop_below(block)
                 block.is_kept = False
                 self.moved.pop(key, None)
+        self._is_lifted = False
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
@@ -374,10 +388,13 @@ class StepMemory:
             self.free(block)
 
     def bring(self, block: HeldStorage) -> None:
-        """Bring a block back at once, in this thread, after all that was issued on it."""
+        """Bring a block back at once, or make it again, in this thread, after all that was issued on it."""
         self.wait(block, writes=True)
         storage = block.ref()
         if not block.is_away or storage is None:
+            return
+        if block.remake is not None:
+            block.remake()
             return
         with self._changed:
             self._fill(job := Issued(IN, block, storage))
