@@ -131,7 +131,7 @@ def _by_op(graph: Graph, codes: Sequence[Code]) -> tuple[list[list[Code]], Count
     runs = Counter(op for kind, op, *_ in codes if kind == COMPUTE)
     moved = {tensor for kind, tensor, *_ in codes if kind == COPY}
     moved |= {tensor for op, times in runs.items() if times > 1 for tensor in graph.ops[op].writes}
-    for code in codes:
+    for code in _freed_soon(graph, codes):
         if code[0] == COMPUTE and code[1] == len(before) - 1:
             before.append([])
         elif code[0] == COMPUTE or code[1] in moved:
@@ -140,6 +140,16 @@ def _by_op(graph: Graph, codes: Sequence[Code]) -> tuple[list[list[Code]], Count
             before[-1].append(code)
     insist(len(before) == len(graph.ops) + 1, "the plan", "it is of this graph", f"{len(before) - 1} ops", "plan anew")
     return before, runs
+
+
+def _freed_soon(graph: Graph, codes: Sequence[Code]) -> list[Code]:
+    """Put each detach behind the last action on its tensor: a host that runs ahead of its device has it act there."""
+    last, places = dict[int, int](), list[int]()
+    for place, (kind, item, *_) in enumerate(codes):
+        places.append(last.get(item, place) if kind == DETACH else place)
+        named = (*graph.ops[item].reads, *graph.ops[item].writes) if kind == COMPUTE else (item,)
+        last.update(dict.fromkeys(named, places[-1]))
+    return [codes[n] for n in sorted(range(len(codes)), key=places.__getitem__)]
 
 
 # What computes the same bits as a function that has no overload which writes where it is told.
