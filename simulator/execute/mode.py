@@ -346,10 +346,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         kind, tensor, source, _ = code
         if kind == COMPUTE:
             op = self._graph.ops[tensor]
-            again = self._again[op.writes[0]]
-            self._run_again(again, self._await)
-            again.left -= 1
-            for made in () if again.left else op.writes:
+            call = self._again[op.writes[0]]
+            self._run_again(call, self._await)
+            call.left -= 1
+            for made in () if call.left else op.writes:
                 del self._again[made]
             return
         memory, block, again = self._memory, self.blocks.get(tensor), self._again.get(tensor)

@@ -233,11 +233,20 @@ def test_whenever_copies_come_the_numbers_are_the_same(policy, pace, monkeypatch
         assert same(plain(Attention, 8)[1], now())
 
 
-AGAIN = [("recompute", InPlace, 7), ("recompute", Normalised, 7), (MIXED, Attention, 6)]
+AGAIN = [("recompute", InPlace, 7), ("recompute", Normalised, 9), (MIXED, Attention, 6)]
 OFTEN = [
-    (policy, kind, 8) for policy in ("recompute", MIXED) for kind in KINDS if kind not in (Checkpointed, Recurrent)
+    (policy, kind, 8)
+    for policy in ("recompute", MIXED)
+    for kind in KINDS
+    if kind not in (Checkpointed, Recurrent, Normalised)
 ]
-OFTEN += [(MIXED, Recurrent, 8), (MIXED, Autocast, 6), ("recompute", Attention, 5), ("recompute", Tied, 5)]
+OFTEN += [
+    (MIXED, Recurrent, 8),
+    (MIXED, Normalised, 8),
+    (MIXED, Autocast, 6),
+    ("recompute", Attention, 5),
+    ("recompute", Tied, 5),
+]
 AGAIN = [*AGAIN, *(pytest.param(*row, marks=pytest.mark.slow) for row in OFTEN if row not in AGAIN)]
 SLOW_PACE = {"pace": ("20 MB/s", "20 MB/s")}
 
@@ -265,7 +274,7 @@ def test_statistics_that_a_step_updates_are_those_without_a_plan(monkeypatch):
     model, optimizer, x = made(Normalised)
     run(step_of(model, optimizer, None), x, 7)
     expected = [buffer.clone() for buffer in model.buffers()]
-    for policy, tenths in (("recompute", 7), ("static", 8)):
+    for policy, tenths in (("recompute", 9), ("static", 6)):
         model, optimizer, x = made(Normalised)
         options = {"budget": budget_of(Normalised, tenths), "policy": policy, "strict": True, "pace": PACE}
         with hosim.torch.offload(model, optimizer=optimizer, **options) as step:
