@@ -153,11 +153,9 @@ def _freed_soon(graph: Graph, codes: Sequence[Code]) -> list[Code]:
 
 
 # What computes the same bits as a function that has no overload which writes where it is told.
-_SAME = {
-    torch.ops.aten.clone.default: lambda outs, given, **_: outs[0].copy_(given),
-    torch.ops.aten._to_copy.default: lambda outs, given, **_: outs[0].copy_(given),
-    torch.ops.aten.relu.default: lambda outs, given: torch.clamp_min(given, 0, out=outs[0]),
-}
+_ATEN = torch.ops.aten
+_SAME = dict.fromkeys((_ATEN.clone.default, _ATEN._to_copy.default), lambda outs, given, **_: outs[0].copy_(given))
+_SAME[_ATEN.relu.default] = lambda outs, given: torch.clamp_min(given, 0, out=outs[0])
 
 
 @cache
@@ -329,13 +327,21 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         again = Again(op, len(turn.again), partial(run, outs, *args, **kwargs))
         self._again |= dict.fromkeys(self._graph.ops[op].writes, again)
 
-    def _run_again(self, again: Again, ready: Callable[[HeldStorage, str], None]) -> None:
-        """Run an op again once what it reads is there, and room for what it makes."""
-        op = self._graph.ops[again.op]
+    def _run_again(self, again: Again, *, is_planned: bool) -> None:
+        """Run an op again: where the plan says so, or, once it has ended early, with what it reads brought back."""
+        op, memory = self._graph.ops[again.op], self._memory
         for block in filter(None, map(self.blocks.get, op.reads)):
-            ready(block, op.name)
+            self._await(block, op.name) if is_planned else memory.bring(block)
         made = [self.blocks[tensor] for tensor in op.writes]
-        self._memory.refill(made, f"{op.name}, which runs again")
+        for block in made:
+            memory.wait(block, writes=True)
+            memory.forget_below(block)
+        empty = [block for block in made if not block.held_bytes]
+        if is_planned:
+            memory.take(sum(block.size_bytes for block in empty), f"{op.name}, which runs again")
+        for block in empty:
+            memory.resize(block, block.size_bytes)
+        memory.made()
         again.run()
         for block in made:
             block.is_away, block.remake = False, None
@@ -347,7 +353,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         if kind == COMPUTE:
             op = self._graph.ops[tensor]
             call = self._again[op.writes[0]]
-            self._run_again(call, self._await)
+            self._run_again(call, is_planned=True)
             call.left -= 1
             for made in () if call.left else op.writes:
                 del self._again[made]
@@ -362,7 +368,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
                 memory.forget_below(block)
         elif kind == DETACH:
             if again and not block.is_kept:
-                block.remake = partial(self._run_again, again, lambda read, _: memory.bring(read))
+                block.remake = partial(self._run_again, again, is_planned=False)
             if again or block.is_kept:
                 memory.free(block)
         else:

@@ -179,7 +179,7 @@ class StepMemory:
         while block.jobs and block.jobs[0].kind not in self._queues:
             job = block.jobs.popleft()
             if job.kind == FREE:
-                self._empty(job)
+                self.resize(block, 0)
             else:
                 self._drop_below(block)
 
@@ -203,7 +203,7 @@ class StepMemory:
                     return
                 job = self._queues[way][0]
                 if way == IN:
-                    self._fill(job)
+                    self.resize(job.block, job.block.size_bytes)
                 self._moving += 1
             failure: BaseException | None = None
             try:
@@ -219,7 +219,7 @@ class StepMemory:
                     self._do_first(job.block)
                 else:
                     self._failure = failure
-                    self._empty(job) if way == IN else self._drop_below(job.block)
+                    self.resize(job.block, 0) if way == IN else self._drop_below(job.block)
                 del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
@@ -232,15 +232,13 @@ class StepMemory:
         move(block.below, storage.data_ptr(), block.size_bytes)
         self._note(way, block, block.size_bytes, begun_s)
 
-    def _empty(self, job: Issued) -> None:
-        job.storage.resize_(0)
-        job.block.held_bytes = 0
-        self._hold(job.block, -job.block.size_bytes)
-
-    def _fill(self, job: Issued) -> None:
-        job.storage.resize_(job.block.size_bytes)
-        job.block.held_bytes = job.block.size_bytes
-        self._hold(job.block, job.block.size_bytes)
+    def resize(self, block: HeldStorage, size_bytes: int) -> None:
+        """Give a block its size in the compute tier, or none."""
+        with self._lock:
+            if (storage := block.ref()) is not None:
+                storage.resize_(size_bytes)
+            self._hold(block, size_bytes - block.held_bytes)
+            block.held_bytes = size_bytes
 
     # what the step's thread waits for
 
@@ -263,18 +261,6 @@ class StepMemory:
                 finally:
                     self._computes -= 1
             self._reserved_bytes = size_bytes
-
-    def refill(self, blocks: Iterable[HeldStorage], name: str) -> None:
-        """Wait until an op can make blocks again, and give those that are away their sizes back."""
-        for block in blocks:
-            self.wait(block, writes=True)
-            self.forget_below(block)
-        empty = [block for block in blocks if not block.held_bytes]
-        self.take(sum(block.size_bytes for block in empty), name)
-        with self._changed:
-            for block in empty:
-                self._fill(Issued(IN, block, block.ref()))
-            self.made()
 
     def made(self) -> None:
         """Give reserved room back, as what the op has made is followed from now on."""
@@ -345,7 +331,6 @@ class StepMemory:
                 self._send(block)
             failure = self._end_all()
         lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
-        self._is_lifted = True  # for what is made again
         for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
             if block in staying:
                 continue
@@ -358,7 +343,6 @@ class StepMemory:
                 self._drop_below(block)
                 block.is_kept = False
                 self.moved.pop(key, None)
-        self._is_lifted = False
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
@@ -396,13 +380,11 @@ class StepMemory:
         if block.remake is not None:
             block.remake()
             return
-        with self._changed:
-            self._fill(job := Issued(IN, block, storage))
+        self.resize(block, block.size_bytes)
         try:
             self._move(IN, block, storage)
         except BaseException:
-            with self._changed:
-                self._empty(job)
+            self.resize(block, 0)
             raise
         block.is_away = False
         self.moved_bytes[IN] += block.size_bytes

@@ -772,3 +772,20 @@ def test_a_step_is_recorded_with_the_times_of_its_ops():
     names = [op.name for op in recorded.graph.ops]
     assert names == [op.name for op in hosim.torch.capture(model, x, optimizer=torch.optim.AdamW).graph.ops]
     assert "layers.0.first/fwd/addmm@test_offload.py" in names[0]
+
+
+def test_a_plan_that_runs_an_op_again_that_cannot_is_refused_by_its_name(tmp_path, monkeypatch):
+    with offloaded(InPlace, "recompute", budget=budget_of(InPlace, 7)) as (step, x, now):
+        run(step, x, 7)
+        step.write_plan(tmp_path / "plan.jsonl")
+    options = {"budget": budget_of(InPlace, 7), "pace": PACE, "strict": True}
+    model, optimizer, x = made(InPlace)
+    with hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, **options) as step:
+        assert same(plain(InPlace, 7)[0], run(step, x, 7))
+    monkeypatch.setattr("simulator.execute.offloaded.into", lambda _: None)
+    model, optimizer, x = made(InPlace)
+    with (
+        hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, **options) as step,
+        pytest.raises(HosimError, match=r"compute layers\..*an op that is not"),
+    ):
+        run(step, x, 7)
