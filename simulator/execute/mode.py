@@ -154,7 +154,9 @@ def _freed_soon(graph: Graph, codes: Sequence[Code]) -> list[Code]:
 
 # What computes the same bits as a function that has no overload which writes where it is told.
 _ATEN = torch.ops.aten
-_SAME = dict.fromkeys((_ATEN.clone.default, _ATEN._to_copy.default), lambda outs, given, **_: outs[0].copy_(given))
+_SAME: dict[Any, Callable[..., Any]] = {
+    func: lambda outs, given, **_: outs[0].copy_(given) for func in (_ATEN.clone.default, _ATEN._to_copy.default)
+}
 _SAME[_ATEN.relu.default] = lambda outs, given: torch.clamp_min(given, 0, out=outs[0])
 
 

@@ -775,7 +775,7 @@ def test_a_step_is_recorded_with_the_times_of_its_ops():
 
 
 def test_a_plan_that_runs_an_op_again_that_cannot_is_refused_by_its_name(tmp_path, monkeypatch):
-    with offloaded(InPlace, "recompute", budget=budget_of(InPlace, 7)) as (step, x, now):
+    with offloaded(InPlace, "recompute", budget=budget_of(InPlace, 7)) as (step, x, _):
         run(step, x, 7)
         step.write_plan(tmp_path / "plan.jsonl")
     options = {"budget": budget_of(InPlace, 7), "pace": PACE, "strict": True}
