@@ -201,8 +201,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     Attributes
     ----------
     ended
-        For each run of an op, when it had ended, and how long the step had waited until then [s]; first when the step
-        began.
+        For each run of an op, when it had ended, and how long the step had waited then [s]; first when the step began.
     lasting, blocks
         Tensor -> what is followed of it: of those that were there when the step began, and of all.
     stopped
