@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from simulator.errors import HosimError
@@ -35,14 +36,17 @@ class HeldStorage:
         Its place in the lower tier, where its bytes are unless they are on their way there; None if they are not.
     used_at
         When it was last used, as a count of calls.
+    remake
+        Makes its bytes again; None unless the plan has given them up without a copy.
     """
 
-    __slots__ = ("below", "held_bytes", "is_away", "is_kept", "jobs", "name", "ref", "size_bytes", "used_at")
+    __slots__ = ("below", "held_bytes", "is_away", "is_kept", "jobs", "name", "ref", "remake", "size_bytes", "used_at")
 
     def __init__(self, ref: weakref.ref[Any], name: str, size_bytes: int) -> None:
         self.ref, self.name, self.size_bytes, self.held_bytes = ref, name, size_bytes, size_bytes
         self.is_away, self.is_kept, self.used_at, self.jobs = False, False, 0, deque[Issued]()
         self.below: int | None = None
+        self.remake: Callable[[], None] | None = None
 
 
 class Issued(NamedTuple):

@@ -71,8 +71,8 @@ def _computes(
     """Return spans and waits of the ops, which together fill the time until the last has ended."""
     issues = [issue for issue, code in enumerate(codes) if code[0] == COMPUTE]
     spans, waits, left = list[Numbers](), list[Numbers](), deque(waited)
-    for op, (issue, (begin, end)) in enumerate(zip(issues, pairwise(ends), strict=True)):
-        since = begin
+    for issue, (begin, end) in zip(issues, pairwise(ends), strict=True):
+        op, since = codes[issue][1], begin
         while left and left[0][1] <= end:
             waited_from, until, *why = left.popleft()
             spans.append((0, COMPUTE, op, 0, 0, issue, since, since, waited_from))

@@ -1,22 +1,29 @@
 """Executes a plan on a step of PyTorch: before each op it does what the plan says there.
 
+An op that runs again runs on the tensors that it was given, into those that it made: to the last bit, in no other room.
+So only functions do that write where they are told (`into`); of others the planner knows that they run once. Their
+storages live on until the plan makes nothing of them any more.
+
 What can be known is worked out once for each plan, so that a call costs little: which actions come before it, which of
 the tensors that it uses may still be under way, how much room it needs, and which views are made of what is away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import count, pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from simulator.errors import insist
-from simulator.execute.held import ExecutionError
+from simulator.execute.held import ExecutionError, HeldStorage
 from simulator.execute.on_demand import RecordedCall, writes
 from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
@@ -44,6 +51,8 @@ class Turn:
         that shows it.
     made_bytes
         Their size [B].
+    again
+        Id of its op, as often as the op runs again.
     """
 
     func: Any
@@ -54,6 +63,16 @@ class Turn:
     seen: list[int] = field(default_factory=list)
     made: list[tuple[int, int]] = field(default_factory=list)
     made_bytes: int = 0
+    again: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Again:
+    """An op that runs again: its id, how often it still will, and what runs it."""
+
+    op: int
+    left: int
+    run: Callable[[], Any]
 
 
 def turns_of(
@@ -77,9 +96,9 @@ def turns_of(
     Raises
     ------
     ConfigError
-        If the plan does not run each op once, in order.
+        If the plan does not run each op, for the first time, in order.
     """
-    before = _by_op(graph, codes)
+    before, runs = _by_op(graph, codes)
     written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
     turns, moved = list[Turn](), {*below}
     for call in calls:
@@ -89,7 +108,8 @@ def turns_of(
             turn.moved, turn.seen = ([(t, True) for t in seen], []) if writes(call.func) else ([], seen)
         else:
             op, turn.actions = graph.ops[call.op], before[call.op]
-            moved.update(tensor for _, tensor, *_ in turn.actions)
+            turn.again = (call.op,) * (runs[call.op] - 1)
+            moved.update(tensor for kind, tensor, *_ in turn.actions if kind != COMPUTE)
             used = dict.fromkeys((*op.reads, *op.writes))
             turn.moved = [(t, t in op.writes) for t in used if t in moved and t in written]
             leaves = {ids.get(s): -1 - i for i, s in reversed([*enumerate(call.given)])}
@@ -102,19 +122,66 @@ def turns_of(
     return [*turns, Turn(None, None, before[-1])]
 
 
-def _by_op(graph: Graph, codes: Sequence[Code]) -> list[list[Code]]:
-    """Return the actions before each op, and those after the last one; what ends a life is left to PyTorch."""
+def _by_op(graph: Graph, codes: Sequence[Code]) -> tuple[list[list[Code]], Counter[int]]:
+    """Return the actions before each op, and those after the last one; and how often each op runs.
+
+    What ends a life is left to PyTorch, but of what is copied, or made again.
+    """
     before: list[list[Code]] = [[]]
-    copied = {tensor for kind, tensor, *_ in codes if kind == COPY}
-    for code in codes:
-        if code[0] != COMPUTE:
-            before[-1] += [code] if code[1] in copied else []
-            continue
-        must, do = "an executed plan runs each op of a step once, in order", "plan without recompute"
-        insist(code[1] == len(before) - 1, "the plan", must, f"op {code[1]} after {len(before) - 1} ops", do)
-        before.append([])
+    runs = Counter(op for kind, op, *_ in codes if kind == COMPUTE)
+    moved = {tensor for kind, tensor, *_ in codes if kind == COPY}
+    moved |= {tensor for op, times in runs.items() if times > 1 for tensor in graph.ops[op].writes}
+    for code in _freed_soon(graph, codes):
+        if code[0] == COMPUTE and code[1] == len(before) - 1:
+            before.append([])
+        elif code[0] == COMPUTE or code[1] in moved:
+            must, found = "the first runs of its ops are in order", f"op {code[1]} after {len(before) - 1} ops"
+            insist(code[0] != COMPUTE or code[1] < len(before), "the plan", must, found, "plan anew")
+            before[-1].append(code)
     insist(len(before) == len(graph.ops) + 1, "the plan", "it is of this graph", f"{len(before) - 1} ops", "plan anew")
-    return before
+    return before, runs
+
+
+def _freed_soon(graph: Graph, codes: Sequence[Code]) -> list[Code]:
+    """Put each detach behind the last action on its tensor: a host that runs ahead of its device has it act there."""
+    last, places = dict[int, int](), list[int]()
+    for place, (kind, item, *_) in enumerate(codes):
+        places.append(last.get(item, place) if kind == DETACH else place)
+        named = (*graph.ops[item].reads, *graph.ops[item].writes) if kind == COMPUTE else (item,)
+        last.update(dict.fromkeys(named, places[-1]))
+    return [codes[n] for n in sorted(range(len(codes)), key=places.__getitem__)]
+
+
+# What computes the same bits as a function that has no overload which writes where it is told.
+_ATEN = torch.ops.aten
+_SAME: dict[Any, Callable[..., Any]] = {
+    func: lambda outs, given, **_: outs[0].copy_(given) for func in (_ATEN.clone.default, _ATEN._to_copy.default)
+}
+_SAME[_ATEN.relu.default] = lambda outs, given: torch.clamp_min(given, 0, out=outs[0])
+
+
+@cache
+def into(func: Any) -> Callable[..., Any] | None:
+    """Return what runs a function again into its results, which it takes before the arguments; None if nothing does.
+
+    An ``out=`` that PyTorch has generated does not: it makes the results elsewhere, and copies them.
+    """
+    if func in _SAME:
+        return _SAME[func]
+    schema, packet = func._schema, func._overloadpacket
+    if schema.returns and all(returned.alias_info for returned in schema.returns):
+        return lambda _, *args, **kwargs: func(*args, **kwargs)
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        given = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
+        outs = [argument.name for argument in other._schema.arguments if argument.is_out]
+        is_alike = given == [(argument.name, str(argument.type)) for argument in schema.arguments]
+        if outs and is_alike and torch.Tag.generated not in other.tags:
+            return partial(_run_into, other, outs)
+    return None
+
+
+def _run_into(func: Any, names: Sequence[str], outs: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+    func(*args, **kwargs, **dict(zip(names, outs, strict=True)))
 
 
 class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
@@ -134,7 +201,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     Attributes
     ----------
     ended
-        For each op, when it had ended, and how long the step had waited until then [s]; first when the step began.
+        For each run of an op, when it had ended, and how long the step had waited then [s]; first when the step began.
     lasting, blocks
         Tensor -> what is followed of it: of those that were there when the step began, and of all.
     stopped
@@ -151,6 +218,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         for tensor, block in self.blocks.items():  # what was there before the first plan has no name yet
             block.name = graph.tensors[tensor].name
         self._at, self.ended = 0, list[tuple[float, float]]()
+        self._again = dict[int, Again]()  # by the tensors that it makes
         self.stopped: ExecutionError | None = None
 
     def __enter__(self) -> PlannedStep:
@@ -160,9 +228,11 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     @property
     def took_ns(self) -> list[int]:
-        """For each op, the time from the end of the op before it, without waits [ns]."""
+        """For each op, the time of its first run from the end of the run before it, without waits [ns]."""
         spent = ((end - begun) - (waited - before) for (begun, before), (end, waited) in pairwise(self.ended))
-        return [max(0, round(ran_s * 1e9)) for ran_s in spent]
+        ops = [op for kind, op, *_ in self.codes() if kind == COMPUTE]
+        first = dict(zip(reversed(ops), reversed([*spent]), strict=True))
+        return [max(0, round(first[op] * 1e9)) for op in range(len(first))]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -185,6 +255,8 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             made = func(*args, **kwargs)
             if turn.made:
                 self._follow(turn, made, args, kwargs)
+            if turn.again:
+                self._keep(turn, made, args, kwargs)
         finally:  # only now, so that no copy takes the room before what was made counts
             if turn.made_bytes:
                 memory.made()
@@ -201,14 +273,18 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             self._insist_recorded(turn, args, kwargs)
         for tensor, is_written in turn.moved:
             block = self.blocks[tensor]
-            self._memory.wait(block, writes=is_written)
-            if block.is_away:
-                do = "correct the plan: copy it in before"
-                raise ExecutionError(f"op {turn.op or func}", "what an op uses is there", f"{block.name} away", do)
+            self._await(block, turn.op or func, writes=is_written)
             if is_written:
                 self._memory.forget_below(block)
         if turn.made_bytes:
             self._memory.take(turn.made_bytes, f"{turn.op}")
+
+    def _await(self, block: HeldStorage, op: Any, *, writes: bool = False) -> None:
+        """Wait until a block is there."""
+        self._memory.wait(block, writes=writes)
+        if block.is_away:
+            do = "correct the plan: copy it in before"
+            raise ExecutionError(f"op {op}", "what an op uses is there", f"{block.name} away", do)
 
     def _insist_recorded(self, turn: Turn, args: Any, kwargs: Any) -> None:
         """Refuse a tensor that the plan has moved in a call that was recorded with another one."""
@@ -245,10 +321,45 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
                 self._stop(self._difference(f"{expected.name} of {sizes}"))
                 return
 
+    def _keep(self, turn: Turn, made: Any, args: Any, kwargs: Any) -> None:
+        """Keep what an op needs to run again: storages, by tensors of our own, whom no count of PyTorch's knows."""
+        op, run = turn.again[0], cast(Callable[..., Any], into(turn.func))
+        outs, args, kwargs = tree_map_only(torch.Tensor, lambda t: t.data, (_leaves((made,)), args, kwargs))
+        again = Again(op, len(turn.again), partial(run, outs, *args, **kwargs))
+        self._again |= dict.fromkeys(self._graph.ops[op].writes, again)
+
+    def _run_again(self, again: Again, *, is_planned: bool) -> None:
+        """Run an op again: where the plan says so, or, once it has ended early, with what it reads brought back."""
+        op, memory = self._graph.ops[again.op], self._memory
+        for block in filter(None, map(self.blocks.get, op.reads)):
+            self._await(block, op.name) if is_planned else memory.bring(block)
+        made = [self.blocks[tensor] for tensor in op.writes]
+        for block in made:
+            memory.wait(block, writes=True)
+            memory.forget_below(block)
+        empty = [block for block in made if not block.held_bytes]
+        if is_planned:
+            memory.take(sum(block.size_bytes for block in empty), f"{op.name}, which runs again")
+        for block in empty:
+            memory.resize(block, block.size_bytes)
+        memory.made()
+        again.run()
+        for block in made:
+            block.is_away, block.remake = False, None
+        self.ended.append((perf_counter(), self._memory.waited_s))
+
     def _do(self, code: Code) -> None:
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
         kind, tensor, source, _ = code
-        memory, block = self._memory, self.blocks.get(tensor)
+        if kind == COMPUTE:
+            op = self._graph.ops[tensor]
+            call = self._again[op.writes[0]]
+            self._run_again(call, is_planned=True)
+            call.left -= 1
+            for made in () if call.left else op.writes:
+                del self._again[made]
+            return
+        memory, block, again = self._memory, self.blocks.get(tensor), self._again.get(tensor)
         if block is None or block.ref() is None:
             return
         if kind == COPY:
@@ -257,7 +368,9 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             if not block.is_away:
                 memory.forget_below(block)
         elif kind == DETACH:
-            if block.is_kept:
+            if again and not block.is_kept:
+                block.remake = partial(self._run_again, again, is_planned=False)
+            if again or block.is_kept:
                 memory.free(block)
         else:
             memory.wait(block, writes=True)

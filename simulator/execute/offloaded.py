@@ -22,7 +22,7 @@ import yaml
 from simulator.errors import insist
 from simulator.execute.held import HeldStorage
 from simulator.execute.measured import trace_of
-from simulator.execute.mode import PlannedStep, Turn, turns_of
+from simulator.execute.mode import PlannedStep, Turn, into, turns_of
 from simulator.execute.on_demand import OnDemand
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
@@ -307,8 +307,10 @@ class Offloaded:
         record, where = planning.record, f"plan of {self._name}"
         how = "A step that ran was recorded; each op takes as long as it took in a step under a plan."
         planning.imported = planning.imported or imported(self._name, record, free_early=False, how=how)
-        timed = zip(planning.graph.ops, took_ns, strict=True)
-        graph = replace(planning.graph, ops=tuple(replace(op, duration_ns=ns) for op, ns in timed))
+        funcs = (call.func for call in record.sequence if call.op is not None)
+        timed = zip(planning.graph.ops, took_ns, funcs, strict=True)
+        ops = (replace(op, duration_ns=ns, repeatable=op.repeatable and bool(into(f))) for op, ns, f in timed)
+        graph = replace(planning.graph, ops=tuple(ops))
         planning.imported = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
         by_name = {tensor.name: t for t, tensor in enumerate(planning.graph.tensors)}
         planning.ids = {s: by_name[s.name] for call in record.calls for s in (*call.reads, *call.writes)}

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from simulator.execute.held import HeldStorage, insist_step
 from simulator.execute.storages import StepMemory
 from simulator.importers.recordings import Storage
-from simulator.importers.torch_recorder import OpRecorder
+from simulator.importers.torch_recorder import UPDATES, OpRecorder
 from simulator.importers.torch_run import ModuleWatch, tensors
 from simulator.units import human
 
@@ -165,7 +165,8 @@ class OnDemand(OpRecorder):
 
 def writes(func: Any) -> bool:
     """Tell whether a function of PyTorch writes what it is given."""
-    return any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments)
+    arguments = func._schema.arguments
+    return func._overloadpacket in UPDATES or any(arg.alias_info and arg.alias_info.is_write for arg in arguments)
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:

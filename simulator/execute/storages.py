@@ -175,7 +175,7 @@ class StepMemory:
         while block.jobs and block.jobs[0].kind not in self._queues:
             job = block.jobs.popleft()
             if job.kind == FREE:
-                self._empty(job)
+                self.resize(block, 0)
             else:
                 self._drop_below(block)
 
@@ -197,7 +197,7 @@ class StepMemory:
                     return
                 job = self._queues[way][0]
                 if way == IN:
-                    self._fill(job)
+                    self.resize(job.block, job.block.size_bytes)
                 self._moving += 1
             failure: BaseException | None = None
             try:
@@ -213,7 +213,7 @@ class StepMemory:
                     self._do_first(job.block)
                 else:
                     self._failure = failure
-                    self._empty(job) if way == IN else self._drop_below(job.block)
+                    self.resize(job.block, 0) if way == IN else self._drop_below(job.block)
                 del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
@@ -226,15 +226,13 @@ class StepMemory:
         move(block.below, storage.data_ptr(), block.size_bytes)
         self._note(way, block, block.size_bytes, begun_s)
 
-    def _empty(self, job: Issued) -> None:
-        job.storage.resize_(0)
-        job.block.held_bytes = 0
-        self._hold(job.block, -job.block.size_bytes)
-
-    def _fill(self, job: Issued) -> None:
-        job.storage.resize_(job.block.size_bytes)
-        job.block.held_bytes = job.block.size_bytes
-        self._hold(job.block, job.block.size_bytes)
+    def resize(self, block: HeldStorage, size_bytes: int) -> None:
+        """Give a block its size in the compute tier, or none."""
+        with self._lock:
+            if (storage := block.ref()) is not None:
+                storage.resize_(size_bytes)
+            self._hold(block, size_bytes - block.held_bytes)
+            block.held_bytes = size_bytes
 
     def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
@@ -366,18 +364,19 @@ class StepMemory:
             self.free(block)
 
     def bring(self, block: HeldStorage) -> None:
-        """Bring a block back at once, in this thread, after all that was issued on it."""
+        """Bring a block back at once, or make it again, in this thread, after all that was issued on it."""
         self.wait(block, writes=True)
         storage = block.ref()
         if not block.is_away or storage is None:
             return
-        with self._changed:
-            self._fill(job := Issued(IN, block, storage))
+        if block.remake is not None:
+            block.remake()
+            return
+        self.resize(block, block.size_bytes)
         try:
             self._move(IN, block, storage)
         except BaseException:
-            with self._changed:
-                self._empty(job)
+            self.resize(block, 0)
             raise
         block.is_away = False
         self.moved_bytes[IN] += block.size_bytes

@@ -40,6 +40,9 @@ _ROOM = {
 }  # fmt: skip
 # Ops that overwrite all old values of their target.
 _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
+# Ops that update the running statistics that they are given, which their schema does not say, if what follows those (to
+# train, or a momentum) is not zero.
+UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
 # Ops that read at most as many bytes of their first argument as they write.
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
 # Sequence numbers to look back from a backward node for the op that made it.
@@ -204,6 +207,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         outs = list(tensors(made))
         new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
+        if func._overloadpacket in UPDATES and args[5]:
+            changed += tensors(args[3:5])
         ops_before = len(self.calls)
         if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
@@ -236,7 +241,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         is_whole = ran.packet in _FILLS and all(_touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
         reads = [s for s in arguments if s not in blind and s.name and s.size_bytes]
-        writes = [s for s in (changed | fresh) if s.size_bytes]
+        written = fresh | changed if ran.packet in UPDATES else changed | fresh
+        writes = [s for s in written if s.size_bytes]
         is_read = not ran.changed and next(tensors(ran.made), None) is None  # as `item` does, which needs the bytes
         if not (writes or (is_read and reads)):
             return
