@@ -182,11 +182,11 @@ def _load(path: Path, derived: list[str]) -> tuple[dict[str, int | str], dict[in
             must = f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id"
             insist(len(nodes) == index <= MOST_NODES, f"{where}: message {index}", must, "one more")
             index += 1
+        return dict(map(_attribute, header.texts[2])), nodes
     except (ValueError, IndexError) as error:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
         must, do = "a Chakra trace is of length-delimited messages", "record it again, or choose another file"
         raise ConfigError(f"{where}: message {index}", must, found, do) from None
-    return dict(map(_attribute, header.texts[2])), nodes
 
 
 def _own(path: Path, header: dict[str, int | str], nodes: list[_Node]) -> Imported:

@@ -117,10 +117,10 @@ def test_a_table_or_one_message(name: str, folder: Path, plain: Done) -> None:
 
 @pytest.mark.parametrize("mib", range(124, 225, 4))
 def test_who_runs_out_of_memory_leaves_nothing(folder: Path, plain: Done, mib: int) -> None:
-    """From the first imports to the last picture; where OpenBLAS ends the process itself, the next run clears up."""
+    """From the first imports to the last picture; where a library ends the process itself, the next run clears up."""
     done = _run(Odd(f"limit(resource.RLIMIT_AS, {mib} << 20)"), folder)
     assert done.written == (plain.written if done.code == 0 else None)
     assert "--out" not in done.stderr
-    if "OpenBLAS error" in done.stderr:
+    if "OpenBLAS error" in done.stderr or done.code < 0:
         assert _run(Odd(), folder).code == 0
     assert not list(folder.rglob(".*partial*"))
