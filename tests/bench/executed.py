@@ -97,6 +97,10 @@ def told(name: str, share: float, steps: int, **link: Any) -> tuple[str, dict[st
     budget_bytes = share * peak_bytes(make)
     kept = dict[str, list[bool]]()
     compared = hosim.torch.compare(make, budget=budget_bytes, policies=_POLICIES, steps=steps, **link)
+    offs = [
+        (row["policy"], row["measured_peak_bytes"] - row["peak_bytes"]) for row in compared.rows if row["peak_bytes"]
+    ]
+    peaks = "".join(f"\nThe peak of {policy} is {off_bytes:+,} B off." for policy, off_bytes in offs if off_bytes)
     planned = [row for row in compared.rows if row["policy"] in compared.results]
     for row in planned:
         off_ns = abs(row["measured_stall_ns"] - row["stall_ns"])
@@ -108,7 +112,7 @@ def told(name: str, share: float, steps: int, **link: Any) -> tuple[str, dict[st
         kept.setdefault("loss", []).append(row["is_equal"])
     first, *others = (row["measured_step_ns"] for row in planned)
     kept["static"] = [first <= min(others)]
-    return f"{name}, {share:.0%} of its peak, {human(budget_bytes, 'B')}\n{compared}", kept
+    return f"{name}, {share:.0%} of its peak, {human(budget_bytes, 'B')}\n{compared}{peaks}", kept
 
 
 _BARS = {
