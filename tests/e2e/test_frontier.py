@@ -218,6 +218,7 @@ def test_what_is_narrower_than_all_that_was_tried_is_told(hosim, tmp_path):
         assert "but buses.wire.bandwidth is 1.00 GB/s: more changes nothing" in done.out
 
 
+@pytest.mark.slow
 def test_it_is_told_and_written(hosim, story, tmp_path):
     asked = ("--of", WIRE, "--such-that", STALL, "--policy", "static", "--resolution", 2, "--workers", 1)
     done = hosim("frontier", story, *asked, "--out", tmp_path / "out")
@@ -347,6 +348,7 @@ PRICED = STORY.replace("set: {", "set: {compute.price: 3.6 USD/h, tiers.ddr.pric
 )
 
 
+@pytest.mark.slow
 def test_a_front_of_costs_is_of_what_rows_cost(tmp_path):
     path = lay(tmp_path, PRICED)
     found = hosim_api.pareto(path, of="cost", rooms=3, policies=["static", "recompute"])

@@ -122,7 +122,8 @@ def test_a_machine_that_nobody_knows_is_named(hosim):
     assert "did you mean 'h100_sxm'?" in done.err
 
 
-@pytest.mark.parametrize("word", ["origin: mine\n", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["origin: mine\n", ""])
 def test_figures_of_ones_own_need_no_source_but_are_counted(hosim, scenario, tmp_path, word):
     machine = scenario.with_name("machine.yaml")
     machine.write_text(machine.read_text().replace("  tiers: round numbers\n", "").replace("title:", f"{word}title:"))

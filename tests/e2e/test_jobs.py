@@ -169,7 +169,8 @@ def few_layers(name, folder):
     return path
 
 
-@pytest.mark.parametrize("name", [pytest.param("prefill_decode_pools", marks=pytest.mark.slow), "llama3_8b_2x2x2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prefill_decode_pools", "llama3_8b_2x2x2"])
 def test_plans_of_several_graphs_are_written_read_and_replayed_to_the_same_bytes(name, tmp_path):
     first = hosim.run(few_layers(name, tmp_path), policies=["resident"])
     first.write(tmp_path / "first")
