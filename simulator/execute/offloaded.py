@@ -328,6 +328,8 @@ class Offloaded:
             if result.shortfall
             else str(result.summary.get("notes"))
         )
+        (row,) = self._scenario["policies"]
+        why = why.replace(row, Path(row).name) if isinstance(row, str) else why  # a long path would hide the reason
         insist(result.status == "ok", where, must, why, do)
         plan, planning.result = result.plans[0], result
         planning.turns = turns_of(graph, record.sequence, planning.ids, _codes_of(plan), planning.below)
