@@ -72,7 +72,7 @@ class StepMemory:
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
         self.notes: list[tuple[str, HeldStorage | None, float, float, int]] | None = None
-        self._is_closed = self._is_lifted = False
+        self._is_closed = self._is_lifted = self._is_lost = False
         self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
         for thread in self._threads:
             thread.start()
@@ -335,6 +335,7 @@ class StepMemory:
                 self._drop_below(block)
                 block.is_kept = False
                 self.moved.pop(key, None)
+        self._is_lost = bool(lost)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
@@ -382,9 +383,13 @@ class StepMemory:
         self.moved_bytes[IN] += block.size_bytes
 
     def close(self) -> None:
-        """Bring everything back, end the threads and give up the lower tier."""
+        """Bring everything back, end the threads and give up the lower tier; what is lost is told once."""
+        is_told = self._is_lost
         try:
             self.settle()
+        except ExecutionError:
+            if not is_told:
+                raise
         finally:
             with self._changed:
                 self._is_closed = True
