@@ -263,6 +263,7 @@ def test_the_longer_a_step_may_be_the_less_memory_is_enough(least):
     assert bound[-1] < bound[0]
 
 
+@pytest.mark.slow
 def test_a_run_adds_columns_for_each_slowdown_which_may_be_expected(least, hosim):
     path, found = least
     expect = "expect:\n  - {row: reactive, column: at_1.01x_peak_hbm_bytes, over: resident, at_most: 1.0}\n"

@@ -172,6 +172,7 @@ def test_checkpointing_needs_blocks(step):
         hosim.torch.compare(lambda: (step, torch.ones(3)), budget="1 MB", policies=["checkpointing"], pace=PACE)
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_run_is_a_row_with_the_reason():
     """The others stand; if none can run, the first reason is the error."""
 
