@@ -85,15 +85,16 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     ConfigError
         If torch is not installed, the budget is no size, or the folder cannot hold a file.
     """
-    steps, torch_run = _part("execute.offloaded"), _part("importers.torch_run")
+    steps, profile, torch_run = (
+        _part(part) for part in ("execute.offloaded", "execute.machine", "importers.torch_run")
+    )
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), where, must, "one beside it", do)
-    try:
-        budget_bytes = parse(budget, "B") if isinstance(budget, str) else budget
-        paces = pace and (parse(pace[0], "B/s"), parse(pace[1], "B/s"))
-    except FieldError as error:
-        raise ConfigError(where, error.must, error.found, error.do) from None
+    insist(callable(step), where, "a step is a module or a function", repr(step), "give it one")
+    do = 'such as {"weight": "disk"}'
+    insist(homes is None or isinstance(homes, Mapping), where, "homes are by kind", repr(homes), do)
+    budget_bytes, paces = _numbers(where, budget, pace)
     name = getattr(step, "__name__", type(step).__name__)
     if is_module:
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
@@ -102,7 +103,10 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     with ExitStack() as stack:
         lower = _tier_of(tier, folder, paces)
         stack.callback(lower.close)
-        machine = str(hardware) if hardware else steps.machine_of(paces or steps.rates_of(lower))
+        if hardware is None:
+            machine = profile.machine_of(paces or profile.rates_of(lower))
+        else:  # a file, or one of the catalogue
+            machine = str(Path(hardware).resolve() if Path(hardware).is_file() else hardware)
         offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, lower, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded
@@ -169,10 +173,26 @@ def execute(step: Callable[..., Any], plan: str | Path, *, budget: str | float =
     return offload(step, budget=budget, policy=str(Path(plan).resolve()), **{"homes": {"*": "free"}, **more})
 
 
+def _numbers(where: str, budget: Any, pace: Any) -> tuple[float, tuple[float, float] | None]:
+    """Return a budget [B] and a pace [B/s] as numbers."""
+    is_pace = pace is None or (isinstance(pace, tuple | list) and len(pace) == 2)
+    insist(is_pace, where, "a pace is of copies out and in", repr(pace), 'write ("1 GB/s", "1 GB/s")')
+    try:
+        budget_bytes = parse(budget, "B") if isinstance(budget, str) else budget
+        paces = pace and (parse(pace[0], "B/s"), parse(pace[1], "B/s"))
+    except FieldError as error:
+        raise ConfigError(where, error.must, error.found, error.do) from None
+    is_size = isinstance(budget_bytes, int | float) and not isinstance(budget_bytes, bool) and budget_bytes > 0
+    insist(is_size, where, "a budget is a size above 0", repr(budget), 'write such as "6 GB"')
+    insist(paces is None or min(paces) > 0, where, "a pace is above 0", repr(pace), "write a higher one")
+    return budget_bytes, paces
+
+
 def _tier_of(tier: str, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier:
     """Make the lower tier."""
-    must, do = "a lower tier is disk or memory, and a folder is of disk", "name one of them, or drop folder"
-    insist(tier == "disk" or (tier == "memory" and folder is None), "hosim.torch.offload", must, repr(tier), do)
+    where = "hosim.torch.offload"
+    insist(tier in ("disk", "memory"), where, "a lower tier is disk or memory", repr(tier), "name one of them")
+    insist(tier == "disk" or folder is None, where, "a folder is of tier disk", f"one of tier {tier!r}", "drop folder")
     if tier == "memory":
         return MemoryTier(pace=pace)
     return FileTier(folder or tempfile.gettempdir(), pace=pace)
@@ -212,10 +232,14 @@ def compare(
     HosimError
         As for `offload`, and for the steps that it makes.
     """
-    unplanned = _part("execute.unplanned")
+    where, unplanned = "hosim.torch.compare", _part("execute.unplanned")
+    insist(callable(make), where, "a function makes the step", repr(make), "give it one")
+    named = isinstance(policies, list | tuple) and all(isinstance(policy, str | Mapping) for policy in policies)
+    insist(named and policies, where, "policies are a list of at least one", repr(policies), 'such as ["static"]')
+    insist(steps >= 1, where, "at least one step is measured", str(steps), "write steps=1 or more")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
-        (step, *args), options = parts_of("hosim.torch.compare", make())
+        (step, *args), options = parts_of(where, make())
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
         if policy == unplanned.CHECKPOINTING:
             unplanned.checkpoint_blocks(step)

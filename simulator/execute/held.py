@@ -22,6 +22,15 @@ def insist_step(holds: object, where: str, must: str, found: str, do: str) -> No
         raise ExecutionError(where, must, found, do)
 
 
+def failing(do: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """Do something in a thread of copies; return its error."""
+    try:
+        do(*arguments)
+    except BaseException as error:
+        return error
+    return None
+
+
 class HeldStorage:
     """A storage that is followed: its size, and where its bytes are.
 

@@ -4,8 +4,8 @@ An op that runs again runs on the tensors that it was given, into those that it 
 So only functions do that write where they are told (`into`); of others the planner knows that they run once. Their
 storages live on until the plan makes nothing of them any more.
 
-What can be known is worked out once for each plan, so that a call costs little: which actions come before it, which of
-the tensors that it uses may still be under way, how much room it needs, and which views are made of what is away.
+What can be known is worked out once for each plan, so that a call costs little: which actions come before it, which
+tensors that it uses may be under way, how much room it needs, and which views show what is away.
 """
 
 from __future__ import annotations
@@ -152,8 +152,7 @@ def _freed_soon(graph: Graph, codes: Sequence[Code]) -> list[Code]:
     return [codes[n] for n in sorted(range(len(codes)), key=places.__getitem__)]
 
 
-# What computes the same bits as a function that has no overload which writes where it is told.
-_ATEN = torch.ops.aten
+_ATEN = torch.ops.aten  # what computes the same bits as a function without an overload that writes where it is told
 _SAME: dict[Any, Callable[..., Any]] = {
     func: lambda outs, given, **_: outs[0].copy_(given) for func in (_ATEN.clone.default, _ATEN._to_copy.default)
 }
@@ -180,7 +179,7 @@ def into(func: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _run_into(func: Any, names: Sequence[str], outs: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+def _run_into(func: Any, names: Sequence[str], outs: Sequence[Any], *args: Any, **kwargs: Any) -> None:
     func(*args, **kwargs, **dict(zip(names, outs, strict=True)))
 
 
@@ -246,7 +245,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         self._at += 1
         if turn.op is None:
-            away = [block for tensor in turn.seen if (block := self.blocks[tensor]).is_away or block.jobs]
+            away = [b for b in map(self.blocks.get, turn.seen) if b is not None and (b.is_away or b.jobs)]
             if not away:
                 return func(*args, **kwargs)
             with memory.shown(away):
@@ -272,7 +271,9 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         if turn.given:
             self._insist_recorded(turn, args, kwargs)
         for tensor, is_written in turn.moved:
-            block = self.blocks[tensor]
+            block = self.blocks.get(tensor)
+            if block is None:
+                raise self._difference(f"another storage in place of {self._graph.tensors[tensor].name}")
             self._await(block, turn.op or func, writes=is_written)
             if is_written:
                 self._memory.forget_below(block)
@@ -352,11 +353,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
         kind, tensor, source, _ = code
         if kind == COMPUTE:
-            op = self._graph.ops[tensor]
-            call = self._again[op.writes[0]]
-            self._run_again(call, is_planned=True)
+            written = self._graph.ops[tensor].writes
+            self._run_again(call := self._again[written[0]], is_planned=True)
             call.left -= 1
-            for made in () if call.left else op.writes:
+            for made in () if call.left else written:
                 del self._again[made]
             return
         memory, block, again = self._memory, self.blocks.get(tensor), self._again.get(tensor)

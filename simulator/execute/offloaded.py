@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any, cast
 
 import torch
-import yaml
 
-from simulator.errors import insist
-from simulator.execute.held import HeldStorage
+from simulator.errors import ConfigError, insist
+from simulator.execute.held import ExecutionError, HeldStorage
+from simulator.execute.machine import COMPUTE_TIER, LOWER_TIER, write_documents
 from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep, Turn, into, turns_of
 from simulator.execute.on_demand import OnDemand
@@ -38,7 +38,6 @@ from simulator.run import run
 from simulator.run.results import Result
 from simulator.trace import Trace
 
-COMPUTE_TIER, LOWER_TIER = "ram", "disk"
 _ONE = Lock()
 """Held while a step runs: two at once would share the machine, and neither plan knows of the other."""
 
@@ -112,6 +111,31 @@ class Planning:
         return {self.ids[s]: memory for s, memory in present.items() if memory is not None and s in self.ids}
 
 
+class Guard:
+    """A hook of a module or an optimizer that refuses to use, save or load it while some of it lives below.
+
+    Without it PyTorch would read memory that is not there, or save nothing. A copy of a guard guards nothing.
+
+    Parameters
+    ----------
+    offloaded
+        The step whose memory is looked at; None for a copy.
+    """
+
+    def __init__(self, offloaded: Offloaded | None = None) -> None:
+        self._of = None if offloaded is None else weakref.ref(offloaded)
+
+    def __reduce__(self) -> tuple[type[Guard], tuple[()]]:
+        return Guard, ()
+
+    def __call__(self, *_: Any) -> None:
+        """Raise an `ExecutionError` if something lives below and no step runs."""
+        offloaded = None if self._of is None else self._of()
+        if offloaded is not None and not _ONE.locked() and offloaded._memory.moved:
+            must, do = "what lives below is used by its step alone", "write `with step.here():` around it"
+            raise ExecutionError(f"model of {offloaded._name}", must, "a use of it between steps", do)
+
+
 class Offloaded:
     """A training step that runs within a budget: call it as the step itself, and close it at the end.
 
@@ -158,7 +182,9 @@ class Offloaded:
         self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
         self._memory, self._plannings = StepMemory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
+        self._hopeless = set[tuple[Any, ...]]()
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
+        self._guarded = set[int]()
         self.close = weakref.finalize(self, self._memory.close)
         self.close.atexit = False  # nothing need come back for a process that ends
 
@@ -243,9 +269,11 @@ class Offloaded:
             made = self._measured(
                 "on demand", record, args, kwargs, self._owned if self._scenario.get("homes") else list
             )
+        if self._scenario.get("homes"):
+            self._guard()
         self._plannings[key] = planning = Planning(record, positions)
-        if before is not None and before.record.functions() == record.functions():
-            self._plan(planning, record.took_ns)
+        if key not in self._hopeless and before is not None and before.record.functions() == record.functions():
+            self._plan(key, planning, record.took_ns)
             if self._watch.compiled:
                 warnings.warn(f"Compiled parts of {self._name} run as they are written, op by op.", stacklevel=3)
         return made
@@ -257,6 +285,8 @@ class Offloaded:
         compute_tier = row.plans[0].tiers.index(COMPUTE_TIER)
         mode = PlannedStep(planning.graph, planning.turns, self._memory, compute_tier, lasting)
         made = self._measured(row.label, mode, args, kwargs, lambda: below)
+        if below:
+            self._guard()
         if self._memory.notes is not None and mode.stopped is None:
             trace = trace_of(mode, row.hardware, planning.below, self._memory.notes)
             self.steps[-1] = replace(self.steps[-1], trace=trace)
@@ -270,13 +300,23 @@ class Offloaded:
         elif len(planning.took_ns) < self.timed:
             planning.took_ns.append(mode.took_ns)
             if len(planning.took_ns) == self.timed:
-                self._plan(planning, [statistics.median_low(took) for took in zip(*planning.took_ns, strict=True)])
+                self._plan(key, planning, [statistics.median_low(took) for took in zip(*planning.took_ns, strict=True)])
         return made
 
     def _owned(self) -> list[HeldStorage]:
         """Return what modules and optimizers hold and is away."""
         blocks = (self._memory.find(tensor.untyped_storage()) for *_, tensor in self._watch.owned())
         return [block for block in blocks if block is not None and block.is_away]
+
+    def _guard(self) -> None:
+        """Guard modules and optimizers of which something may live below."""
+        for kind in (*(root for _, root in self._watch._roots), *self._watch._optimizers):
+            if id(kind) not in self._guarded:
+                self._guarded.add(id(kind))
+                kind.register_state_dict_pre_hook(Guard(self))
+                kind.register_load_state_dict_pre_hook(Guard(self))
+                if isinstance(kind, torch.nn.Module):
+                    kind.register_forward_pre_hook(Guard(self))
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -302,8 +342,8 @@ class Offloaded:
         self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes))
         return made
 
-    def _plan(self, planning: Planning, took_ns: list[int]) -> None:
-        """Plan a step whose ops take so long."""
+    def _plan(self, key: tuple[Any, ...], planning: Planning, took_ns: list[int]) -> None:
+        """Plan a step whose ops take so long; if no plan fits, go on on demand, unless that is to be an error."""
         record, where = planning.record, f"plan of {self._name}"
         how = "A step that ran was recorded; each op takes as long as it took in a step under a plan."
         planning.imported = planning.imported or imported(self._name, record, free_early=False, how=how)
@@ -322,7 +362,13 @@ class Offloaded:
             scenario = {**self._scenario, **budget}
             story = write_documents(Path(folder), planning.imported, self._machine, scenario)
             (result,) = run(story).values()
-        must, do = "a plan of the step fits the budget", "give it a larger budget, or another policy"
+        tiers = result.hardware.tiers.keys()
+        must, do = (
+            f"a step is planned on the tiers {COMPUTE_TIER} and {LOWER_TIER}",
+            "take a profile of hosim calibrate",
+        )
+        insist({COMPUTE_TIER, LOWER_TIER} <= tiers, where, must, ", ".join(tiers), do)
+        must, do = "a plan of the step fits the budget", "give it a larger budget, another policy, or homes below"
         why = (
             f"{result.status}: {result.shortfall.short_bytes:,} B short"
             if result.shortfall
@@ -330,7 +376,13 @@ class Offloaded:
         )
         (row,) = self._scenario["policies"]
         why = why.replace(row, Path(row).name) if isinstance(row, str) else why  # a long path would hide the reason
-        insist(result.status == "ok", where, must, why, do)
+        error = ConfigError(where, must, why, do)
+        if result.status == "failed" or (result.status != "ok" and self._strict):
+            raise error
+        if result.status != "ok":  # the step itself was done, and fits on demand
+            self._hopeless.add(key)
+            warnings.warn(f"{error}. Its steps run on demand.", stacklevel=4)
+            return
         plan, planning.result = result.plans[0], result
         planning.turns = turns_of(graph, record.sequence, planning.ids, _codes_of(plan), planning.below)
 
@@ -344,53 +396,3 @@ class _OneStep:
 def _codes_of(plan: Plan) -> list[Code]:
     """Return the actions of one step."""
     return [*(plan.actions.codes() if isinstance(plan.actions, Actions) else plan.actions(cast(Any, _OneStep())))]
-
-
-def write_documents(
-    folder: Path, recorded: Imported, machine: str | Mapping[str, Any], scenario: Mapping[str, Any]
-) -> Path:
-    """Write machine, graph, workload and scenario of a step into a folder, and return the scenario."""
-    work = {**recorded.files, ".yaml": recorded.workload.model_copy(update={"steps": 1})}
-    replace(recorded, files=work).write(folder / "step.yaml")
-    scenario = {
-        "schema": "hosim/scenario/1", "name": "step", "hardware": machine, "workload": "step.yaml",
-        "switches": {"copies_wait_for": "end"}, "assumed": {key: "as asked" for key in ("budget",) if key in scenario},
-        **scenario,
-    }  # fmt: skip
-    if not isinstance(machine, str):
-        (folder / "machine.yaml").write_text(yaml.safe_dump({**machine}, sort_keys=False), encoding="utf-8")
-        scenario["hardware"] = "machine.yaml"
-    (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
-    return folder / "scenario.yaml"
-
-
-def machine_of(rates: tuple[float, float]) -> dict[str, Any]:
-    """Return the profile of a machine whose copies out and in have these bandwidths [B/s]."""
-    ways = (("d2h", COMPUTE_TIER, LOWER_TIER, rates[0]), ("h2d", LOWER_TIER, COMPUTE_TIER, rates[1]))
-    return {
-        "schema": "hosim/hardware/1", "name": "this", "compute_tier": COMPUTE_TIER,
-        "compute": {"peak": {"fp32": "1 TFLOP/s"}, "launch": "0 ns"},
-        "tiers": {COMPUTE_TIER: {"capacity": "inf", "bandwidth": "10 GB/s"}, LOWER_TIER: {"capacity": "inf"}},
-        "links": {name: {"source": a, "target": b, "bandwidth": f"{rate / 1e6:.6f} MB/s"} for name, a, b, rate in ways},
-        "assumed": {"compute": "each op has its time", "tiers": "room is the scenario's budget", "links": "measured"},
-    }  # fmt: skip
-
-
-def rates_of(tier: FileTier) -> tuple[float, float]:
-    """Measure copies out of, and into, storages that are new, as a step has them [B/s]."""
-    took_s: tuple[list[float], list[float]] = ([], [])
-    offset = tier.allot(_TRIED_BYTES)
-    for _ in range(_TRIES):
-        storage = torch.ones(_TRIED_BYTES, dtype=torch.uint8).untyped_storage()
-        for way, move in enumerate((tier.write, tier.read)):
-            if way:
-                storage.resize_(0)
-                storage.resize_(_TRIED_BYTES)
-            begun_s = perf_counter()
-            move(offset, storage.data_ptr(), _TRIED_BYTES)
-            took_s[way].append(perf_counter() - begun_s)
-    tier.release(offset, _TRIED_BYTES)
-    return _TRIED_BYTES / statistics.median(took_s[0]), _TRIED_BYTES / statistics.median(took_s[1])
-
-
-_TRIED_BYTES, _TRIES = 1 << 25, 5

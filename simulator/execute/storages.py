@@ -30,6 +30,7 @@ from simulator.execute.held import (
     ExecutionError,
     HeldStorage,
     Issued,
+    failing,
     insist_step,
 )  # fmt: skip
 from simulator.execute.tiers import FileTier
@@ -116,7 +117,7 @@ class StepMemory:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def _tell_of_room(self) -> None:
-        """Wake those who wait for room, if there are any: to wake a thread for nothing costs more than a small op."""
+        """Wake those who wait for room, if any: to wake a thread for nothing costs more than a small op."""
         if self._computes or self._queues[IN]:
             self._changed.notify_all()
 
@@ -196,24 +197,22 @@ class StepMemory:
                 if self._is_closed:
                     return
                 job = self._queues[way][0]
-                if way == IN:
-                    self.resize(job.block, job.block.size_bytes)
                 self._moving += 1
-            failure: BaseException | None = None
-            try:
-                self._move(way, job.block, job.storage)
-            except BaseException as error:
-                failure = error
+                failure = failing(self.resize, job.block, job.block.size_bytes) if way == IN else None
+            failure = failure or failing(self._move, way, job.block, job.storage)
             with self._changed:
                 self._moving -= 1
                 self._queues[way].popleft()
                 job.block.jobs.popleft()
                 if failure is None:
                     self.moved_bytes[way] += job.block.size_bytes
-                    self._do_first(job.block)
+                    self._failure = self._failure or failing(self._do_first, job.block)
                 else:
-                    self._failure = failure
-                    self.resize(job.block, 0) if way == IN else self._drop_below(job.block)
+                    self._failure = self._failure or failure
+                    if way == OUT:
+                        self._drop_below(job.block)
+                    elif job.block.held_bytes:
+                        self.resize(job.block, 0)
                 del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
@@ -230,6 +229,8 @@ class StepMemory:
         """Give a block its size in the compute tier, or none."""
         with self._lock:
             if (storage := block.ref()) is not None:
+                rule, do = "a storage that moves can be resized", "give numpy a copy of it: .clone().numpy()"
+                insist_step(storage.resizable(), block.name, rule, "one that numpy or such shows, too", do)
                 storage.resize_(size_bytes)
             self._hold(block, size_bytes - block.held_bytes)
             block.held_bytes = size_bytes

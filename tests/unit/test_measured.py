@@ -113,7 +113,7 @@ def test_the_first_op_is_not_charged_for_what_an_earlier_step_waited():
     model = torch.nn.Sequential(*model, torch.nn.Flatten(0))
     with hosim.torch.offload(model, budget="2.6 MB", pace=("20 MB/s", "20 MB/s"), **options) as step:
         seen = []
-        plan, step._plan = step._plan, lambda planning, took_ns: (seen.append(sum(took_ns)), plan(planning, took_ns))
+        plan, step._plan = step._plan, lambda key, made, took_ns: (seen.append(sum(took_ns)), plan(key, made, took_ns))
         for _ in range(4):
             step(x)
         timed = next(one for one in step.steps if one.plan != "on demand")

@@ -788,3 +788,58 @@ def test_a_plan_that_runs_an_op_again_that_cannot_is_refused_by_its_name(tmp_pat
         pytest.raises(HosimError, match=r"compute layers\..*keep or move what it makes"),
     ):
         run(step, x, 7)
+
+
+def test_what_lives_below_is_guarded_between_steps():
+    model, optimizer, x = made(Tied)
+    options = {"homes": {"weight": "disk", "optimizer_state": "disk"}, "tier": "memory", "pace": PACE}
+    with hosim.torch.offload(model, optimizer=optimizer, budget=budget_of(Tied), **options) as step:
+        run(step, x, 5)
+        for use in (lambda: model(x), model.state_dict, optimizer.state_dict):
+            with pytest.raises(ExecutionError, match=r"write `with step.here\(\):` around it"):
+                use()
+        with step.here():
+            kept = {name: value.clone() for name, value in model.state_dict().items()}
+        assert len(run(step, x, 1)) == 1
+    assert kept.keys() == model.state_dict().keys()
+
+
+def test_a_storage_that_was_replaced_ends_the_plan_and_the_next_steps_are_recorded_again():
+    expected = plain(Tied, 8)
+    with offloaded(Tied, homes={"optimizer_state": "disk"}, strict=False) as (step, x, now):
+        losses = run(step, x, 5)
+        optimizer = next(iter(step._watch._optimizers))
+        with step.here():
+            optimizer.load_state_dict(optimizer.state_dict())
+            for one in optimizer.state.values():
+                one["exp_avg"] = one["exp_avg"].clone()
+        with pytest.warns(UserWarning, match="another storage in place of"):
+            losses += run(step, x, 1)
+        losses += run(step, x, 2)
+        with step.here():
+            assert same(expected[0], losses)
+            assert same(expected[1], now())
+
+
+def test_what_numpy_shows_cannot_leave_and_is_an_error_by_name():
+    model, optimizer, x = made(Tied)
+    inner, shown = step_of(model, optimizer, None), []
+    options = {"homes": {"weight": "disk"}, "tier": "memory", "pace": PACE, "budget": budget_of(Tied)}
+    with hosim.torch.offload(inner, **options) as step:
+        run(step, x, 4)
+        shown.append(step._step)
+        step._step = lambda x: (inner(x), model.layers[0].first.weight.detach().numpy())[0]
+        with pytest.raises(ExecutionError, match="a storage that moves can be resized"):
+            step(x)
+
+
+def test_a_step_that_no_plan_fits_goes_on_on_demand_with_one_warning():
+    model, optimizer, x = made(Tied)
+    peak, _lasting = needed(Tied)
+    with hosim.torch.offload(model, optimizer=optimizer, budget=peak - 1, policy="resident", pace=PACE) as step:
+        losses = run(step, x, 1)
+        with pytest.warns(UserWarning, match="Its steps run on demand"):
+            losses += run(step, x, 2)
+        losses += run(step, x, 2)
+        assert {one.plan for one in step.steps} == {"on demand"}
+    assert same(plain(Tied)[0], losses)
