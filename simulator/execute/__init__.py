@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from simulator.errors import ConfigError, insist
 from simulator.execute.tiers import FileTier, MemoryTier
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from simulator.execute.comparison import Comparison
     from simulator.execute.offloaded import Offloaded
     from simulator.importers.imported import Imported
+
+_TIMED = 7
+"""Steps of which the times of a recorded op are medians: they stand if three are disturbed."""
 
 __all__ = ["capture", "compare", "execute", "fake", "offload", "record"]
 
@@ -73,7 +76,8 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         Bandwidth of copies out and in, such as ``("1 GB/s", "1 GB/s")``: they take so long, so that a slower link can
         be tried. Default: as fast as they are.
     strict
-        Whether a step that cannot go on under its plan is an error; else it goes on without, with a warning.
+        Whether a step that no plan fits, or that cannot go on under its plan, is an error; else it goes on without one,
+        with a warning.
 
     Returns
     -------
@@ -143,11 +147,7 @@ def record(step: Callable[..., Any], *inputs: Any, optimizer: Any = None, loss: 
             runs(*inputs, **named)
         do = "give it inputs with which it does the same each time"
         insist(runs.recorded, "hosim.torch.record", "two steps in a row are alike", "no two", do)
-        return runs.recorded  # type: ignore[return-value]
-
-
-_TIMED = 7
-"""Steps of which the times of ops are medians."""
+        return cast("Imported", runs.recorded)
 
 
 def execute(step: Callable[..., Any], plan: str | Path, *, budget: str | float = inf, **more: Any) -> Offloaded:

@@ -23,7 +23,7 @@ def insist_step(holds: object, where: str, must: str, found: str, do: str) -> No
 
 
 def failing(do: Callable[..., None], *arguments: Any) -> BaseException | None:
-    """Do something in a thread of copies; return its error."""
+    """Do something, and return its error: a thread of copies must not end with it."""
     try:
         do(*arguments)
     except BaseException as error:
@@ -56,6 +56,24 @@ class HeldStorage:
         self.is_away, self.is_kept, self.used_at, self.jobs = False, False, 0, deque[Issued]()
         self.below: int | None = None
         self.remake: Callable[[], None] | None = None
+
+    def resize(self, size_bytes: int) -> int:
+        """Give it its size in the compute tier, or none; return how many bytes more it then has there [B].
+
+        Raises
+        ------
+        ExecutionError
+            If that cannot be, as another library shows its bytes, too.
+        """
+        storage = self.ref()
+        if storage is not None and not storage.resizable():
+            self.is_away = not self.held_bytes
+            must, do = "a storage that moves can be resized", "give numpy a copy of it: .clone().numpy()"
+            raise ExecutionError(self.name, must, "one that numpy or such shows, too", do)
+        if storage is not None:
+            storage.resize_(size_bytes)
+        before, self.held_bytes = self.held_bytes, size_bytes
+        return size_bytes - before
 
 
 class Issued(NamedTuple):

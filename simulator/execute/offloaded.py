@@ -8,7 +8,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -154,7 +154,7 @@ class Offloaded:
     scenario
         Keys of the scenario: its row, and the homes between steps.
     strict
-        Whether a step that cannot go on under its plan is an error; else it goes on without, with a warning.
+        Whether a step that no plan fits, or that cannot go on under its plan, is an error; else a warning.
     timed
         How many steps under a plan are timed for the last plan: it takes the median time of each op.
 
@@ -182,10 +182,11 @@ class Offloaded:
         self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
         self._memory, self._plannings = StepMemory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
-        self._hopeless = set[tuple[Any, ...]]()
+        self._unplanned, self._guarded = set[tuple[Any, ...]](), weakref.WeakSet[Any]()
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
-        self._guarded = set[int]()
-        self.close = weakref.finalize(self, self._memory.close)
+        self._ends = ExitStack()
+        self._ends.callback(self._memory.close)
+        self.close = weakref.finalize(self, self._ends.close)
         self.close.atexit = False  # nothing need come back for a process that ends
 
     def __enter__(self) -> Offloaded:
@@ -241,7 +242,8 @@ class Offloaded:
         Raises
         ------
         ConfigError
-            If it was closed, another one runs, or the process is a fork; if no plan fits the budget.
+            If it was closed, another one runs, or the process is a fork; if policy or homes are wrong; with `strict`,
+            if no plan fits the budget.
         ExecutionError
             If one op needs more than the budget; with `strict`, if the step cannot go on under its plan.
         """
@@ -272,7 +274,7 @@ class Offloaded:
         if self._scenario.get("homes"):
             self._guard()
         self._plannings[key] = planning = Planning(record, positions)
-        if key not in self._hopeless and before is not None and before.record.functions() == record.functions():
+        if key not in self._unplanned and before is not None and before.record.functions() == record.functions():
             self._plan(key, planning, record.took_ns)
             if self._watch.compiled:
                 warnings.warn(f"Compiled parts of {self._name} run as they are written, op by op.", stacklevel=3)
@@ -310,13 +312,12 @@ class Offloaded:
 
     def _guard(self) -> None:
         """Guard modules and optimizers of which something may live below."""
-        for kind in (*(root for _, root in self._watch._roots), *self._watch._optimizers):
-            if id(kind) not in self._guarded:
-                self._guarded.add(id(kind))
-                kind.register_state_dict_pre_hook(Guard(self))
-                kind.register_load_state_dict_pre_hook(Guard(self))
-                if isinstance(kind, torch.nn.Module):
-                    kind.register_forward_pre_hook(Guard(self))
+        for owner in {*(root for _, root in self._watch._roots), *self._watch._optimizers}.difference(self._guarded):
+            self._guarded.add(owner)
+            hooks = [owner.register_state_dict_pre_hook, owner.register_load_state_dict_pre_hook]
+            hooks += [owner.register_forward_pre_hook] if isinstance(owner, torch.nn.Module) else []
+            for register in hooks:
+                self._ends.callback(register(Guard(self)).remove)
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -363,10 +364,7 @@ class Offloaded:
             story = write_documents(Path(folder), planning.imported, self._machine, scenario)
             (result,) = run(story).values()
         tiers = result.hardware.tiers.keys()
-        must, do = (
-            f"a step is planned on the tiers {COMPUTE_TIER} and {LOWER_TIER}",
-            "take a profile of hosim calibrate",
-        )
+        must, do = f"a step is planned on tiers {COMPUTE_TIER} and {LOWER_TIER}", "take a profile of hosim calibrate"
         insist({COMPUTE_TIER, LOWER_TIER} <= tiers, where, must, ", ".join(tiers), do)
         must, do = "a plan of the step fits the budget", "give it a larger budget, another policy, or homes below"
         why = (
@@ -379,8 +377,8 @@ class Offloaded:
         error = ConfigError(where, must, why, do)
         if result.status == "failed" or (result.status != "ok" and self._strict):
             raise error
-        if result.status != "ok":  # the step itself was done, and fits on demand
-            self._hopeless.add(key)
+        if result.status != "ok":  # the step itself was done, and fits on demand, or under the plan that it has
+            self._unplanned.add(key)
             warnings.warn(f"{error}. Its steps run on demand.", stacklevel=4)
             return
         plan, planning.result = result.plans[0], result

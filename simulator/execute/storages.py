@@ -228,12 +228,7 @@ class StepMemory:
     def resize(self, block: HeldStorage, size_bytes: int) -> None:
         """Give a block its size in the compute tier, or none."""
         with self._lock:
-            if (storage := block.ref()) is not None:
-                rule, do = "a storage that moves can be resized", "give numpy a copy of it: .clone().numpy()"
-                insist_step(storage.resizable(), block.name, rule, "one that numpy or such shows, too", do)
-                storage.resize_(size_bytes)
-            self._hold(block, size_bytes - block.held_bytes)
-            block.held_bytes = size_bytes
+            self._hold(block, block.resize(size_bytes))
 
     def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
@@ -320,9 +315,8 @@ class StepMemory:
         """
         failure = self._end_all()
         if below and failure is None:
-            for block in below:
-                self._send(block)
-            failure = self._end_all()
+            failure = failing(self._send, below)
+            failure = self._end_all() or failure
         lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
         for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
             if block in staying:
@@ -358,12 +352,13 @@ class StepMemory:
                     block.is_away, block.is_kept = not block.held_bytes, block.below is not None
             return failure
 
-    def _send(self, block: HeldStorage) -> None:
-        """Let a block lie below alone."""
-        if not block.is_away:
-            if not block.is_kept:
-                self.copy_out(block)
-            self.free(block)
+    def _send(self, blocks: Iterable[HeldStorage]) -> None:
+        """Let blocks lie below alone."""
+        for block in blocks:
+            if not block.is_away:
+                if not block.is_kept:
+                    self.copy_out(block)
+                self.free(block)
 
     def bring(self, block: HeldStorage) -> None:
         """Bring a block back at once, or make it again, in this thread, after all that was issued on it."""

@@ -206,7 +206,7 @@ def _out_of_reach(case: Case, rows: Sequence[PolicyChoice]) -> dict[str, str]:
     buses = [name for name, bus in hardware.buses.items() if links.issuperset(bus.links)]
     patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance")]
     patterns += [f"{kind}.{name}.*" for kind, names in (("links", sorted(links)), ("buses", buses)) for name in names]
-    return dict.fromkeys(patterns, f"nothing goes past {listed(sorted(near & endless))}, which has endless room")
+    return dict.fromkeys(patterns, f"nothing goes past the endless room of {listed(sorted(near & endless))}")
 
 
 def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:

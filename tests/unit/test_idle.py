@@ -79,7 +79,7 @@ def test_ways_past_endless_room_are_named(line):
     }
     links = "\nlinks:" + "".join(f"\n  {name}: {way}" for name, way in ways.items())
     box = documents.BOX.replace("ddr: {capacity: inf}", more).replace("\nlinks:", links)
-    why = "nothing goes past ddr, which has endless room"
+    why = "nothing goes past the endless room of ddr"
     for path in ("links.read.bandwidth", "links.write.latency"):
         assert (
             line({path: "1 us" if "latency" in path else "1 MB/s"}, box=box) == f"has no effect here: {path} ({why})."

@@ -802,6 +802,8 @@ def test_what_lives_below_is_guarded_between_steps():
             kept = {name: value.clone() for name, value in model.state_dict().items()}
         assert len(run(step, x, 1)) == 1
     assert kept.keys() == model.state_dict().keys()
+    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks, model._load_state_dict_pre_hooks):
+        assert not hooks, "none is left"
 
 
 def test_a_storage_that_was_replaced_ends_the_plan_and_the_next_steps_are_recorded_again():
@@ -823,14 +825,14 @@ def test_a_storage_that_was_replaced_ends_the_plan_and_the_next_steps_are_record
 
 def test_what_numpy_shows_cannot_leave_and_is_an_error_by_name():
     model, optimizer, x = made(Tied)
-    inner, shown = step_of(model, optimizer, None), []
     options = {"homes": {"weight": "disk"}, "tier": "memory", "pace": PACE, "budget": budget_of(Tied)}
-    with hosim.torch.offload(inner, **options) as step:
+    with hosim.torch.offload(model, optimizer=optimizer, **options) as step:
         run(step, x, 4)
-        shown.append(step._step)
+        inner = step._step
         step._step = lambda x: (inner(x), model.layers[0].first.weight.detach().numpy())[0]
         with pytest.raises(ExecutionError, match="a storage that moves can be resized"):
             step(x)
+        assert all(parameter.untyped_storage().nbytes() for parameter in model.parameters()), "nothing is lost"
 
 
 def test_a_step_that_no_plan_fits_goes_on_on_demand_with_one_warning():
