@@ -29,6 +29,7 @@ from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
 from simulator.run.provenance import as_run, provenance
 from simulator.run.results import Result, writing
+from simulator.run.row import relate
 from simulator.run.sweep import Progress
 from simulator.trace import Trace
 from simulator.units import counted, human
@@ -195,6 +196,8 @@ def compare(
         rows[-1]["measured_rss_bytes"] = most_bytes and most_bytes - _left_bytes()
     if len(errors) == len(rows):
         raise errors[0]
+    relate([*results.values()])  # each was planned alone, with the times of its own ops
+    relate([cast(Result, row.measured) for row in results.values()])
     return Comparison(name, budget_bytes, tuple(rows), results)
 
 

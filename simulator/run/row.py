@@ -52,13 +52,18 @@ def rows_of(
         results = _rows_in_forks(case, rows, progress, each, advice=advice)
     else:
         results = [row_of(case, label, decide, progress, advice=advice) for label, decide in rows.items()]
-    best = next((row.summary["step_ns"] for row in by_step(results)), 0)
-    for row in results:
+    relate(results)
+    return results
+
+
+def relate(rows: Sequence[Result]) -> None:
+    """Add to rows how many times as long each takes as the fastest of them, and as its computes."""
+    best = next((row.summary["step_ns"] for row in by_step(rows)), 0)
+    for row in rows:
         if row.is_ok and best:
             row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
-    return results
 
 
 def unmoved_row(case: Case) -> dict[str, Any]:

@@ -37,6 +37,12 @@ def columns(table, *names):
     return zip(*(rows[name].tolist() for name in names), strict=True)
 
 
+def test_rows_are_held_against_the_fastest_of_all(compared):
+    for rows in ([*compared.results.values()], [row.measured for row in compared.results.values()]):
+        steps = [row.summary["step_ns"] for row in rows]
+        assert [row.summary["slowdown_vs_fastest"] for row in rows] == [step / min(steps) for step in steps]
+
+
 def test_compute_and_waits_fill_the_time_until_the_last_op_has_ended(compared):
     assert any(len(row.measured.trace.waits) for row in compared.results.values())
     for row in compared.results.values():
