@@ -23,6 +23,7 @@ PROGRAMS = (
     "optimum.py",
     "acceptance.py --traces acceptance",
     "executing.py",
+    "executed.py",
 )
 NONE: Mapping[str, float] = {}
 
