@@ -1,0 +1,5 @@
+"""The engine as SimPy processes: the rules of the semantics, in the words of SimPy."""
+
+from simulator.engine.reference.simulation import run
+
+__all__ = ["run"]

@@ -1,0 +1,174 @@
+"""Rule 14: ranks that meet; rule 10: kernels that share a device. Each is what a compute does while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+
+import simpy
+
+from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, unit_work
+from simulator.cost.collectives import phases
+from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
+from simulator.engine.reference.actions import Compute
+from simulator.engine.reference.ledger import PEER, Ledger
+from simulator.engine.reference.network import Network, Path
+from simulator.engine.reference.rank import Rank, Steps
+from simulator.graph import Collective, Op
+from simulator.hardware import Hardware
+
+
+class Communicator:
+    """Ranks that run collectives together; it holds their current *meeting*, one at a time.
+
+    Parameters
+    ----------
+    members
+        Those that are simulated.
+    ranks
+        All that meet, in order; more than the members if some of these stand for others.
+    hardware
+        Has the fabrics.
+    path
+        Returns the path of a member's flow on a fabric (by name); None if the member sends nothing.
+    network
+        Where flows share bandwidth.
+
+    Attributes
+    ----------
+    peer
+        The lowest rank that has not arrived; -1 once the collective runs.
+    """
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        ranks: tuple[int, ...],
+        hardware: Hardware,
+        path: Callable[[str, int], Path | None],
+        network: Network,
+    ) -> None:
+        self._in_order, self._fabrics, self._path, self._network = sorted(members), hardware.fabrics, path, network
+        self._clock = network.clock
+        self._stages_of = cache(lambda collective: stages(phases(collective, ranks, hardware)))
+        self._arrived: dict[int, tuple[Rank, Ledger, Compute]] = {}
+        self._parts: list[tuple[int, int, int]] = []
+        self._others: Iterator[int] = iter(())
+        self._over: simpy.Process
+        self._everybody: simpy.Event
+        self._since_ns = 0
+        self.peer = -1
+
+    def arrive(self, rank: Rank, ledger: Ledger, compute: Compute, collective: Collective) -> Steps:
+        """Arrive at the current meeting, wait for the others, and run the collective with them."""
+        now = self._clock.now
+        if not self._arrived:
+            self._others, self._since_ns, self._parts = iter(self._in_order), now, []
+            self.peer, self._everybody = next(self._others), self._clock.event()
+            self._over = self._clock.process(self._meet(self._stages_of(collective)))
+        self._arrived[rank.number], compute.meeting = (rank, ledger, compute), self
+        awaited = self.peer
+        while self.peer in self._arrived:
+            self.peer = next(self._others, -1)
+        if self.peer != awaited:
+            if now > self._since_ns:
+                self._parts.append((self._since_ns, now, awaited))
+            self._since_ns = now
+            for member, _, _ in self._arrived.values():
+                member.on_change()
+        if self.peer < 0:
+            self._everybody.succeed()
+        yield self._over
+        compute.meeting = None
+
+    def _meet(self, collective_stages: tuple[tuple[Phase, ...], ...]) -> Steps:
+        """Wait for everybody, and run the collective, stage after stage."""
+        yield self._everybody
+        for _, ledger, compute in self._arrived.values():
+            for start, end, peer in self._parts:
+                if end > compute.start_ns:
+                    ledger.write(compute, max(start, compute.start_ns), end, (PEER, -1, peer, -1))
+            compute.start_ns = self._clock.now
+        for stage in collective_stages:
+            first = stage[0]
+            if hops_ns := first.hops * self._fabrics[first.fabric].latency_ns:
+                yield self._clock.end_after(hops_ns)
+            yield self._clock.all_of(list(self._flows(stage)))
+        yield self._clock.end_after(0)
+        self._arrived.clear()
+
+    def _flows(self, stage: tuple[Phase, ...]) -> Iterator[simpy.Event]:
+        """Begin a flow for each member that sends something."""
+        for phase in stage:
+            fabric = self._fabrics[phase.fabric]
+            cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
+            for number, (_, _, compute) in self._arrived.items():
+                if (path := self._path(phase.fabric, number)) is not None:
+                    yield self._network.flow(path, cap, work, compute.key)
+
+
+MEMORY = "memory"
+"""Names the path of traffic, beside those of units."""
+
+Flow = tuple[Path, int, int]
+"""A flow of a kernel: its path, the most that it gets there, and its work."""
+
+
+class Kernels:
+    """The kernels of a rank whose time depends on others.
+
+    A collective goes to its meeting. Where kernels share the device, each other one whose time is modelled is a flow
+    of arithmetic through its unit and a flow of traffic through the memory, side by side, after its launch.
+
+    Parameters
+    ----------
+    rank, ledger
+        The rank, and its waits.
+    graph, hardware
+        Give the traffic and arithmetic of each op.
+    meets
+        Op -> its communicator and its collective.
+    paths
+        Paths through the units, by their names, and through the memory (`MEMORY`); if empty, all kernels but
+        collectives take their time alone.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        ledger: Ledger,
+        ops: tuple[Op, ...],
+        hardware: Hardware,
+        meets: Mapping[int, tuple[Communicator, Collective]],
+        paths: Mapping[str, Path],
+    ) -> None:
+        self._rank, self._ledger, self._ops, self._hardware, self._meets = rank, ledger, ops, hardware, meets
+        self._paths, sizes = paths, rank.columns.size_bytes
+        self._flows = [self._flows_of(expected_op(op, sizes)) if paths else [] for op in ops]
+
+    def _flows_of(self, op: Op) -> list[Flow]:
+        """Return what an op does in the device, but for its launch; nothing if its time is given."""
+        if op.duration_ns is not None or op.collective is not None:
+            return []
+        unit, share, arithmetic = unit_work(op, self._hardware)
+        _, traffic = roofline(op, self._hardware)
+        flows = (self._paths[unit], share, arithmetic), (self._paths[MEMORY], memory_rate_cap(self._hardware), traffic)
+        return [flow for flow in flows if flow[2]]
+
+    def run(self, compute: Compute) -> Steps:
+        """Run a kernel: it ends with the last of its flows, and not before its time alone is over."""
+        rank, op = self._rank, compute.op
+        if op in self._meets:
+            communicator, collective = self._meets[op]
+            yield from communicator.arrive(rank, self._ledger, compute, collective)
+            return
+        flows, clock = self._flows[op], rank.clock
+        if flows and compute.duration_ns >= 0:
+            flows = self._flows_of(chosen_op(self._ops[op], compute.chosen_bytes))
+        until_ns = clock.now + rank.duration_ns(compute)
+        if flows:
+            if launch_ns := self._hardware.compute.launch_ns:  # it takes no bandwidth
+                yield clock.timeout(launch_ns)
+            network = rank.network
+            yield clock.all_of([network.flow(path, cap, work, compute.key) for path, cap, work in flows])
+        yield clock.end_after(max(0, until_ns - clock.now))

@@ -1,0 +1,215 @@
+"""What follows from the order of issue alone: which earlier actions an action waits for (rules 2, 4 to 6, 8 and 15)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from simulator.draws import Draws
+from simulator.engine.program import Columns, Program
+from simulator.engine.reference.actions import Action, Compute, Copy
+from simulator.engine.reference.clock import RANK_SHIFT
+from simulator.engine.reference.rank import Rank
+from simulator.errors import PlanError
+from simulator.graph import Graph
+from simulator.plan import ABSENT, VALID, PlacesAsIssued
+
+
+class DynamicReads:
+    """Rule 15: the reads of each issue of an op with dynamic reads, and from when on they are known.
+
+    Parameters
+    ----------
+    graph, draws, columns
+        The ops, what they choose, and the compiled graph.
+
+    Attributes
+    ----------
+    steps
+        By op with dynamic reads, the step that its next issue belongs to.
+    possible
+        Per op: its reads that some op reads dynamically.
+    """
+
+    def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
+        self.draws, candidates = draws, graph.candidates
+        self._reads_of = graph.dynamic_reads
+        chosen_by = {op: frozenset(reads.candidates) for op, reads in self._reads_of.items()}
+        self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
+        of_op = enumerate(columns.reads)
+        self._certain = [tuple([t for t in reads if t not in chosen_by.get(op, ())]) for op, reads in of_op]
+        self._durations = {op: draws.durations_ns(op) for op in self._reads_of}
+        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._reads_of}
+        self.steps = dict.fromkeys(self._reads_of, 0)
+        self._reveals: dict[int, tuple[int, Compute | None]] = {
+            reads.revealed_by: (0, None) for reads in self._reads_of.values()
+        }
+
+    def set_reads(self, compute: Compute) -> None:
+        """Set what this issue of its op reads, and what that takes."""
+        op = compute.op
+        if op in self._reveals:
+            self._reveals[op] = self._reveals[op][0] + 1, compute
+        compute.reads = self._certain[op]
+        if op in self.steps:
+            step = self.steps[op]
+            self.steps[op] += 1
+            compute.reads = (*self.draws.chosen(op, step), *self._certain[op])
+            compute.duration_ns, compute.chosen_bytes = self._durations[op][step], self._chosen_bytes[op][step]
+
+    def is_revealed(self, op: int) -> bool:
+        """Return whether the next reads of an op are known: the op that reveals them was issued and has ended."""
+        times, last = self._reveals[self._reads_of[op].revealed_by]
+        return times > self.steps[op] and last is not None and last.has_ended
+
+    def is_predictable(self, op: int) -> bool:
+        """Return whether the next reads of an op can be guessed: the last reveal before theirs has ended."""
+        reveals = sorted(self._reveals)
+        position = reveals.index(self._reads_of[op].revealed_by)
+        needed = self.steps[op] + (position > 0)
+        times, last = self._reveals[reveals[position - 1]]
+        return times >= needed > 0 and last is not None and last.has_ended
+
+
+class Order:
+    """Lays out the actions of one rank as they are issued.
+
+    Parameters
+    ----------
+    program, rank
+        What the rank runs, and the rank.
+
+    Attributes
+    ----------
+    number
+        How many actions it has laid out.
+    issued
+        Every place as issued.
+    dynamic
+        What its dynamic reads choose, if it has any.
+    """
+
+    def __init__(self, program: Program, rank: Rank) -> None:
+        columns = rank.columns
+        self._graph, self._columns, self._clock, self._rank = program.graph, columns, rank.clock, rank
+        self.number, self._streams = 0, rank.streams
+        self._routes = {(link.source, link.target): link for link in reversed(rank.links)}
+        self.dynamic = None if program.draws is None else DynamicReads(program.graph, program.draws, columns)
+        self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
+        self._uses: defaultdict[int, dict[int, Compute]] = defaultdict(dict)  # tensor -> stream -> last compute
+        self._writes: defaultdict[int, dict[int, Compute]] = defaultdict(dict)
+        self._last: dict[int, Compute] = {}  # stream -> last compute
+        self._fence: dict[int, Action] = {}  # tensor -> last detach
+        self._moves: defaultdict[int, list[Action]] = defaultdict(list)  # tensor -> moves that have not ended
+        self._previous: Compute | None = None
+        self._taker: Compute | None = None
+        self._brought: dict[int, Copy] = {}
+        self._needed: list[dict[int, Copy]] = [{} for _ in rank.streams]  # stream -> tensor -> copies since the last taker
+
+    def _key(self) -> int:
+        return (self._rank.number << RANK_SHIFT) + self.number
+
+    def compute(self, op: int, stream: int) -> Compute:
+        """Lay out a compute."""
+        now, columns = self._clock.now, self._columns
+        compute = Compute(self._key(), now, self._clock.event(), op=op, stream=stream, queue=self._streams[stream])
+        compute.reads, writes = columns.reads[op], columns.writes[op]
+        if self.dynamic is not None:
+            self.dynamic.set_reads(compute)
+        if (missing := self.issued.missing(compute.reads)) is not None:
+            rule = "what a compute reads is valid in the compute tier"
+            self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
+        others = [self._writes[t] for t in columns.reads[op]] + [self._uses[t] for t in writes]
+        compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
+        for tensor in compute.reads:
+            if tensor in self._fence and not self._fence[tensor].has_ended:
+                compute.moves[tensor] = [self._fence[tensor]]
+        for tensor in writes:
+            if moves := self._unended(tensor):
+                compute.moves[tensor] = moves
+        self._stand_in_line(compute, writes)
+        self.issued.write(writes)
+        for tensor in (*columns.reads[op], *writes):
+            self._uses[tensor][stream] = compute
+        for tensor in writes:
+            self._writes[tensor][stream] = compute
+        self._previous = self._last[stream] = compute
+        return compute
+
+    def _stand_in_line(self, compute: Compute, writes: tuple[int, ...]) -> None:
+        """Rule 8, between streams: note what is ahead of a compute that takes room, and of those after it."""
+        if len(self._streams) == 1:
+            return
+        states, sizes, stream = self.issued.in_compute_tier, self._columns.size_bytes, compute.stream
+        for tensor in (*compute.reads, *writes):
+            if tensor in self._brought:
+                self._needed[stream][tensor] = self._brought[tensor]
+        if self._columns.workspace_bytes[compute.op] or any(states[t] == ABSENT and sizes[t] for t in writes):
+            compute.line = self._ahead(stream)
+            self._taker = compute
+            for needed in self._needed:
+                needed.clear()
+
+    def _ahead(self, stream: int) -> list[Compute | Copy]:
+        """Return the last compute that takes room, and the copies since that other streams need, if not started."""
+        ahead: list[Compute | Copy] = [c for other, of in enumerate(self._needed) if other != stream for c in of.values()]
+        if self._taker is not None and self._taker.stream != stream:
+            ahead.append(self._taker)
+        return [action for action in ahead if not action.has_started]
+
+    def copy(self, tensor: int, source: int, target: int) -> Copy:
+        """Lay out a copy."""
+        if broken_rule := self.issued.copy(tensor, source, target):
+            self.refuse("copy", broken_rule, tensor, "drop this copy, or copy from where it is valid")
+        link = self._routes.get((source, target))
+        if link is None:
+            names = [room.name for room in self._rank.rooms]
+            do = "copy along the links of the hardware profile, or add the link"
+            where = f"action {self.number} (copy {names[source]} -> {names[target]})"
+            raise PlanError(where, "a link joins the two tiers", "none", do)
+        copy = Copy(self._key(), self._clock.now, self._clock.event(), tensor=tensor, link=link, gate=self._previous)
+        copy.after = self._unended_computes(self._writes[tensor])
+        if tensor in self._fence and not self._fence[tensor].has_ended:
+            copy.moves[tensor] = [self._fence[tensor]]
+        if target == self._columns.compute_tier and len(self._streams) > 1:
+            copy.line = self._ahead(self._previous.stream if self._previous else 0)
+            self._brought[tensor] = copy
+        self._moves[tensor].append(copy)
+        return copy
+
+    def detach(self, tensor: int, tier: int) -> Action:
+        """Lay out a detach."""
+        detach = self.sync(tensor)
+        if tensor in self._columns.outputs and self._valid_in(tensor) == [tier]:
+            detach.after = self._unended_computes(self._last)
+        if broken_rule := self.issued.detach(tensor, tier):
+            self.refuse("detach", broken_rule, tensor, "drop this detach")
+        self._moves[tensor] = [detach]
+        self._fence[tensor] = detach
+        return detach
+
+    def sync(self, tensor: int) -> Action:
+        """Lay out a sync: it waits for all earlier actions that name the tensor, as a detach does."""
+        sync = Action(self._key(), self._clock.now, self._clock.event())
+        sync.after = self._unended_computes(self._uses[tensor])
+        sync.moves[tensor] = self._unended(tensor)
+        return sync
+
+    def is_settled(self, tensor: int) -> bool:
+        """Return whether every issued action that names the tensor has ended."""
+        return not self._unended(tensor) and not self._unended_computes(self._uses[tensor])
+
+    def _valid_in(self, tensor: int) -> list[int]:
+        return [tier for tier, of in enumerate(self.issued.state) if of[tensor] == VALID]
+
+    def _unended(self, tensor: int) -> list[Action]:
+        """Return the moves of a tensor that have not ended."""
+        moves = self._moves[tensor]
+        moves[:] = [move for move in moves if not move.has_ended]
+        return [*moves]
+
+    @staticmethod
+    def _unended_computes(by_stream: dict[int, Compute]) -> list[Compute]:
+        return [compute for _, compute in sorted(by_stream.items()) if not compute.has_ended]
+
+    def refuse(self, action: str, must: str, tensor: int, do: str) -> None:
+        """Do nothing: a fixed plan was checked before its run; one that was not blocks where it is wrong."""

@@ -1,0 +1,358 @@
+"""One rank: its computes, copies and detaches as SimPy processes (rules 2 to 6), and the places of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from functools import cache, partial
+from heapq import heappop, heappush
+from typing import Any
+
+import simpy
+
+from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
+from simulator.engine.program import Columns
+from simulator.engine.reference.actions import Action, Compute, Copy, Queue
+from simulator.engine.reference.clock import FREE, ISSUE_MASK, START, Clock
+from simulator.engine.reference.network import Network, Path
+from simulator.engine.reference.rooms import Claim, Gate, Room, Wanted
+from simulator.hardware import Link
+from simulator.offsets import workspace
+from simulator.plan import COMPUTE, COPY
+from simulator.trace import RESIDENCIES, Recorder, packer, span_row
+
+_residency_row = packer(RESIDENCIES)
+
+NO_COPY = 1 << 62
+"""Stands for the key of no copy: above all keys."""
+
+Steps = Generator[simpy.Event, Any, None]
+"""What a process goes through."""
+
+
+class RankLink:
+    """One rank's link: where its copies stand in line, and what their bytes share with others.
+
+    Parameters
+    ----------
+    index, link, tiers
+        Its id, the link, and the ids of tiers by name.
+    clock
+        The clock.
+
+    Attributes
+    ----------
+    source, target
+        Ids of the tiers that it joins.
+    queue, channels, free
+        Its line; its channels as a SimPy resource, and those that are free. Links of one copy queue share all three.
+    path
+        Where bytes of its copies flow beside others; None if nothing can slow them down.
+    gate
+        Stops it while closed.
+    """
+
+    def __init__(self, index: int, link: Link, tiers: list[str], clock: Clock) -> None:
+        self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
+        self.queue, self.channels = Queue(simpy.Resource(clock)), simpy.Resource(clock, link.channels)
+        self.free = list(range(link.channels))
+        self.path: Path | None = None
+        self.gate = Gate()
+        self.alone_ns = cache(partial(transfer_ns, link=link))
+        self.lead_ns = cache(partial(lead_ns, link=link))
+        self.cap = cache(partial(rate_cap, link=link))
+
+    def share_queue(self, other: RankLink) -> None:
+        """Share the line and the channels of another link."""
+        self.queue, self.channels, self.free = other.queue, other.channels, other.free
+
+
+class Rank:
+    """What one rank has, and what its actions do; its host begins them.
+
+    Parameters
+    ----------
+    clock, network, recorder
+        The clock; where flows share bandwidth; what takes rows of the trace.
+    number, columns
+        Its number, and its compiled graph.
+    rooms
+        Its tier instances, by tier id.
+    copies_wait_for_ends
+        Whether a copy waits for the end of the last compute before it, not for its start.
+
+    Attributes
+    ----------
+    streams, links
+        Where its computes and its copies stand in line.
+    held, valid
+        By tier and tensor: whether there is a place, and whether its content is valid.
+    transfers
+        Tensor -> its copies that were issued and have not ended, in issue order.
+    computes_ended
+        How many of its computes have ended.
+    kernel
+        What a compute does from its start to its end.
+    gate
+        Stops its computes while closed.
+    on_start, on_change
+        Called as a compute starts; and once something has happened to the rank.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        recorder: Recorder,
+        number: int,
+        columns: Columns,
+        rooms: list[Room],
+        *,
+        copies_wait_for_ends: bool,
+    ) -> None:
+        self.clock, self.network, self.number, self.columns, self.rooms = clock, network, number, columns, rooms
+        self.tier, self._recorder, self._waits_for_ends = columns.compute_tier, recorder, copies_wait_for_ends
+        self.streams = [Queue(simpy.Resource(clock)) for _ in range(columns.streams)]
+        self.links: list[RankLink] = []
+        self.held = [[False] * len(columns.size_bytes) for _ in rooms]
+        self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
+        self.transfers: dict[int, list[Copy]] = {}
+        self.computes_ended = 0
+        self.kernel: Callable[[Compute], Steps] = self._alone
+        self.gate = Gate()
+        self.on_start: Callable[[Compute], None]
+        self.on_change: Callable[[], None]
+        self._changes: dict[int, simpy.Event] = {}
+
+    # computes
+
+    def compute(self, compute: Compute) -> Steps:
+        """Run a compute: rules 2 and 3."""
+        queue = compute.queue
+        with queue.head.request() as turn:
+            yield turn  # rule 2: one after another
+            yield self.clock.turn(START, compute.key)
+            while (awaited := self._awaited_by_compute(compute)) is not None:
+                yield awaited
+                yield self.clock.turn(START, compute.key)
+            if wanted := self.wanted(compute):
+                yield self.rooms[self.tier].ask(Claim(compute.key, wanted, self.gate))
+            queue.waiting.popleft()
+            queue.running.append(compute)
+            self._begin(compute)
+            yield from self.kernel(compute)
+            queue.running.clear()
+            self._end(compute)
+
+    def _awaited_by_compute(self, compute: Compute) -> simpy.Event | None:
+        """Return what the head of a stream waits for, but for room; None if nothing."""
+        if self.gate.opens is not None:  # rule 17
+            return self.gate.opens
+        for other in compute.after:  # rule 2
+            if not other.has_ended:
+                return other.ended
+        if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
+            return self.change_of(tensor)
+        for other in self.ahead_in_line(compute):  # rule 8
+            return other.started
+        return None
+
+    def lacked_tensor(self, compute: Compute) -> int | None:
+        """Return the first tensor that the head of a stream lacks; None if none.
+
+        It lacks a tensor on which something earlier has not ended, or that it reads and that is not valid. The first is
+        the one whose last copy was issued first (rule 11). A tensor that is there stays until the head runs.
+        """
+        if compute.lacked is None:
+            named = [tensor for tensor in {*compute.moves, *compute.reads} if self._lacks(compute, tensor)]
+            compute.lacked = sorted(((self._last_copy(t, compute.key), t) for t in named), reverse=True)
+        while compute.lacked:
+            if self._lacks(compute, tensor := compute.lacked[-1][1]):
+                return tensor
+            compute.lacked.pop()
+        return None
+
+    def _lacks(self, compute: Compute, tensor: int) -> bool:
+        if any(not move.has_ended for move in compute.moves.get(tensor, ())):
+            return True
+        return not self.valid[self.tier][tensor] and tensor in compute.reads
+
+    def _last_copy(self, tensor: int, before: int) -> int:
+        """Return the key of the last copy of the tensor that was issued before and has not ended, or `NO_COPY`."""
+        return max((copy.key for copy in self.transfers.get(tensor, ()) if copy.key < before), default=NO_COPY)
+
+    def ahead_in_line(self, compute: Compute) -> list[Compute | Copy]:
+        """Return what must have started before a compute that takes room, and has not."""
+        ahead = [other for other in compute.line if not other.has_started]
+        return ahead if ahead and self.wanted(compute) else []
+
+    def wanted(self, compute: Compute) -> Wanted:
+        """Return the places that a compute takes in the compute tier, the workspace last."""
+        held, sizes, op = self.held[self.tier], self.columns.size_bytes, compute.op
+        wanted = [(tensor, sizes[tensor]) for tensor in self.columns.writes[op] if not held[tensor] and sizes[tensor]]
+        if workspace_bytes := self.columns.workspace_bytes[op]:
+            wanted.append((workspace(op, compute.stream), workspace_bytes))
+        return wanted
+
+    def _begin(self, compute: Compute) -> None:
+        """Let a compute start, with its places."""
+        compute.start_ns, op = self.clock.now, compute.op
+        compute.after, compute.moves, compute.line = [], {}, []
+        self.hold(self.columns.writes[op], self.tier)
+        if workspace_bytes := self.columns.workspace_bytes[op]:
+            self._record(self.tier, -1 - op, workspace_bytes)
+        self.on_start(compute)
+        self.on_change()
+        compute.started.succeed()
+
+    def _alone(self, compute: Compute) -> Steps:
+        """Take the time that a compute takes alone."""
+        yield self.clock.end_after(self.duration_ns(compute))
+
+    def duration_ns(self, compute: Compute) -> int:
+        """Return what a compute takes alone [ns]."""
+        return self.columns.duration_ns[compute.op] if compute.duration_ns < 0 else compute.duration_ns
+
+    def _end(self, compute: Compute) -> None:
+        """End a compute: what it wrote is valid in the compute tier, and stale elsewhere."""
+        op = compute.op
+        self._record_span(compute, COMPUTE, op, compute.stream, 0)
+        if workspace_bytes := self.columns.workspace_bytes[op]:
+            self._record(self.tier, -1 - op, -workspace_bytes)
+            self.rooms[self.tier].release(workspace_bytes, workspace(op, compute.stream))
+        for tier, valid in enumerate(self.valid):
+            for tensor in self.columns.writes[op]:
+                valid[tensor] = tier == self.tier
+        self.computes_ended += 1
+        self.on_change()
+
+    # copies
+
+    def copy(self, copy: Copy) -> Steps:
+        """Copy a tensor: rule 4."""
+        link, tensor = copy.link, copy.tensor
+        head, channel = link.queue.head.request(), link.channels.request()
+        yield head  # it is the head of its queue, and
+        yield channel  # a channel is free
+        yield self.clock.turn(START, copy.key)
+        while (awaited := self._awaited_by_copy(copy)) is not None:
+            yield awaited
+            yield self.clock.turn(START, copy.key)
+        size = self.columns.size_bytes[tensor]
+        if size and not self.held[link.target][tensor]:
+            yield self.rooms[link.target].ask(Claim(copy.key, [(tensor, size)], link.gate, is_copy=True))
+        self._begin_copy(copy)
+        link.queue.head.release(head)
+        yield from self._transfer(copy, link, size)
+        link.channels.release(channel)
+        self._end_copy(copy)
+
+    def is_early(self, copy: Copy) -> bool:
+        """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
+        gate = copy.gate
+        if gate is not None and not (gate.has_ended if self._waits_for_ends else gate.has_started):
+            return True
+        return any(not other.has_started for other in copy.line)
+
+    def lacks_source(self, copy: Copy) -> bool:
+        """Return whether its source is not valid, or something earlier on its tensor has not ended."""
+        if not self.valid[copy.link.source][copy.tensor] or any(not writer.has_ended for writer in copy.after):
+            return True
+        return any(not move.has_ended for move in copy.moves.get(copy.tensor, ()))
+
+    def _awaited_by_copy(self, copy: Copy) -> simpy.Event | None:
+        """Return what the head of a queue waits for, but for room; None if nothing."""
+        if copy.link.gate.opens is not None:  # rule 17
+            return copy.link.gate.opens
+        if self.is_early(copy):
+            if copy.gate is not None and not copy.gate.has_started:
+                return copy.gate.started
+            ahead = [other.started for other in copy.line if not other.has_started]
+            return ahead[0] if ahead else copy.gate and copy.gate.ended
+        if self.lacks_source(copy):
+            writers = [writer.ended for writer in copy.after if not writer.has_ended]
+            return writers[0] if writers else self.change_of(copy.tensor)
+        return None
+
+    def _begin_copy(self, copy: Copy) -> None:
+        """Let a copy start, in the lowest free channel."""
+        copy.start_ns, copy.channel = self.clock.now, heappop(copy.link.free)
+        copy.gate, copy.after, copy.moves, copy.line = None, [], {}, []
+        self.hold((copy.tensor,), copy.link.target)
+        copy.queue.waiting.popleft()
+        copy.queue.running.append(copy)
+        self.on_change()
+        copy.started.succeed()
+
+    def _transfer(self, copy: Copy, link: RankLink, size: int) -> Steps:
+        """Let the bytes of a copy cross: alone, or after its latency (and fill) as a flow beside others."""
+        if link.path is None:
+            yield self.clock.end_after(link.alone_ns(size))
+            return
+        needed = work(size, link.path.unit)
+        if lead := link.lead_ns(size):
+            yield self.clock.end_after(lead)
+        if needed or not lead:
+            yield self.network.flow(link.path, link.cap(size), needed, copy.key)
+
+    def _end_copy(self, copy: Copy) -> None:
+        """End a copy: its target is valid."""
+        link, tensor = copy.link, copy.tensor
+        copy.queue.running.remove(copy)
+        heappush(link.free, copy.channel)
+        self._record_span(copy, COPY, tensor, link.index, copy.channel)
+        self.valid[link.target][tensor] = True
+        under_way = self.transfers[tensor]
+        under_way.remove(copy)
+        if not under_way:
+            del self.transfers[tensor]
+        self._change(tensor)
+
+    # detaches
+
+    def detach(self, detach: Action, tensor: int, tier: int) -> Steps:
+        """Give up a place once all earlier actions that name the tensor have ended: rule 5."""
+        for earlier in (*detach.after, *detach.moves[tensor]):
+            if not earlier.has_ended:
+                yield earlier.ended
+        detach.after, detach.moves = [], {}
+        yield self.clock.turn(FREE, detach.key)
+        if self.held[tier][tensor]:
+            self.held[tier][tensor] = self.valid[tier][tensor] = False
+            if size := self.columns.size_bytes[tensor]:
+                self._record(tier, tensor, -size)
+                self.rooms[tier].release(size, tensor)
+        self._change(tensor)
+
+    # places
+
+    def hold(self, tensors: Iterable[int], tier: int) -> None:
+        """Mark the places of these tensors as held, unless they are; their room was granted before."""
+        held = self.held[tier]
+        for tensor in tensors:
+            if not held[tensor]:
+                held[tensor] = True
+                if size := self.columns.size_bytes[tensor]:
+                    self._record(tier, tensor, size)
+
+    def change_of(self, tensor: int) -> simpy.Event:
+        """Return the event that the next copy or detach of a tensor ends."""
+        return self._changes.setdefault(tensor, self.clock.event())
+
+    def unsettled(self) -> list[int]:
+        """Return the tensors that something waits for."""
+        return sorted(self._changes)
+
+    def _change(self, tensor: int) -> None:
+        """Wake those who wait for a tensor."""
+        if tensor in self._changes:
+            self._changes.pop(tensor).succeed()
+        self.on_change()
+
+    def _record(self, tier: int, tensor: int, delta_bytes: int) -> None:
+        row = _residency_row(self.clock.now, self.number, tier, tensor, delta_bytes)
+        self._recorder.residencies += row
+
+    def _record_span(self, action: Action, kind: int, item: int, track: int, channel: int) -> None:
+        times = (action.issued_ns, action.start_ns, self.clock.now)
+        row = span_row(self.number, kind, item, track, channel, action.key & ISSUE_MASK, *times)
+        self._recorder.spans += row

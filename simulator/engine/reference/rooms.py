@@ -1,0 +1,150 @@
+"""Rule 8: the room of tiers, as SimPy Containers whose queue is in (rank, issue) order, computes before copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import simpy
+from simpy.resources.container import ContainerGet
+from simpy.resources.resource import SortedQueue
+
+from simulator.engine.reference.clock import START, Clock
+from simulator.errors import CapacityError, Shortfall
+
+Wanted = list[tuple[int, int]]
+"""Places to take at once: tensors (a workspace by `simulator.offsets.workspace`) and sizes [B]."""
+
+_COPIES = 1 << 62
+"""Added to the key of a copy to make its place in line: computes come first."""
+
+
+HOME = -1
+"""The key of a home, which takes its room before all actions."""
+
+
+class Gate:
+    """Stops what starts while it is closed: only a compaction closes it.
+
+    Attributes
+    ----------
+    opens
+        The event that opens it; None while it is open.
+    """
+
+    opens: simpy.Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an action asks of a tier, all or nothing.
+
+    Attributes
+    ----------
+    key, is_copy
+        Whose turn it is, and whether computes go first.
+    wanted
+        The places.
+    gate
+        Must be open.
+    """
+
+    key: int
+    wanted: Wanted
+    gate: Gate
+    is_copy: bool = False
+
+
+class Ask(ContainerGet):
+    """An action in line for room; `key` is its place there."""
+
+    def __init__(self, room: Room, claim: Claim) -> None:
+        self.claim, self.is_its_turn = claim, True
+        self.key = claim.key + _COPIES * claim.is_copy
+        size = sum(size for _, size in claim.wanted)
+        super().__init__(room, size)
+        self.is_its_turn = False
+
+
+class Room(simpy.Container):
+    """The room of one instance of a tier: its level is what is free [B].
+
+    Parameters
+    ----------
+    clock
+        The clock.
+    name, index
+        Name and id of the tier.
+    size
+        What fits [B], or ``inf``.
+
+    Attributes
+    ----------
+    used
+        What is taken [B].
+    has_line
+        Whether only the first in line may take room; if not, each place waits for its own range alone.
+    """
+
+    GetQueue = SortedQueue
+    has_line = True
+
+    def __init__(self, clock: Clock, name: str, index: int, size: int | float) -> None:
+        super().__init__(clock, init=max(0, size))
+        self.clock, self.name, self.index, self.size, self.used = clock, name, index, size, 0
+
+    def ask(self, claim: Claim) -> Ask:
+        """Return the event that this claim is granted, now in the turn of its action or later in line."""
+        ask = Ask(self, claim)
+        if ask.triggered:
+            self._let_next_try()
+        return ask
+
+    def _do_get(self, ask: Ask) -> bool:
+        """Grant room to the first in line, in its own turn."""
+        claim = ask.claim
+        if ask.is_its_turn and claim.gate.opens is None and self.level >= ask.amount and self._finds_place(claim):
+            self.used += ask.amount
+            super()._do_get(ask)
+        return not self.has_line
+
+    def _finds_place(self, claim: Claim) -> bool:
+        """Return whether what fits in bytes finds its places."""
+        return True
+
+    def _let_next_try(self) -> None:
+        """Give a turn to the first in line; or to all, where there is no line."""
+        for ask in self.get_queue[:1] if self.has_line else [*self.get_queue]:
+            self.clock.turn(START, ask.claim.key).callbacks.append(lambda _, ask=ask: self.retry(ask))
+
+    def retry(self, ask: Ask) -> None:
+        """Try to grant what stands in line, in its turn."""
+        if not ask.triggered:
+            ask.is_its_turn = True
+            self._trigger_get(None)
+            ask.is_its_turn = False
+            if ask.triggered:
+                self._let_next_try()
+
+    def take_home(self, item: int, size: int, tensor: str) -> None:
+        """Take the room of a home, at time 0.
+
+        Raises
+        ------
+        CapacityError
+            If the homes are too large.
+        """
+        if size > self.level:
+            raise CapacityError(Shortfall(self.name, self.used + size, int(self.size), f"home of {tensor!r}"))
+        if size:
+            Ask(self, Claim(HOME, [(item, size)], Gate()))
+
+    def release(self, size: int, item: int) -> None:
+        """Free the room of a tensor, or of a workspace, and let those in line try."""
+        self.used -= size
+        self.put(size)
+        self._let_next_try()
+
+    @property
+    def address_text(self) -> str:
+        """What a message about a wait for room adds about addresses."""
+        return ""

@@ -1,0 +1,160 @@
+"""The engine as SimPy processes: builds the machine and its ranks from programs, runs them, and closes the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+
+from simulator.engine.program import Columns, Program
+from simulator.engine.reference.addresses import AddressedRoom
+from simulator.engine.reference.blocked import Explainer
+from simulator.engine.reference.collectives import Kernels
+from simulator.engine.reference.compaction import Compactor
+from simulator.engine.reference.host import HostThread
+from simulator.engine.reference.ledger import Ledger
+from simulator.engine.reference.machine import Machine
+from simulator.engine.reference.order import Order
+from simulator.engine.reference.rank import Rank
+from simulator.engine.reference.view import ReactiveView
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, Code
+from simulator.scenario import Switches
+from simulator.trace import Trace, code_row
+
+Progress = Callable[[int, int], None]
+"""Called now and then with the number of computes that have ended, and of all."""
+
+
+def run(
+    programs: Sequence[Program],
+    hardware: Hardware,
+    budget_bytes: int | float | None,
+    switches: Switches,
+    stands_in: tuple[int, ...],
+    progress: Progress | None = None,
+) -> Trace:
+    """Run one program per rank; see `simulator.engine.run`.
+
+    Raises
+    ------
+    PlanError
+        If a reactive plan issues an action that cannot act, or a copy has no link.
+    CapacityError
+        If the homes alone exceed a tier.
+    """
+    machine = Machine(programs, hardware, budget_bytes, switches, stands_in)
+    compiled, ranks = dict[int, Columns](), list[RankRun]()
+
+    def checkpoint() -> None:
+        machine.recorder.flush()
+        if progress is not None:
+            progress(sum(of.rank.computes_ended for of in ranks), sum(of.computes for of in ranks))
+
+    for number, program in enumerate(programs):
+        if stands_in[number] == number:
+            if id(program) not in compiled:
+                compiled[id(program)] = Columns(program, hardware.compute_tier_id)
+            ranks.append(RankRun(machine, number, program, compiled[id(program)], checkpoint))
+    machine.clock.run()
+    checkpoint()
+    sentences = [of.blocked() for of in ranks]
+    blocked = chain(*(lacked for lacked, _ in sentences), *(peers for _, peers in sentences))
+    return machine.recorder.trace(tuple(blocked), stands_in)
+
+
+class RankRun:
+    """One rank set up to run its program. At time 0 each tensor that exists is at home.
+
+    Parameters
+    ----------
+    machine
+        What it shares with the other ranks.
+    number
+        Its number.
+    program, columns
+        What it runs, and the compiled graph.
+    checkpoint
+        Called now and then.
+
+    Attributes
+    ----------
+    rank
+        What it has and does.
+    computes
+        Number of computes that it will run.
+    """
+
+    def __init__(
+        self, machine: Machine, number: int, program: Program, columns: Columns, checkpoint: Callable[[], None]
+    ) -> None:
+        self._machine, self._program, plan, hardware = machine, program, program.plan, machine.hardware
+        machine.contended |= {number} if columns.is_contended else set()
+        rooms = [machine.room(tier, number, program) for tier in range(len(hardware.tiers))]
+        waits_for_ends = machine.switches.copies_wait_for == "end"
+        clock, recorder = machine.clock, machine.recorder
+        self.rank = rank = Rank(
+            clock, machine.network, recorder, number, columns, rooms, copies_wait_for_ends=waits_for_ends
+        )
+        machine.add_links(rank)
+        room = rooms[rank.tier]
+        is_remapped = program.allocator == "best_fit" and hardware.allocator.compaction is not None
+        if isinstance(room, AddressedRoom) and (is_remapped or program.allocator == "caching"):
+            Compactor(rank, room, hardware.allocator)
+        self._take_homes()
+        order = ReactiveView(program, rank) if callable(plan.actions) else Order(program, rank)
+        self._host = HostThread(rank, order, hardware.host.queue_depth, checkpoint)
+        self._ledger = Ledger(rank, self._host, recorder.waits)
+        rank.on_change = self._ledger.look_later
+        rank.on_start = self._on_start
+        self._set_kernels()
+        launches = not callable(plan.actions) or plan.static_parts
+        begins_ns = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
+        clock.process(self._host.run(begins_ns, self._priced(order)))
+        steps = program.graph.steps
+        self.computes = len(program.graph.ops) * steps if plan.fixed is None else plan.fixed.kind.count(COMPUTE) * plan.repeats
+
+    def _on_start(self, compute):
+        self._host.note_start()
+        self._ledger.end(compute)
+
+    def _take_homes(self) -> None:
+        """Take the room of what is at home, but for what another rank stores there for all."""
+        rank, tensors = self.rank, self._program.graph.tensors
+        for tensor, home in enumerate(self._program.plan.home):
+            if home >= 0:
+                if (rank.number, home, tensor) not in self._machine.stored:
+                    rank.rooms[home].take_home(tensor, rank.columns.size_bytes[tensor], tensors[tensor].name)
+                rank.valid[home][tensor] = True
+                rank.hold((tensor,), home)
+
+    def _priced(self, order: Order) -> Iterable[tuple[Code, int]]:
+        """Return the actions for the host, each with its price."""
+        plan, number, recorder = self._program.plan, self.rank.number, self._machine.recorder
+        costs, rows = self._machine.hardware.host, recorder.issued[number]
+        if callable(plan.actions):
+            return order.priced(plan.actions(order), costs, rows)
+        if plan.repeats == self._program.graph.steps:
+            recorder.laps[number] = len(plan.actions)
+        else:
+            rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
+        codes = chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats))
+        return zip(codes, repeat(costs.fixed.step_ns), strict=False)
+
+    def _set_kernels(self) -> None:
+        """Set up kernels whose time depends on what shares the device with them, or on ranks that they meet."""
+        machine, rank, ops, meets = self._machine, self.rank, self._program.graph.ops, {}
+        for op, call in rank.columns.roles.calls.items():
+            if (collective := ops[op].collective) is not None:
+                members = rank.columns.roles.members[call][rank.number]
+                meets[op] = machine.communicator(call, members), collective
+        paths = machine.kernel_paths(rank.number)
+        if meets or paths:
+            rank.kernel = Kernels(rank, self._ledger, ops, machine.hardware, meets, paths).run
+
+    def blocked(self) -> tuple[list[str], list[str]]:
+        """Explain what this rank lacks, and which ranks it waits for, if it is not done."""
+        sentences = Explainer(self._program.graph, self.rank, self._host).sentences()
+        if not self._machine.has_ranks:
+            return sentences
+        lacked, peers = ([f"rank {self.rank.number}: {sentence}" for sentence in part] for part in sentences)
+        return lacked, peers
