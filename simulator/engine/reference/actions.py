@@ -15,17 +15,28 @@ class Queue:
 
     Attributes
     ----------
-    head
-        The SimPy resource that the first action holds until it has started (of a stream: ended).
-    waiting
-        What was issued and has not started, in order.
-    running
-        What has started and not ended.
+    waiting, running
+        What was issued and has not started, in order; what has started and not ended.
+    on_issue
+        The event of the next issue, if someone waits for it.
     """
 
-    head: simpy.Resource
     waiting: deque[Any] = field(default_factory=deque)
     running: list[Any] = field(default_factory=list)
+    on_issue: simpy.Event | None = None
+
+    def append(self, action: Action) -> None:
+        """Take what was issued, and wake who waits for that."""
+        self.waiting.append(action)
+        if self.on_issue is not None:
+            self.on_issue.succeed()
+            self.on_issue = None
+
+    def start_first(self, now_ns: int) -> None:
+        """Let the first one start."""
+        action = self.waiting.popleft()
+        self.running.append(action)
+        action.start(now_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +48,9 @@ class Action:
     key
         Its rank and issue number.
     issued_ns, start_ns
-        When it was issued, and when it started; negative before.
-    started, ended
-        Events: it has started; its SimPy process, which ends when it does.
+        When it was issued, and when it started [ns].
+    has_started, has_ended
+        Whether it has (rule 3: a collective has started once its rank has arrived).
     after
         Rule 2: computes of other streams that must have ended. Of a copy: those that write the tensor. Of a detach or
         a sync: those that use it.
@@ -51,22 +62,34 @@ class Action:
 
     key: int
     issued_ns: int
-    started: simpy.Event
     start_ns: int = -1
-    ended: simpy.Process | None = None
+    has_started: bool = False
+    has_ended: bool = False
     after: list[Compute] = field(default_factory=list)
     moves: dict[int, list[Action]] = field(default_factory=dict)
     line: list[Compute | Copy] = field(default_factory=list)
+    _awaited: dict[str, simpy.Event] = field(default_factory=dict)
 
-    @property
-    def has_started(self) -> bool:
-        """Whether it has started (rule 3: a collective has once its rank has arrived)."""
-        return self.start_ns >= 0
+    def started(self, clock: simpy.Environment) -> simpy.Event:
+        """Return the event of its start."""
+        return self._awaited.setdefault("start", clock.event())
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return self.ended is not None and self.ended.triggered
+    def ended(self, clock: simpy.Environment) -> simpy.Event:
+        """Return the event of its end."""
+        return self._awaited.setdefault("end", clock.event())
+
+    def start(self, now_ns: int) -> None:
+        """Note that it starts, and wake those who wait for that."""
+        self.start_ns, self.has_started = now_ns, True
+        self.after, self.moves, self.line = [], {}, []
+        if self._awaited and "start" in self._awaited:
+            self._awaited.pop("start").succeed()
+
+    def end(self) -> None:
+        """Note that it ends, and wake those who wait for that."""
+        self.has_ended = True
+        if self._awaited and "end" in self._awaited:
+            self._awaited.pop("end").succeed()
 
 
 @dataclass(slots=True, eq=False)

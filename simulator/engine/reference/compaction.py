@@ -43,7 +43,7 @@ class Compactor:
         clock, space, asked_ns = self._rank.clock, self._room.space, self._rank.clock.now
         yield clock.turn(START, -1 - self._rank.number)
         while running := self._running():
-            yield clock.any_of([action.ended for action in running])
+            yield clock.any_of([action.ended(clock) for action in running])
             yield clock.turn(START, -1 - self._rank.number)
         compaction, start_ns = self._figures.compaction, clock.now
         is_remap = not space.release_cached(wanted) and compaction is not None

@@ -62,15 +62,16 @@ class HostThread:
             if kind == COMPUTE:
                 if self._unstarted >= self._depth:
                     yield from self._wait_for_queue()
-                self._issue_compute(order.compute(a, b))
+                self._unstarted += 1
+                rank.streams[b].append(order.compute(a, b))
             elif kind == COPY:
                 copy = order.copy(a, b, c)
                 rank.transfers.setdefault(a, []).append(copy)
-                copy.queue.waiting.append(copy)
-                copy.ended = self._clock.process(rank.copy(copy))
+                copy.queue.append(copy)
+                self._clock.process(rank.copy(copy))
             elif kind == DETACH:
                 detach = order.detach(a, b)
-                detach.ended = self._clock.process(rank.detach(detach, a, b))
+                self._clock.process(rank.detach(detach, a, b))
             else:
                 yield from self._wait_at_sync(order.sync(a), a)
             order.number += 1
@@ -85,11 +86,6 @@ class HostThread:
         self._rank.on_change()
         yield self._clock.timeout(price_ns)
         self.pays = False
-
-    def _issue_compute(self, compute: Compute) -> None:
-        self._unstarted += 1
-        compute.queue.waiting.append(compute)
-        compute.ended = self._clock.process(self._rank.compute(compute))
 
     def _wait_for_queue(self) -> Steps:
         """Wait until half of a full queue has started."""
@@ -110,5 +106,5 @@ class HostThread:
             if not earlier.has_ended:
                 self.awaited = tensor
                 self._rank.on_change()
-                yield earlier.ended
+                yield earlier.ended(self._clock)
         self.awaited = -1

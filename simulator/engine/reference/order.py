@@ -111,7 +111,7 @@ class Order:
     def compute(self, op: int, stream: int) -> Compute:
         """Lay out a compute."""
         now, columns = self._clock.now, self._columns
-        compute = Compute(self._key(), now, self._clock.event(), op=op, stream=stream, queue=self._streams[stream])
+        compute = Compute(self._key(), now, op=op, stream=stream, queue=self._streams[stream])
         compute.reads, writes = columns.reads[op], columns.writes[op]
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
@@ -166,7 +166,7 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        copy = Copy(self._key(), self._clock.now, self._clock.event(), tensor=tensor, link=link, gate=self._previous)
+        copy = Copy(self._key(), self._clock.now, tensor=tensor, link=link, gate=self._previous)
         copy.after = self._unended_computes(self._writes[tensor])
         if tensor in self._fence and not self._fence[tensor].has_ended:
             copy.moves[tensor] = [self._fence[tensor]]
@@ -189,7 +189,7 @@ class Order:
 
     def sync(self, tensor: int) -> Action:
         """Lay out a sync: it waits for all earlier actions that name the tensor, as a detach does."""
-        sync = Action(self._key(), self._clock.now, self._clock.event())
+        sync = Action(self._key(), self._clock.now)
         sync.after = self._unended_computes(self._uses[tensor])
         sync.moves[tensor] = self._unended(tensor)
         return sync

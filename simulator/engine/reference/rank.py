@@ -53,7 +53,7 @@ class RankLink:
 
     def __init__(self, index: int, link: Link, tiers: list[str], clock: Clock) -> None:
         self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
-        self.queue, self.channels = Queue(simpy.Resource(clock)), simpy.Resource(clock, link.channels)
+        self.queue, self.channels = Queue(), simpy.Resource(clock, link.channels)
         self.free = list(range(link.channels))
         self.path: Path | None = None
         self.gate = Gate()
@@ -111,7 +111,7 @@ class Rank:
     ) -> None:
         self.clock, self.network, self.number, self.columns, self.rooms = clock, network, number, columns, rooms
         self.tier, self._recorder, self._waits_for_ends = columns.compute_tier, recorder, copies_wait_for_ends
-        self.streams = [Queue(simpy.Resource(clock)) for _ in range(columns.streams)]
+        self.streams = [Queue() for _ in range(columns.streams)]
         self.links: list[RankLink] = []
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
@@ -125,22 +125,22 @@ class Rank:
 
     # computes
 
-    def compute(self, compute: Compute) -> Steps:
-        """Run a compute: rules 2 and 3."""
-        queue = compute.queue
-        with queue.head.request() as turn:
-            yield turn  # rule 2: one after another
-            yield self.clock.turn(START, compute.key)
+    def run_stream(self, queue: Queue) -> Steps:
+        """Run the computes of a stream one after another, in issue order (rules 2 and 3)."""
+        clock, room = self.clock, self.rooms[self.tier]
+        while True:
+            if not queue.waiting:
+                queue.on_issue = clock.event()
+                yield queue.on_issue
+            compute = queue.waiting[0]
+            yield clock.turn(START, compute.key)
             while (awaited := self._awaited_by_compute(compute)) is not None:
                 yield awaited
-                yield self.clock.turn(START, compute.key)
+                yield clock.turn(START, compute.key)
             if wanted := self.wanted(compute):
-                yield self.rooms[self.tier].ask(Claim(compute.key, wanted, self.gate))
-            queue.waiting.popleft()
-            queue.running.append(compute)
+                yield room.ask(Claim(compute.key, wanted, self.gate))
             self._begin(compute)
             yield from self.kernel(compute)
-            queue.running.clear()
             self._end(compute)
 
     def _awaited_by_compute(self, compute: Compute) -> simpy.Event | None:
@@ -149,11 +149,11 @@ class Rank:
             return self.gate.opens
         for other in compute.after:  # rule 2
             if not other.has_ended:
-                return other.ended
+                return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
             return self.change_of(tensor)
         for other in self.ahead_in_line(compute):  # rule 8
-            return other.started
+            return other.started(self.clock)
         return None
 
     def lacked_tensor(self, compute: Compute) -> int | None:
@@ -195,14 +195,13 @@ class Rank:
 
     def _begin(self, compute: Compute) -> None:
         """Let a compute start, with its places."""
-        compute.start_ns, op = self.clock.now, compute.op
-        compute.after, compute.moves, compute.line = [], {}, []
+        op = compute.op
         self.hold(self.columns.writes[op], self.tier)
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(self.tier, -1 - op, workspace_bytes)
+        compute.queue.start_first(self.clock.now)
         self.on_start(compute)
         self.on_change()
-        compute.started.succeed()
 
     def _alone(self, compute: Compute) -> Steps:
         """Take the time that a compute takes alone."""
@@ -215,6 +214,7 @@ class Rank:
     def _end(self, compute: Compute) -> None:
         """End a compute: what it wrote is valid in the compute tier, and stale elsewhere."""
         op = compute.op
+        compute.queue.running.clear()
         self._record_span(compute, COMPUTE, op, compute.stream, 0)
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(self.tier, -1 - op, -workspace_bytes)
@@ -223,6 +223,7 @@ class Rank:
             for tensor in self.columns.writes[op]:
                 valid[tensor] = tier == self.tier
         self.computes_ended += 1
+        compute.end()
         self.on_change()
 
     # copies
@@ -230,9 +231,8 @@ class Rank:
     def copy(self, copy: Copy) -> Steps:
         """Copy a tensor: rule 4."""
         link, tensor = copy.link, copy.tensor
-        head, channel = link.queue.head.request(), link.channels.request()
-        yield head  # it is the head of its queue, and
-        yield channel  # a channel is free
+        channel = link.channels.request()
+        yield channel  # in issue order
         yield self.clock.turn(START, copy.key)
         while (awaited := self._awaited_by_copy(copy)) is not None:
             yield awaited
@@ -241,17 +241,19 @@ class Rank:
         if size and not self.held[link.target][tensor]:
             yield self.rooms[link.target].ask(Claim(copy.key, [(tensor, size)], link.gate, is_copy=True))
         self._begin_copy(copy)
-        link.queue.head.release(head)
         yield from self._transfer(copy, link, size)
         link.channels.release(channel)
         self._end_copy(copy)
 
     def is_early(self, copy: Copy) -> bool:
         """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
-        gate = copy.gate
-        if gate is not None and not (gate.has_ended if self._waits_for_ends else gate.has_started):
+        if copy.gate is not None and not self._is_past(copy.gate):
             return True
         return any(not other.has_started for other in copy.line)
+
+    def _is_past(self, gate: Compute) -> bool:
+        """Return whether the last compute before a copy has come as far as copies wait for."""
+        return gate.has_ended if self._waits_for_ends else gate.has_started
 
     def lacks_source(self, copy: Copy) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
@@ -261,27 +263,27 @@ class Rank:
 
     def _awaited_by_copy(self, copy: Copy) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
+        clock, head, gate = self.clock, copy.queue.waiting[0], copy.gate
+        if head is not copy:
+            return head.started(clock)
         if copy.link.gate.opens is not None:  # rule 17
             return copy.link.gate.opens
-        if self.is_early(copy):
-            if copy.gate is not None and not copy.gate.has_started:
-                return copy.gate.started
-            ahead = [other.started for other in copy.line if not other.has_started]
-            return ahead[0] if ahead else copy.gate and copy.gate.ended
-        if self.lacks_source(copy):
-            writers = [writer.ended for writer in copy.after if not writer.has_ended]
-            return writers[0] if writers else self.change_of(copy.tensor)
-        return None
+        if gate is not None and not self._is_past(gate):
+            return gate.ended(clock) if gate.has_started else gate.started(clock)
+        for other in copy.line:  # rule 8
+            if not other.has_started:
+                return other.started(clock)
+        for writer in copy.after:
+            if not writer.has_ended:
+                return writer.ended(clock)
+        return self.change_of(copy.tensor) if self.lacks_source(copy) else None
 
     def _begin_copy(self, copy: Copy) -> None:
         """Let a copy start, in the lowest free channel."""
-        copy.start_ns, copy.channel = self.clock.now, heappop(copy.link.free)
-        copy.gate, copy.after, copy.moves, copy.line = None, [], {}, []
+        copy.channel, copy.gate = heappop(copy.link.free), None
         self.hold((copy.tensor,), copy.link.target)
-        copy.queue.waiting.popleft()
-        copy.queue.running.append(copy)
+        copy.queue.start_first(self.clock.now)
         self.on_change()
-        copy.started.succeed()
 
     def _transfer(self, copy: Copy, link: RankLink, size: int) -> Steps:
         """Let the bytes of a copy cross: alone, or after its latency (and fill) as a flow beside others."""
@@ -305,6 +307,7 @@ class Rank:
         under_way.remove(copy)
         if not under_way:
             del self.transfers[tensor]
+        copy.end()
         self._change(tensor)
 
     # detaches
@@ -313,7 +316,7 @@ class Rank:
         """Give up a place once all earlier actions that name the tensor have ended: rule 5."""
         for earlier in (*detach.after, *detach.moves[tensor]):
             if not earlier.has_ended:
-                yield earlier.ended
+                yield earlier.ended(self.clock)
         detach.after, detach.moves = [], {}
         yield self.clock.turn(FREE, detach.key)
         if self.held[tier][tensor]:
@@ -321,6 +324,7 @@ class Rank:
             if size := self.columns.size_bytes[tensor]:
                 self._record(tier, tensor, -size)
                 self.rooms[tier].release(size, tensor)
+        detach.end()
         self._change(tensor)
 
     # places

@@ -110,6 +110,8 @@ class RankRun:
         launches = not callable(plan.actions) or plan.static_parts
         begins_ns = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
         clock.process(self._host.run(begins_ns, self._priced(order)))
+        for stream in rank.streams:
+            clock.process(rank.run_stream(stream))
         steps = program.graph.steps
         self.computes = len(program.graph.ops) * steps if plan.fixed is None else plan.fixed.kind.count(COMPUTE) * plan.repeats
 
