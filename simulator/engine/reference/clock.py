@@ -17,7 +17,7 @@ RANK_SHIFT = 40
 ISSUE_MASK = (1 << RANK_SHIFT) - 1
 """Mask of the issue number in a key."""
 
-END, FREE, START, RATES, LOOK = range(5)
+FREE, START, RATES, LOOK = range(1, 5)
 """Phases of a round. What has no turn (ends of spans, signals) comes before all of them, as SimPy's priorities do."""
 
 _PHASE, _PASS, _ROUND = 1 << 62, 1 << 65, 1 << 96
@@ -25,16 +25,16 @@ _PHASE, _PASS, _ROUND = 1 << 62, 1 << 65, 1 << 96
 
 
 class Turn(simpy.Event):
-    """An event that comes in its phase of the present instant."""
+    """An event that comes in its phase of the present instant; from then on the instant has come that far."""
 
-    def __init__(self, clock: Clock, priority: int) -> None:
-        super().__init__(clock)
-        self._ok, self._value, self._priority = True, None, priority
+    def __init__(self, clock: Clock, base: int, phase: int, key: int) -> None:
+        self.env, self._ok, self._value, self._defused = clock, True, None, False
+        self._base, self._phase = base, phase
         self.callbacks = [self._begin]
-        clock.schedule(self, priority)
+        clock.schedule(self, base + phase * _PHASE + key)
 
     def _begin(self, event: simpy.Event) -> None:
-        self.env.priority = self._priority
+        self.env.base, self.env.phase = self._base, self._phase
 
 
 class Clock(simpy.Environment):
@@ -42,31 +42,25 @@ class Clock(simpy.Environment):
 
     Attributes
     ----------
-    priority
-        Of the last turn: it says how far the instant has come.
+    base, phase
+        How far the instant has come: its round and pass, as a priority; and the phase of the pass, or 0.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._instant, self.priority = 0, 0
+        self._instant = self.base = self.phase = 0
 
     def turn(self, phase: int, key: int = 0) -> Turn:
-        """Return an event in this phase of the round: at once, or in the next pass if the phase is over."""
-        if self._instant != self.now:
-            self._instant, self.priority = self.now, 0
-        begun, done = divmod(self.priority, _ROUND)
-        if phase >= RATES:  # once for all passes
-            return Turn(self, (begun + 1) * _ROUND - (LOOK + 1 - phase) * _PHASE + key)
-        passes, done = divmod(done, _PASS)
-        passes += phase < done // _PHASE
-        return Turn(self, begun * _ROUND + passes * _PASS + phase * _PHASE + key)
+        """Return an event in this phase of the round: in this pass, or in the next one if the phase is over."""
+        now = self.now
+        if self._instant != now:
+            self._instant, self.base, self.phase = now, 0, 0
+        if phase >= RATES:  # once, after all passes
+            return Turn(self, self.base - self.base % _ROUND + _ROUND // 2, phase, key)
+        return Turn(self, self.base + _PASS * (phase < self.phase), phase, key)
 
     def end_after(self, delay_ns: int) -> simpy.Event:
         """Return the end of what takes so long: in this round, or in the next one if its ends are over."""
-        if delay_ns or self._instant != self.now or not self.priority % _ROUND:
+        if delay_ns or self._instant != self.now or not self.phase:
             return self.timeout(delay_ns)
-        return Turn(self, (self.priority // _ROUND + 1) * _ROUND)
-
-    def call(self, event: simpy.Event, callback: Callable[[], None]) -> None:
-        """Call back when an event comes."""
-        event.callbacks.append(lambda _: callback())
+        return Turn(self, self.base - self.base % _ROUND + _ROUND, 0, 0)

@@ -118,15 +118,16 @@ class Order:
         if (missing := self.issued.missing(compute.reads)) is not None:
             rule = "what a compute reads is valid in the compute tier"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
-        others = [self._writes[t] for t in columns.reads[op]] + [self._uses[t] for t in writes]
-        compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
         for tensor in compute.reads:
-            if tensor in self._fence and not self._fence[tensor].has_ended:
+            if tensor in self._fence:
                 compute.moves[tensor] = [self._fence[tensor]]
         for tensor in writes:
             if moves := self._unended(tensor):
                 compute.moves[tensor] = moves
-        self._stand_in_line(compute, writes)
+        if len(self._streams) > 1:
+            others = [self._writes[t] for t in columns.reads[op]] + [self._uses[t] for t in writes]
+            compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
+            self._stand_in_line(compute, writes)
         self.issued.write(writes)
         for tensor in (*columns.reads[op], *writes):
             self._uses[tensor][stream] = compute
@@ -137,8 +138,6 @@ class Order:
 
     def _stand_in_line(self, compute: Compute, writes: tuple[int, ...]) -> None:
         """Rule 8, between streams: note what is ahead of a compute that takes room, and of those after it."""
-        if len(self._streams) == 1:
-            return
         states, sizes, stream = self.issued.in_compute_tier, self._columns.size_bytes, compute.stream
         for tensor in (*compute.reads, *writes):
             if tensor in self._brought:
@@ -168,7 +167,7 @@ class Order:
             raise PlanError(where, "a link joins the two tiers", "none", do)
         copy = Copy(self._key(), self._clock.now, tensor=tensor, link=link, gate=self._previous)
         copy.after = self._unended_computes(self._writes[tensor])
-        if tensor in self._fence and not self._fence[tensor].has_ended:
+        if tensor in self._fence:
             copy.moves[tensor] = [self._fence[tensor]]
         if target == self._columns.compute_tier and len(self._streams) > 1:
             copy.line = self._ahead(self._previous.stream if self._previous else 0)
@@ -203,9 +202,10 @@ class Order:
 
     def _unended(self, tensor: int) -> list[Action]:
         """Return the moves of a tensor that have not ended."""
-        moves = self._moves[tensor]
-        moves[:] = [move for move in moves if not move.has_ended]
-        return [*moves]
+        if not (moves := self._moves[tensor]):
+            return []
+        self._moves[tensor] = [move for move in moves if not move.has_ended]
+        return [*self._moves[tensor]]
 
     @staticmethod
     def _unended_computes(by_stream: dict[int, Compute]) -> list[Compute]:
