@@ -1,7 +1,7 @@
 """Compile the replay as a part of the install: `simulator/engine/replay/_replay.abi3.so`, or `_replay.pyd`.
 
-Hatchling runs this for wheels and for editable installs. It takes the compilers that setuptools knows, so gcc, clang and
-MSVC. Where none is found, or with ``HOSIM_PURE=1``, the install goes on without it, in pure Python.
+Hatchling runs this for wheels and for editable installs. It takes compilers that setuptools knows: gcc, clang, MSVC.
+Where none is found, or with ``HOSIM_PURE=1``, the install goes on without it, in pure Python.
 """
 
 from __future__ import annotations
