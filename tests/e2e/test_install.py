@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import os
 import shutil
@@ -109,6 +108,6 @@ def test_the_wheel_works_in_a_clean_environment(ran, kind):
 
 def test_no_number_tells_which_engine_made_it(ran):
     texts = {text for _, _, text, _ in ran.values()}
-    rows = [list(csv.reader((out / "summary.csv").open())) for *_, out in ran.values()]
+    rows = [(out / "summary.csv").read_text() for *_, out in ran.values()]
     assert len(texts) == 1
     assert rows[0] == rows[1] == rows[2]
