@@ -16,6 +16,8 @@ from pathlib import Path
 PROGRAMS = (
     "engine.py",
     "engine.py --ranks",
+    "engines.py",
+    "astra.py",
     "ranks.py",
     "planning.py",
     "planning.py --recompute",

@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import chakra_replay
 import pytest
-from bench import bars, engine, offsets, ranks
+from bench import astra, bars, engine, engines, offsets, ranks
 from pages import ROOT
 
 BENCH = Path(bars.__file__).parent
@@ -46,13 +47,56 @@ def test_an_engine_that_is_too_slow_ends_with_1(options, monkeypatch, capsys):
     assert len(misses) == (2 if "--ranks" in options else 3)
 
 
-@pytest.mark.parametrize(("processor_s", "code"), [(60.0, 0), (60.01, 1)])
-def test_many_ranks_are_judged_by_processor_time(processor_s, code, monkeypatch, capsys):
-    row = {"processor_seconds": processor_s, "seconds": 1e9, "ops": 1, "step_ns": 1, "base_bytes": 0, "most_bytes": 1}
-    monkeypatch.setattr("sys.argv", ["ranks.py", "8"])
-    monkeypatch.setattr(ranks, "_apart", lambda count: {"ranks": count, **row})
-    assert ranks.main() == code
-    assert ("missed: 8 ranks" in capsys.readouterr().out) is bool(code)
+@pytest.mark.parametrize(("share", "power", "missed"), [
+    (0.4, 1.1, ""), (0.41, 1.1, "share"), (0.4, 1.12, "exponent"),
+])  # fmt: skip
+def test_many_ranks_are_judged_by_a_share_and_by_growth(share, power, missed, monkeypatch, capsys):
+    def apart(count, engine):
+        seconds = count**power * (share if engine == "compiled" else 1)
+        return {"ranks": count, "ops": 1, "processor_seconds": seconds, "base_bytes": 0, "most_bytes": count}
+
+    monkeypatch.setattr("sys.argv", ["ranks.py", "8", "1024"])
+    monkeypatch.setattr(ranks, "_apart", apart)
+    assert ranks.main() == bool(missed)
+    assert [part.split()[0] for part in capsys.readouterr().out.splitlines()[-1].split(": ")[1:]] == [missed] * bool(
+        missed
+    )
+
+
+@pytest.mark.parametrize(("growth", "most_bytes", "missed"), [
+    (1.0, 100, ""), (1.01, 100, "growth"), (1.0, 101, "bytes_per_op"),
+])  # fmt: skip
+def test_the_compiled_engine_is_judged_by_growth_and_memory(growth, most_bytes, missed, monkeypatch, capsys):
+    def apart(**asked):
+        factor = growth if asked.get("alone") == 1_000_000 else 1
+        alone = {"us_per_op": factor, "bytes_per_op": most_bytes}
+        return alone | {"simpy [us an op]": 20, "compiled [us an op]": 1, "ratio": 20, "least": 20, "most": 20}
+
+    monkeypatch.setattr("sys.argv", ["engines.py"])
+    monkeypatch.setattr(engines, "_apart", apart)
+    assert engines.main() == bool(missed)
+    assert [part.split()[0] for part in capsys.readouterr().out.splitlines()[-1].split(": ")[1:]] == [missed] * bool(
+        missed
+    )
+
+
+@pytest.mark.parametrize(("speed", "missed"), [(5.0, 0), (4.99, 2)])
+def test_beside_astra_sim_both_cases_are_judged(speed, missed, monkeypatch, capsys):
+    found = {"compiled": speed, "compiled built": 1, "simpy": 1, "least": 1, "most": 9}
+    monkeypatch.setattr("sys.argv", ["astra.py", __file__])
+    monkeypatch.setattr(astra, "measured", lambda *_: found)
+    assert astra.main() == bool(missed)
+    assert capsys.readouterr().out.splitlines()[-1].count("must be") == missed
+    monkeypatch.setattr("sys.argv", ["astra.py", "no-such-file"])
+    assert astra.main() == 0
+    assert "nothing is compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("layers", [8, 40])
+def test_what_astra_sim_runs_are_the_layers_of_the_bench(layers, tmp_path):
+    """A scheduler of the tests, which does what ASTRA-sim does, ends when the engine does."""
+    astra.write(tmp_path, "layers", 40)
+    assert chakra_replay.replay_ns(tmp_path / "layers.0.et", 1, 0) == astra.hosim(layers, 9 * 40, "simpy")[2]
 
 
 @pytest.mark.parametrize(("power", "code"), [(1.1, 0), (1.2, 1)])
