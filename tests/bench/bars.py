@@ -15,8 +15,6 @@ from pathlib import Path
 
 PROGRAMS = (
     "engine.py",
-    "engine.py --ranks",
-    "engines.py",
     "astra.py",
     "ranks.py",
     "planning.py",
