@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 from stories import graph, machine, steps
@@ -10,6 +13,7 @@ from stories import graph, machine, steps
 import simulator as hosim
 from simulator import engine
 from simulator.engine import replay
+from simulator.engine.replay import extension
 from simulator.errors import ConfigError
 from simulator.plan import NOWHERE, Plan
 from simulator.run import cluster, grid
@@ -105,6 +109,18 @@ def test_a_run_takes_a_name(compiled):
     assert compiled.asked == 0
     hosim.run("tiny_train_910c", policies=["lookahead"])
     assert compiled.asked
+
+
+@pytest.mark.parametrize("sources", ["of these", "of others"])
+def test_an_extension_of_other_sources_is_not_used(sources, monkeypatch, tmp_path):
+    """As after a pull in a checkout; in a wheel there are none beside it."""
+    module = SimpleNamespace(sources=sha256(b"headersource").hexdigest() if sources == "of these" else "0")
+    monkeypatch.setitem(sys.modules, "simulator.engine.replay._replay", module)
+    monkeypatch.setattr(extension, "__file__", str(tmp_path / "extension.py"))
+    assert extension.loaded() is module
+    (tmp_path / "a.hpp").write_bytes(b"header")
+    (tmp_path / "b.cpp").write_bytes(b"source")
+    assert extension.loaded() is (module if sources == "of these" else None)
 
 
 def test_one_who_would_gain_is_told(compiled, monkeypatch):
