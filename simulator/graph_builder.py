@@ -267,7 +267,7 @@ class GraphBuilder:
         groups = tuple(self.groups.values())
         graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
         graph = graph.repeated(steps, self._where)
-        sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
+        sizes = sum(self._sizes) + int(graph.columns.workspace_bytes.max())
         times = steps * sum(op.duration_ns or 0 for op in self._ops)
         for figures, total in (("sizes", sizes), ("durations of all steps", times)):
             must, do = f"the {figures} add up to at most 2**62", "correct the largest ones"

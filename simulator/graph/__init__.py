@@ -11,22 +11,23 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 from simulator.errors import ConfigError, insist
+from simulator.graph.graph import LARGEST_RUN as LARGEST_RUN
+from simulator.graph.graph import Graph as Graph
+from simulator.graph.graph import GraphColumns as GraphColumns
+from simulator.graph.graph import check_run as check_run
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import LARGEST as LARGEST
-from simulator.graph.ops import LARGEST_RUN as LARGEST_RUN
 from simulator.graph.ops import OP_CLASSES as OP_CLASSES
 from simulator.graph.ops import PAIRED as PAIRED
 from simulator.graph.ops import PHASES as PHASES
 from simulator.graph.ops import Collective as Collective
 from simulator.graph.ops import CollectiveKind as CollectiveKind
 from simulator.graph.ops import DynamicReads as DynamicReads
-from simulator.graph.ops import Graph as Graph
 from simulator.graph.ops import Group as Group
 from simulator.graph.ops import Op as Op
 from simulator.graph.ops import OpKind as OpKind
 from simulator.graph.ops import Tensor as Tensor
 from simulator.graph.ops import TensorKind as TensorKind
-from simulator.graph.ops import check_run as check_run
 from simulator.graph.ops import chosen_number as chosen_number
 from simulator.units import counted
 

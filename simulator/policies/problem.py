@@ -173,7 +173,7 @@ class Problem:
         """The same problem over at most `REHEARSED` steps: what policies get."""
         if self.graph.steps <= REHEARSED:
             return self
-        return replace(self, graph=replace(self.graph, steps=REHEARSED))
+        return replace(self, graph=self.graph.over(REHEARSED))
 
     @cached_property
     def alone(self) -> Problem:

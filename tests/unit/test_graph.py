@@ -1,9 +1,12 @@
 """The rules of a graph, and the messages of its builder."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.graph import LARGEST_RUN, Graph, Job, OpKind, TensorKind
+from simulator.graph import LARGEST_RUN, Graph, GraphColumns, Job, OpKind, TensorKind
 from simulator.graph_builder import GraphBuilder
 
 
@@ -65,6 +68,46 @@ def test_repeated_changes_the_steps_only() -> None:
     assert again.steps == 5
     assert again.repeated(1) == graph
     assert graph.ops[0].kind is OpKind.COLLECTIVE
+
+
+def test_columns_say_what_ops_and_tensors_say() -> None:
+    builder = small()
+    builder.op("f", ["x", "w"], ["y"], workspace_bytes=7)
+    builder.op("g", kind="collective", duration_ns=1)
+    builder.op("h", ["y"], ["x", "y"], stream=3)
+    columns = builder.build(outputs=["y"]).columns
+    found = {name: getattr(columns, name).tolist() for name in GraphColumns.__slots__}
+    assert found == {
+        "reads_at": [0, 2, 2, 3],
+        "reads": [1, 0, 2],
+        "writes_at": [0, 1, 1, 3],
+        "writes": [2, 1, 2],
+        "workspace_bytes": [7, 0, 0],
+        "streams": [0, 0, 3],
+        "is_collective": [0, 1, 0],
+        "size_bytes": [100, 10, 20],
+        "is_persistent": [1, 0, 0],
+        "is_output": [0, 0, 1],
+        "is_written": [0, 1, 1],
+    }
+
+
+def test_columns_follow_the_graph_and_change_nothing_of_it() -> None:
+    builder = small()
+    builder.op("f", ["w"], ["y"], workspace_bytes=7)
+    graph = builder.build()
+    columns = graph.columns
+    assert graph.repeated(2).columns is columns
+    assert graph.repeated(2).inputs == graph.inputs
+    longer = replace(graph, ops=graph.ops * 2, outputs=(2,))
+    assert longer.columns.workspace_bytes.tolist() == [7, 7]
+    assert longer.columns.is_output.tolist() == [0, 0, 1]
+    bare = Graph(graph.name, graph.tensors, graph.ops)
+    assert graph == bare
+    assert hash(graph) == hash(bare)
+    loaded = pickle.loads(pickle.dumps(graph))
+    assert loaded == graph
+    assert loaded.columns.size_bytes.tolist() == columns.size_bytes.tolist()
 
 
 def write_shared(b: GraphBuilder) -> None:

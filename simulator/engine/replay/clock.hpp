@@ -1,0 +1,112 @@
+// The order of events: of the clock, then all frees of an instant, then its grants and starts in (rank, issue) order.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <queue>
+#include <tuple>
+
+#include "basics.hpp"
+
+namespace replay {
+
+enum class What : int32_t {
+    FINISH_COMPUTE,   // of a stream
+    LOOK_STREAM,      // try a stream's first compute
+    LOOK_LINK,        // try the first copy of a link's queue
+    LEAD_OVER,        // of a channel: its latency is over, or its copy, if nothing slows that down
+    END_COPY,         // of a channel
+    ADVANCE_HOST,     // of a rank
+    FILL_QUEUE,       // of a rank, unless it has asked again (`item`) since
+    TRY_DETACH,       // a detach that waits
+    FREE_PLACE,       // of a rank: a tensor (`item`) in a tier
+    PIPE_DUE,         // a pipe, in its life `item`
+    BEGIN_FLOWS,      // of a meeting
+    END_FLOW,         // of a meeting
+    BEGIN_KERNEL,     // of a stream: its launch is over
+    END_KERNEL_FLOW,  // of a stream
+    LOOK_COMPACTOR,   // of a rank
+    END_COMPACTION,   // of a rank
+};
+
+// Something that is to happen: at a time, once a count is reached, or as a flow ends.
+struct Call {
+    What what;
+    int32_t who;
+    int32_t item = 0;
+    int32_t tier = 0;
+};
+
+// A call in a heap: the lowest `when` first, of equals the one that was put in first.
+struct Due {
+    int64_t when;
+    int64_t order;
+    Call call;
+    bool operator<(const Due &other) const { return std::tie(when, order) > std::tie(other.when, other.order); }
+};
+
+// What is to happen at a count, or at a time, soonest first.
+class Schedule {
+public:
+    bool empty() const { return heap_.empty(); }
+    int64_t next() const { return heap_.front().when; }
+
+    void put(int64_t when, int64_t order, Call call) {
+        heap_.push_back({when, order, call});
+        std::push_heap(heap_.begin(), heap_.end());
+    }
+
+    Call take() {
+        std::pop_heap(heap_.begin(), heap_.end());
+        const Call call = heap_.back().call;
+        heap_.pop_back();
+        return call;
+    }
+
+private:
+    std::vector<Due> heap_;
+};
+
+struct Clock {
+    Time now = 0;
+    Schedule events;
+    int64_t put = 0;  // numbers calls, so that of equals the first stays first
+
+    void at(Time time, Call call) { events.put(time, put++, call); }
+};
+
+// What to try in the present round of an instant. Heads (streams, links, compactors) are numbered through.
+struct Agenda {
+    using Entry = std::pair<Key, int32_t>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heads;
+    std::vector<uint8_t> is_considered;
+    std::deque<Call> frees;
+    bool resets_rates = false;
+    bool keeps_waits = true;
+    std::vector<int32_t> accounts;  // streams whose waits may have another cause once the instant is settled
+
+    void consider(int32_t head, Key key) {
+        if (!is_considered[head]) {
+            is_considered[head] = 1;
+            heads.emplace(key, head);
+        }
+    }
+
+    int32_t take_head() {
+        const int32_t head = heads.top().second;
+        heads.pop();
+        is_considered[head] = 0;
+        return head;
+    }
+
+    void look_at(int32_t stream) {
+        if (keeps_waits) accounts.push_back(stream);
+    }
+
+    void wake(std::vector<int32_t> &watchers) {
+        accounts.insert(accounts.end(), watchers.begin(), watchers.end());
+        watchers.clear();
+    }
+};
+
+}  // namespace replay

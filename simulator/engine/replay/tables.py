@@ -1,0 +1,209 @@
+"""Programs and the machine in columns of numbers, as the compiled replay takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, unit_work, UNITS
+from simulator.cost.service import fabric_rate_cap, lead_ns, rate_cap, transfer_ns
+from simulator.draws import Draws
+from simulator.engine.program import Program
+from simulator.engine.replay.machine import NOTHING, Shared
+from simulator.graph import Collective, Graph, Roles
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, COPY
+from simulator.scenario import Switches
+from simulator.trace import Ints
+
+Columns = dict[str, Any]
+"""Numbers, and arrays of numbers, by name."""
+
+ENDLESS = 2**63 - 1
+"""Stands for a bandwidth, a capacity or a time without a limit."""
+
+_HALF = 32
+"""Bits of the lower part of a work, which may be too large for one number."""
+
+
+def whole(value: int | float) -> int:
+    """Return a bandwidth or a capacity as a whole number; `ENDLESS` if it has no limit."""
+    return ENDLESS if value == math.inf else int(value)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, np.int64)
+
+
+def _ids(values: Iterable[int]) -> NDArray[np.int32]:
+    return np.fromiter(values, np.int32)
+
+
+EMPTY: Columns = {
+    **dict.fromkeys(("draws_of", "chosen", "call_of", "collective_of"), np.empty(0, np.int32)),
+    **dict.fromkeys(("chosen_at", "drawn_ns", "drawn_traffic"), np.empty(0, np.int64)),
+    **dict.fromkeys(("unit", "unit_share", "unit_work", "traffic"), np.empty(0, np.int64)),
+    "read_role": np.empty(0, np.uint8),
+}
+"""What a program without dynamic reads, kernels that share the device, and collectives says of these."""
+
+
+class Tables:
+    """A program in columns.
+
+    Parameters
+    ----------
+    program, hardware, switches
+        What a rank runs, the machine, and modelling choices about it.
+
+    Attributes
+    ----------
+    columns
+        The columns.
+    is_contended
+        Whether its kernels share the device.
+    roles
+        Its collectives.
+    reason
+        Why it cannot be replayed; empty if it can.
+    """
+
+    def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
+        self.program, self._hardware, self.reason = program, hardware, ""
+        graph, fixed = program.graph, program.plan.fixed
+        self.roles = Roles(graph)
+        if fixed is None:
+            self.reason = "a plan that decides as it runs"
+            return
+        kind, a, b, c = (
+            np.frombuffer(column, dtype)
+            for column, dtype in ((fixed.kind, np.int8), (fixed.a, np.int32), (fixed.b, np.int32), (fixed.c, np.int32))
+        )
+        self._actions = kind, a, b, c
+        computes = kind == COMPUTE
+        streams = 1 + int(b[computes].max(initial=0))
+        self.is_contended = self._contends(a[computes], b[computes])
+        self.columns = {
+            **EMPTY,
+            **_graph_columns(graph),
+            "ops": len(graph.ops), "tensors": len(graph.tensors), "tiers": len(hardware.tiers), "streams": streams,
+            "compute_tier": hardware.compute_tier_id, "steps": graph.steps, "repeats": program.plan.repeats,
+            "duration_ns": np.array(program.durations_ns, np.int64), "home": np.array(program.plan.home, np.int32),
+            "kind": kind, "a": a, "b": b, "c": c, "price_ns": np.array([hardware.host.fixed.step_ns]),
+            "starts_ns": program.starts_ns + hardware.host.fixed.launch_ns,
+            "issues_in_laps": int(program.plan.repeats > 1 and program.draws is None),
+            "copies_wait_for_ends": int(switches.copies_wait_for == "end"),
+        }  # fmt: skip
+        self._add_links()
+
+    def _contends(self, ops: NDArray[np.int32], streams: NDArray[np.int32]) -> bool:
+        """Return whether ops whose time is modelled run on several streams."""
+        if not streams.any():
+            return False
+        of = streams[_is_modelled(self.program.graph)[ops]]
+        return bool(len(of)) and bool((of != of[0]).any())
+
+    def _add_links(self) -> None:
+        """Add the links, with which of them joins which tiers."""
+        hardware, tiers = self._hardware, len(self._hardware.tiers)
+        route = np.full((tiers, tiers), NOTHING, np.int32)
+        for link, (source, target) in reversed([*enumerate(hardware.hops)]):
+            route[source, target] = link
+        queue_of = {name: queue for queue, names in enumerate(hardware.queues) for name in names}
+        kind, a, b, c = self._actions
+        copies = kind == COPY
+        links = route[b[copies], c[copies]]
+        if (links == NOTHING).any():
+            self.reason = "a copy without a link"
+        self.is_used = np.zeros((len(hardware.links), len(self.program.graph.tensors)), bool)
+        self.is_used[links, a[copies]] = True
+        self.columns |= {
+            "links": len(hardware.links), "queues": len(hardware.queues), "route": route,
+            "queue_of": _ids(queue_of[name] for name in hardware.links),
+            "source": _ids(source for source, _ in hardware.hops), "target": _ids(target for _, target in hardware.hops),
+            "channels": _ids(link.channels for link in hardware.links.values()),
+        }  # fmt: skip
+
+    def add_timings(self, is_shared: Sequence[bool]) -> None:
+        """Add the times of its copies.
+
+        Parameters
+        ----------
+        is_shared
+            By link, whether other flows can slow it down.
+        """
+        timing_of = np.full(self.is_used.shape, NOTHING, np.int32)
+        rows: list[tuple[int, int]] = []
+        sizes = self.columns["size_bytes"]
+        for number, (link, shared) in enumerate(zip(self._hardware.links.values(), is_shared, strict=True)):
+            tensors = np.flatnonzero(self.is_used[number])
+            distinct, position = np.unique(sizes[tensors], return_inverse=True)
+            timing_of[number, tensors] = len(rows) + position
+            for size in distinct.tolist():
+                rows.append((lead_ns(size, link), rate_cap(size, link)) if shared else (transfer_ns(size, link), 0))
+        lead, cap = np.array(rows, np.int64).reshape(-1, 2).T
+        self.columns |= {"timing_of": timing_of, "lead_ns": lead.copy(), "cap": cap.copy()}
+
+
+def _is_modelled(graph: Graph) -> NDArray[np.bool_]:
+    """Return for each op whether its time is modelled: neither measured nor that of a collective."""
+    key = (_is_modelled, "columns")
+    if key not in graph.known:
+        flags = [op.collective is None and op.duration_ns is None for op in graph.ops]
+        graph.known[key] = np.array(flags, bool)
+    return graph.known[key]
+
+
+def _graph_columns(graph: Graph) -> Columns:
+    columns = graph.columns
+    return {
+        "reads_at": columns.reads_at, "reads": columns.reads, "writes_at": columns.writes_at, "writes": columns.writes,
+        "workspace_bytes": columns.workspace_bytes, "is_collective": columns.is_collective,
+        "size_bytes": columns.size_bytes, "is_written": columns.is_written,
+        "is_output": columns.is_output & ~columns.is_persistent & 1,
+    }  # fmt: skip
+
+
+def machine_columns(shared: Shared, programs: list[Tables], numbers: Sequence[int]) -> Columns:
+    """Return the machine that ranks share in columns.
+
+    Parameters
+    ----------
+    shared, programs
+        The machine, and the programs that run on it.
+    numbers
+        By simulated rank, which of the programs it runs.
+    """
+    hardware, ranks = shared.hardware, shared.ranks
+    kernel_paths = [shared.kernel_paths(rank) for rank in ranks]
+    meetings = _meetings(shared, programs, numbers)
+    stored = [sorted(shared.stored[rank]) for rank in ranks]
+    return {
+        **meetings,
+        "ranks": _ids(ranks), "programs": _ids(numbers),
+        "tiers": np.array(shared.tiers, np.int32), "capacities": _ints(map(whole, shared.capacities)),
+        "link_paths": np.array(shared.link_paths, np.int32), "kernel_paths": np.array(kernel_paths, np.int32),
+        "stored_at": np.cumsum([0, *map(len, stored)], dtype=np.int32),
+        "stored": _ids(tensor for of_rank in stored for tensor in of_rank),
+        "resources": _ints(whole(value) for resource in shared.resources for value in resource),
+        "paths": _ints(value for unit, is_even, _ in shared.paths for value in (whole(unit), is_even)),
+        "uses": _ints(value for path, (*_, uses) in enumerate(shared.paths) for use in uses for value in (path, *use)),
+        "queue_depth": hardware.host.queue_depth, "launch_ns": hardware.compute.launch_ns,
+        "memory_cap": memory_rate_cap(hardware),
+    }  # fmt: skip
+
+
+def _meetings(shared: Shared, programs: list[Tables], numbers: Sequence[int]) -> Columns:
+    """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
+    return {
+        "fabrics": np.empty(0, np.int64), "members_at": np.zeros(1, np.int32), "members": np.empty(0, np.int32),
+        "sender": np.empty(0, np.int32), "sender_paths": np.empty(0, np.int32), "phases": np.empty(0, np.int64),
+        "stages_of": np.empty(0, np.int32), "collectives": 0, "meetings": np.empty(0, np.int32),
+        "port_paths": np.empty(0, np.int32),
+    }  # fmt: skip

@@ -1,0 +1,245 @@
+"""The operator graph of one rank: tensors, and ops in program order, also in columns of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import translate
+from functools import cached_property
+from itertools import chain
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ConfigError, insist
+from simulator.graph.ops import AGAIN, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
+from simulator.units import counted
+
+LARGEST_RUN = 4_000_000
+"""Most ops that a run computes, all steps together: about 10 GB of memory with every table written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphColumns:
+    """The ops and tensors of a graph in columns of numbers, in order of their ids.
+
+    Attributes
+    ----------
+    reads_at, reads
+        Op `i` reads the tensors ``reads[reads_at[i]:reads_at[i + 1]]``, in its order.
+    writes_at, writes
+        What it writes, likewise.
+    workspace_bytes, streams
+        Of each op.
+    is_collective
+        Whether an op is of kind ``collective``, with members or without.
+    size_bytes
+        Of each tensor.
+    is_persistent, is_output, is_written
+        Whether a tensor is persistent, an output of the graph (persistent or not), and written by some op.
+    """
+
+    reads_at: NDArray[np.int64]
+    reads: NDArray[np.int32]
+    writes_at: NDArray[np.int64]
+    writes: NDArray[np.int32]
+    workspace_bytes: NDArray[np.int64]
+    streams: NDArray[np.int32]
+    is_collective: NDArray[np.uint8]
+    size_bytes: NDArray[np.int64]
+    is_persistent: NDArray[np.uint8]
+    is_output: NDArray[np.uint8]
+    is_written: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], ops: Sequence[Op], outputs: Sequence[int]) -> Self:
+        """Make the columns of a graph that has these tensors, ops and outputs."""
+        reads_at, reads = _joined([op.reads for op in ops])
+        writes_at, writes = _joined([op.writes for op in ops])
+        is_output, is_written = np.zeros((2, len(tensors)), np.uint8)
+        is_output[list(outputs)] = is_written[writes] = 1
+        return cls(
+            reads_at,
+            reads,
+            writes_at,
+            writes,
+            np.fromiter([op.workspace_bytes for op in ops], np.int64, len(ops)),
+            np.fromiter([op.stream for op in ops], np.int32, len(ops)),
+            np.frombuffer(bytes([op.kind is OpKind.COLLECTIVE for op in ops]), np.uint8),
+            np.fromiter([tensor.size_bytes for tensor in tensors], np.int64, len(tensors)),
+            np.frombuffer(bytes([tensor.persistent for tensor in tensors]), np.uint8),
+            is_output,
+            is_written,
+        )
+
+
+def _joined(ids: list[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return where each of these lists begins in all of them together, with the end, and all of them together."""
+    starts = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)), out=starts[1:])
+    return starts, np.fromiter(chain.from_iterable(ids), np.int32, int(starts[-1]))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Ops in program order over tensors, run `steps` times.
+
+    Attributes
+    ----------
+    name
+        For people.
+    tensors, ops
+        Their position is their id. The ops are those of one step.
+    outputs
+        Tensors (ids) that must still be valid in some tier when a step ends; persistent ones always must.
+    steps
+        How many times the ops run, one after another. Tensors that are not persistent are new in each step.
+    groups
+        Groups that its collectives name, for all ranks of the job.
+    known
+        What was derived from this graph alone, by what it is: a sweep runs one graph on many machines.
+
+    Notes
+    -----
+    What exists before the first op is what is persistent, plus, in a graph of one step, what is read before
+    it is written.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[int, ...] = ()
+    steps: int = 1
+    groups: tuple[Group, ...] = ()
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def columns(self) -> GraphColumns:
+        """Its ops and tensors in columns of numbers, kept from where it was built."""
+        return GraphColumns.of(self.tensors, self.ops, self.outputs)
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """Ids of what exists before the first op: the persistent tensors, and those read before written."""
+        written, inputs = set[int](), {i for i, t in enumerate(self.tensors) if t.persistent}
+        for op in self.ops:
+            inputs.update(t for t in op.reads if t not in written)
+            written.update(op.writes)
+        return tuple(sorted(inputs))
+
+    @cached_property
+    def arithmetic(self) -> dict[str, int]:
+        """Data type -> what a step computes of the model, however it is run [FLOP].
+
+        Every op counts once but elementwise ones (class ``vector``), those of the update, and those that a checkpoint
+        runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but
+        for what kernels of attention skip, as causal ones do, or compute again in backward.
+        """
+        flops: dict[str, int] = {}
+        for op in self.ops:
+            if op.flops and op.op_class != "vector" and op.phase != "update" and AGAIN not in op.name:
+                flops[op.dtype] = flops.get(op.dtype, 0) + op.flops
+        return flops
+
+    @cached_property
+    def meets(self) -> bool:
+        """Whether its ranks meet others in collectives."""
+        return any(op.collective for op in self.ops)
+
+    @cached_property
+    def dynamic_reads(self) -> dict[int, DynamicReads]:
+        """Op, in program order -> its reads that are known only at run time."""
+        return {index: op.dynamic for index, op in enumerate(self.ops) if op.dynamic}
+
+    @property
+    def certain(self) -> Self:
+        """The graph with nothing but what ops read for certain, without what dynamic reads choose."""
+        if not self.dynamic_reads:
+            return self
+        ops = list(self.ops)
+        for op, reads in self.dynamic_reads.items():
+            candidates = frozenset(reads.candidates)
+            ops[op] = replace(ops[op], reads=tuple([t for t in ops[op].reads if t not in candidates]), dynamic=None)
+        return replace(self, ops=tuple(ops))
+
+    @cached_property
+    def cacheable(self) -> frozenset[int]:
+        """Candidates of dynamic reads that persist and that no op writes: copies of them may outlast a step."""
+        persistent = {t for t in self.candidates if self.tensors[t].persistent}
+        return frozenset(persistent.difference(*(op.writes for op in self.ops)) if persistent else ())
+
+    @property
+    def candidates(self) -> frozenset[int]:
+        """All tensors that some op may read dynamically."""
+        return frozenset().union(*(reads.candidates for reads in self.dynamic_reads.values()))
+
+    def matching(self, pattern: str) -> list[int]:
+        """List the tensors of a kind, or with a name that matches a shell pattern.
+
+        Parameters
+        ----------
+        pattern
+            A `TensorKind`, or a pattern such as ``L*/norm?.weight``.
+        """
+        if pattern in set(TensorKind):
+            return [i for i, t in enumerate(self.tensors) if t.kind == pattern]
+        is_meant = re.compile(translate(pattern)).match
+        return [i for i, t in enumerate(self.tensors) if is_meant(t.name)]
+
+    def over(self, steps: int) -> Self:
+        """Return the same ops over other steps, unchecked (see `repeated`); what was derived from them still holds."""
+        again = replace(self, steps=steps)
+        vars(again).update({name: value for name, value in vars(self).items() if name not in vars(again)})
+        return again
+
+    def repeated(self, steps: int, where: str = "") -> Self:
+        """Return the graph run `steps` times.
+
+        Parameters
+        ----------
+        steps
+            How many times, at least 1.
+        where
+            What a message calls the origin of the graph; default: its name.
+
+        Raises
+        ------
+        ConfigError
+            If `steps` is below 1; or so many that there were more than `LARGEST_RUN` ops to compute; or above 1 while a
+            tensor that is not persistent is read before it is written: the second step would not find it.
+        """
+        where = where or self.name
+        is_right, must = type(steps) is int and steps > 0, "a graph runs a whole number of steps, at least 1"
+        insist(is_right, where, must, repr(steps), "correct steps")
+        check_run(len(self.ops), steps, where)
+        new = [self.tensors[t].name for t in self.inputs if not self.tensors[t].persistent]
+        if steps > 1 and new:
+            must = "what exists before the first op of a graph of several steps is persistent"
+            raise ConfigError(where, must, repr(new[0]), "mark it persistent, or set steps to 1")
+        return self.over(steps)
+
+
+def check_run(ops: int, steps: int, where: str, tensors: int = 0) -> None:
+    """Refuse a run that memory may not hold, best before anything is built.
+
+    Parameters
+    ----------
+    ops, steps
+        How many ops a step has, and how many steps are run.
+    where
+        What a message calls the origin of the graph.
+    tensors
+        At least how many tensors it has.
+
+    Raises
+    ------
+    ConfigError
+        If there were more than `LARGEST_RUN` ops to compute, or tensors.
+    """
+    must, do = f"a graph has at most {LARGEST_RUN:,} tensors", "lower the number of layers or of experts"
+    insist(tensors <= LARGEST_RUN, where, must, f"about {tensors:,}", do)
+    must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
+    found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"
+    insist(ops * steps <= LARGEST_RUN, where, must, found, "lower the number of layers or of steps")
