@@ -83,10 +83,6 @@ class _Run:
             return "a plan that decides as it runs"
         if program.allocator != "ideal":
             return f"places with addresses (allocator {program.allocator})"
-        if program.draws is not None:
-            return "draws"
-        if program.graph.meets:
-            return "collectives"
         return ""
 
     @staticmethod
