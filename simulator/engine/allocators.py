@@ -7,13 +7,15 @@ from collections import defaultdict
 from itertools import accumulate
 from operator import itemgetter
 
-from simulator.engine.event_loop import Wanted
 from simulator.hardware.device import Allocator
 from simulator.offsets import Offsets
 from simulator.trace import NO_HOLES
 
 Range = tuple[int, int]
 """Offset and size [B]."""
+
+Wanted = list[tuple[int, int]]
+"""Places to take at once: tensors (a workspace by `simulator.offsets.workspace`) and sizes [B]."""
 
 
 class Holes:

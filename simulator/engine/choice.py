@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from simulator.engine import replay, simulation
+from simulator.engine import reference, replay
 from simulator.engine.program import Program, simulated_for
-from simulator.engine.simulation import Progress
+from simulator.engine.reference import Progress
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
@@ -76,7 +76,7 @@ def run(
         if name == "compiled":  # what blocks or fails is covered, and left to the other one, which says why
             reason = replay.why_not(programs, hardware, switches)
             insist(not reason, CHOICE, "the compiled engine covers what it must run", reason, "choose auto")
-    return simulation.run(programs, hardware, budget_bytes, switches, stands_in, progress)
+    return reference.run(programs, hardware, budget_bytes, switches, stands_in, progress)
 
 
 def chosen(name: str | None = None) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
-from simulator.engine.allocators import AddressSpace, BestFit, CachedSegments, Ranges
+from simulator.engine.allocators import AddressSpace, BestFit, CachedSegments, Ranges, Wanted
 from simulator.engine.program import Program
 from simulator.engine.reference.clock import Clock
-from simulator.engine.reference.rooms import HOME, Claim, Room, Wanted
+from simulator.engine.reference.rooms import HOME, Claim, Room
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware.device import Allocator
@@ -45,9 +45,7 @@ class AddressedRoom(Room):
     space: AddressSpace
     compact: Callable[[Wanted], None] | None = None
 
-    def __init__(
-        self, clock: Clock, name: str, index: int, size: int | float, rank: int, recorder: Recorder
-    ) -> None:
+    def __init__(self, clock: Clock, name: str, index: int, size: int | float, rank: int, recorder: Recorder) -> None:
         super().__init__(clock, name, index, size)
         self._rank, self._recorder = rank, recorder
 

@@ -7,8 +7,6 @@ ledgers look. A span of 0 ns ends in the next round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import simpy
 
 RANK_SHIFT = 40

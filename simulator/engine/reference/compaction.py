@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from simulator.engine.allocators import AddressSpace
+from simulator.engine.allocators import AddressSpace, Wanted
 from simulator.engine.reference.actions import Action
 from simulator.engine.reference.addresses import AddressedRoom
 from simulator.engine.reference.clock import START
 from simulator.engine.reference.rank import Rank, Steps
-from simulator.engine.reference.rooms import Gate, Wanted
+from simulator.engine.reference.rooms import Gate
 from simulator.hardware.device import Allocator
 
 

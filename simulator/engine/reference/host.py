@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import simpy
 
-from simulator.engine.reference.actions import Action, Compute
+from simulator.engine.reference.actions import Action
 from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank, Steps
 from simulator.plan import COMPUTE, COPY, DETACH, Code

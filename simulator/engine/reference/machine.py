@@ -110,7 +110,10 @@ class Machine:
     def add_links(self, rank: Rank) -> None:
         """Make a rank's links, some of which share a queue of copies."""
         names = self.hardware.link_names
-        links = {name: RankLink(i, self.hardware.links[name], self.hardware.tier_names, self.clock) for i, name in enumerate(names)}
+        links = {
+            name: RankLink(i, self.hardware.links[name], self.hardware.tier_names, self.clock)
+            for i, name in enumerate(names)
+        }
         for name, link in links.items():
             link.path = self._link_path(name, rank.number)
         for first, *others in self.hardware.queues:

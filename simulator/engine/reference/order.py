@@ -103,7 +103,9 @@ class Order:
         self._previous: Compute | None = None
         self._taker: Compute | None = None
         self._brought: dict[int, Copy] = {}
-        self._needed: list[dict[int, Copy]] = [{} for _ in rank.streams]  # stream -> tensor -> copies since the last taker
+        self._needed: list[dict[int, Copy]] = [
+            {} for _ in rank.streams
+        ]  # stream -> tensor -> copies since the last taker
 
     def _key(self) -> int:
         return (self._rank.number << RANK_SHIFT) + self.number
@@ -150,7 +152,9 @@ class Order:
 
     def _ahead(self, stream: int) -> list[Compute | Copy]:
         """Return the last compute that takes room, and the copies since that other streams need, if not started."""
-        ahead: list[Compute | Copy] = [c for other, of in enumerate(self._needed) if other != stream for c in of.values()]
+        ahead: list[Compute | Copy] = [
+            c for other, of in enumerate(self._needed) if other != stream for c in of.values()
+        ]
         if self._taker is not None and self._taker.stream != stream:
             ahead.append(self._taker)
         return [action for action in ahead if not action.has_started]

@@ -10,11 +10,12 @@ from typing import Any
 import simpy
 
 from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
+from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
 from simulator.engine.reference.actions import Action, Compute, Copy, Queue
 from simulator.engine.reference.clock import FREE, ISSUE_MASK, START, Clock
 from simulator.engine.reference.network import Network, Path
-from simulator.engine.reference.rooms import Claim, Gate, Room, Wanted
+from simulator.engine.reference.rooms import Claim, Gate, Room
 from simulator.hardware import Link
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE, COPY

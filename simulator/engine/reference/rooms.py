@@ -8,11 +8,9 @@ import simpy
 from simpy.resources.container import ContainerGet
 from simpy.resources.resource import SortedQueue
 
+from simulator.engine.allocators import Wanted
 from simulator.engine.reference.clock import START, Clock
 from simulator.errors import CapacityError, Shortfall
-
-Wanted = list[tuple[int, int]]
-"""Places to take at once: tensors (a workspace by `simulator.offsets.workspace`) and sizes [B]."""
 
 _COPIES = 1 << 62
 """Added to the key of a copy to make its place in line: computes come first."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
+
+import numpy as np
 
 from simulator.engine.program import Columns, Program
 from simulator.engine.reference.addresses import AddressedRoom
@@ -17,9 +20,10 @@ from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.view import ReactiveView
 from simulator.hardware import Hardware
+from simulator.interrupts import no_garbage_search
 from simulator.plan import COMPUTE, Code
 from simulator.scenario import Switches
-from simulator.trace import Trace, code_row
+from simulator.trace import Trace, code_row, pick
 
 Progress = Callable[[int, int], None]
 """Called now and then with the number of computes that have ended, and of all."""
@@ -50,16 +54,28 @@ def run(
         if progress is not None:
             progress(sum(of.rank.computes_ended for of in ranks), sum(of.computes for of in ranks))
 
-    for number, program in enumerate(programs):
-        if stands_in[number] == number:
-            if id(program) not in compiled:
-                compiled[id(program)] = Columns(program, hardware.compute_tier_id)
-            ranks.append(RankRun(machine, number, program, compiled[id(program)], checkpoint))
-    machine.clock.run()
-    checkpoint()
-    sentences = [of.blocked() for of in ranks]
-    blocked = chain(*(lacked for lacked, _ in sentences), *(peers for _, peers in sentences))
-    return machine.recorder.trace(tuple(blocked), stands_in)
+    with no_garbage_search():
+        for number, program in enumerate(programs):
+            if stands_in[number] == number:
+                if id(program) not in compiled:
+                    compiled[id(program)] = Columns(program, hardware.compute_tier_id)
+                ranks.append(RankRun(machine, number, program, compiled[id(program)], checkpoint))
+        machine.clock.run()
+        checkpoint()
+        sentences = [of.blocked() for of in ranks]
+        blocked = chain(*(lacked for lacked, _ in sentences), *(peers for _, peers in sentences))
+        trace = machine.recorder.trace(tuple(blocked), stands_in)
+    once = tuple((*place, size) for place, size in machine.stored_once.items())
+    begin_together = len({programs[rank].starts_ns for rank in stands_in}) == 1
+    return replace(trace, until_ns=None if begin_together else _until_ns(trace), stored_once=once)
+
+
+def _until_ns(trace: Trace) -> int:
+    """Return when the first of the ranks with computes has ended its last compute [ns]."""
+    spans = trace.spans.whole()
+    computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
+    np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
+    return int(min(last_ns[last_ns >= 0], default=0))
 
 
 class RankRun:
@@ -113,7 +129,9 @@ class RankRun:
         for stream in rank.streams:
             clock.process(rank.run_stream(stream))
         steps = program.graph.steps
-        self.computes = len(program.graph.ops) * steps if plan.fixed is None else plan.fixed.kind.count(COMPUTE) * plan.repeats
+        self.computes = (
+            len(program.graph.ops) * steps if plan.fixed is None else plan.fixed.kind.count(COMPUTE) * plan.repeats
+        )
 
     def _on_start(self, compute):
         self._host.note_start()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, unit_work, UNITS
+from simulator.cost import UNITS, chosen_op, expected_op, memory_rate_cap, roofline, unit_work
 from simulator.cost.service import fabric_rate_cap, lead_ns, rate_cap, transfer_ns
 from simulator.draws import Draws
 from simulator.engine.program import Program
@@ -56,7 +54,9 @@ EMPTY: Columns = {
 
 NOBODY_MEETS: Columns = {
     **dict.fromkeys(("fabrics", "phases"), np.empty(0, np.int64)),
-    **dict.fromkeys(("members", "sender", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)),
+    **dict.fromkeys(
+        ("members", "sender", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)
+    ),
     "members_at": np.zeros(1, np.int32),
     "collectives": 0,
 }
@@ -162,7 +162,6 @@ class Tables:
                 rows.append((lead_ns(size, link), rate_cap(size, link)) if shared else (transfer_ns(size, link), 0))
         lead, cap = np.array(rows, np.int64).reshape(-1, 2).T
         self.columns |= {"timing_of": timing_of, "lead_ns": lead.copy(), "cap": cap.copy()}
-
 
     def _add_kernels(self) -> None:
         """Add what each op does in the device, beside others, but for its launch; nothing if its time is given."""
