@@ -9,7 +9,7 @@ from html import unescape
 import chain
 import pytest
 
-from simulator.engine.waits import Ledger
+from simulator.engine.reference.ledger import Ledger
 
 DOCUMENTS = {
     "a path that none is": (
@@ -259,9 +259,9 @@ def test_wrong_usage_is_exit_code_2(arguments, hosim):
 
 def test_a_broken_law_is_one_message_too(hosim, scenario, monkeypatch):
     """A stream that tells of longer waits than it had: the referee finds it, whatever the plan."""
-    own = Ledger.end
+    own = Ledger.write
     monkeypatch.setenv("HOSIM_ENGINE", "simpy")
-    monkeypatch.setattr(Ledger, "end", lambda self, issue, op: own(self, issue + 1, op))
+    monkeypatch.setattr(Ledger, "write", lambda self, compute, start, end, why: own(self, compute, start, end + 1, why))
     done = hosim("run", scenario, "--policy", "reactive")
     assert done.code == 1
     assert done.err.count("hosim: ") == 1

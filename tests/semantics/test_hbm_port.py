@@ -14,7 +14,7 @@ import pytest
 from rank_stories import cluster, perform, spans, team
 from stories import graph, machine, timeline
 
-from simulator.engine.kernels import Kernels
+from simulator.engine.reference.collectives import Kernels
 from simulator.errors import InvariantError
 from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
@@ -135,9 +135,7 @@ def test_a_message_is_read_where_it_is_sent_and_written_where_it_is_received():
 def test_the_referee_counts_what_passes_the_memory(monkeypatch):
     """If kernels did not let copies take their bandwidth, 48 bytes would pass a memory of 1 byte per ns in 32."""
     monkeypatch.setenv("HOSIM_ENGINE", "simpy")
-    monkeypatch.setattr(
-        Kernels, "begin", lambda _, stream, op, compute: stream.end_after(stream.columns.duration_ns[op])
-    )
+    monkeypatch.setattr(Kernels, "run", lambda self, compute: self.rank.alone(compute))
     g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
     with pytest.raises(InvariantError, match="a memory carries at most its bandwidth"):
         judged(port(), g, "copy w ddr hbm; compute f; compute g; detach w hbm", "w ddr, x hbm")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from heapq import heappush
+from dataclasses import replace
 
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
-from simulator.engine.event_loop import Taker
-from simulator.engine.places import COPIES, TierInstance
+from simulator.engine.reference.rooms import Ask, Claim, Gate, Room
 from simulator.errors import InvariantError
 from simulator.plan import Plan
 from simulator.referee import check_trace
@@ -157,17 +156,17 @@ def test_8_a_copy_that_fits_and_was_issued_before_who_waits_for_room_starts():
     assert timeline(t, g, h) == ["0-30 h2d z", "30-50 h2d a", "50-55 f", "55-125 read b", "125-130 g"]
 
 
-def admit_only_the_first(self: TierInstance, head: Taker, turn: int, size: int) -> bool:
+def stand_behind_all(self: Room, claim: Claim) -> Ask:
     """Queue whoever finds a queue, and look at nobody until something is freed."""
-    waiting = [other for other, _ in self._line if (other < COPIES) == (turn < COPIES)]
-    if waiting and min(waiting) != turn:
-        if turn not in waiting:
-            heappush(self._line, (turn, head))
-        return False
-    return ADMIT(self, head, turn, size)
+    gate = Gate()
+    if any(other.claim.is_copy == claim.is_copy for other in self.get_queue):
+        gate.opens = self.clock.event()
+    ask = ASK(self, replace(claim, gate=gate))
+    gate.opens = None
+    return ask
 
 
-ADMIT = TierInstance.admit
+ASK = Room.ask
 
 
 @pytest.mark.parametrize("frees", [False, True], ids=["blocked", "late"])
@@ -179,7 +178,7 @@ def test_the_referee_sees_a_copy_that_could_have_started(monkeypatch: pytest.Mon
         g = graph(f"{TENSORS}, y 10 input", "k: y ->, 90 ns", *OPS)
         text, homes = BEHIND.replace("compute f", "compute k; detach y hbm; compute f"), f"{HOMES}, y hbm"
     monkeypatch.setenv("HOSIM_ENGINE", "simpy")
-    monkeypatch.setattr(TierInstance, "admit", admit_only_the_first)
+    monkeypatch.setattr(Room, "ask", stand_behind_all)
     t = play(h, g, text, homes)
     assert t.status == ("ok" if frees else "blocked")
     places = dict(item.split() for item in homes.split(","))

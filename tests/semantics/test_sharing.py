@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cost.service import FULL_RATE
-from simulator.engine.event_loop import Clock, Rounds
-from simulator.engine.sharing import Network, Path, Pipe, Resource, max_min_rates
+from simulator.engine.reference.clock import Clock
+from simulator.engine.reference.network import Network, Path, Pipe, Resource, max_min_rates
 
 
 class Flow:
@@ -25,15 +25,15 @@ class Flow:
 
 
 def run_engine(flows, clock):
-    rounds = Rounds(clock)
-    network = Network(rounds)
+    network = Network(clock)
     for key, flow in enumerate(flows):
 
         def join(event, flow=flow, key=key):
-            network.join(flow.path, flow.cap, flow.work, key, flow.end)
+            end = network.flow(flow.path, flow.cap, flow.work, key)
+            end.callbacks.append(lambda _: flow.end())
 
         clock.timeout(flow.arrival).callbacks.append(join)
-    rounds.run()
+    clock.run()
 
 
 def oracle_rates(flows):

@@ -142,7 +142,7 @@ class Kernels:
         meets: Mapping[int, tuple[Communicator, Collective]],
         paths: Mapping[str, Path],
     ) -> None:
-        self._rank, self._ledger, self._ops, self._hardware, self._meets = rank, ledger, ops, hardware, meets
+        self.rank, self._ledger, self._ops, self._hardware, self._meets = rank, ledger, ops, hardware, meets
         self._paths, sizes = paths, rank.columns.size_bytes
         self._flows = [self._flows_of(expected_op(op, sizes)) if paths else [] for op in ops]
 
@@ -157,7 +157,7 @@ class Kernels:
 
     def run(self, compute: Compute) -> Steps:
         """Run a kernel: it ends with the last of its flows, and not before its time alone is over."""
-        rank, op = self._rank, compute.op
+        rank, op = self.rank, compute.op
         if op in self._meets:
             communicator, collective = self._meets[op]
             yield from communicator.arrive(rank, self._ledger, compute, collective)

@@ -118,7 +118,7 @@ class Rank:
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
         self.transfers: dict[int, list[Copy]] = {}
         self.computes_ended = 0
-        self.kernel: Callable[[Compute], Steps] = self._alone
+        self.kernel: Callable[[Compute], Steps] = self.alone
         self.gate = Gate()
         self.on_start: Callable[[Compute], None]
         self.on_change: Callable[[], None]
@@ -202,7 +202,7 @@ class Rank:
         self.on_start(compute)
         self.on_change()
 
-    def _alone(self, compute: Compute) -> Steps:
+    def alone(self, compute: Compute) -> Steps:
         """Take the time that a compute takes alone."""
         yield self.clock.end_after(self.duration_ns(compute))
 
