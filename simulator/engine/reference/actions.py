@@ -1,12 +1,19 @@
-"""Actions that were issued, and the queues that they stand in."""
+"""Actions that were issued, and where they stand in line."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import simpy
+
+from simulator.cost.service import lead_ns, rate_cap, transfer_ns
+from simulator.engine.reference.network import Path
+from simulator.engine.reference.rooms import Gate
+from simulator.hardware import Link
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +44,43 @@ class Queue:
         action = self.waiting.popleft()
         self.running.append(action)
         action.start(now_ns)
+
+
+class RankLink:
+    """One rank's link: where its copies stand in line, and what their bytes share with others.
+
+    Parameters
+    ----------
+    index, link, tiers
+        Its id, the link, and the ids of tiers by name.
+    clock
+        The clock.
+
+    Attributes
+    ----------
+    source, target
+        Ids of the tiers that it joins.
+    queue, channels, free
+        Its line; its channels as a SimPy resource, and those that are free. Links of one copy queue share all three.
+    path
+        Where bytes of its copies flow beside others; None if nothing can slow them down.
+    gate
+        Stops it while closed.
+    """
+
+    def __init__(self, index: int, link: Link, tiers: Sequence[str], clock: simpy.Environment) -> None:
+        self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
+        self.queue, self.channels = Queue(), simpy.Resource(clock, link.channels)
+        self.free = list(range(link.channels))
+        self.path: Path | None = None
+        self.gate = Gate()
+        self.alone_ns = cache(partial(transfer_ns, link=link))
+        self.lead_ns = cache(partial(lead_ns, link=link))
+        self.cap = cache(partial(rate_cap, link=link))
+
+    def share_queue(self, other: RankLink) -> None:
+        """Share the line and the channels of another link."""
+        self.queue, self.channels, self.free = other.queue, other.channels, other.free
 
 
 @dataclass(slots=True, eq=False)
@@ -132,12 +176,11 @@ class Copy(Action):
     """
 
     tensor: int = -1
-    link: Any = None
+    link: RankLink = None  # type: ignore[assignment]
     gate: Compute | None = None
     channel: int = -1
 
     @property
     def queue(self) -> Queue:
         """Where it stands in line for a channel."""
-        queue: Queue = self.link.queue
-        return queue
+        return self.link.queue

@@ -40,8 +40,8 @@ class Explainer:
         for compute in chain.from_iterable(queue.running for queue in rank.streams):
             if compute.meeting:
                 group = rank.columns.roles.calls[compute.op].group
-                what = f"to come to the collective of group {group!r}"
-                peers.append(f"{self._op_name(compute)} waits for rank {compute.meeting.peer} {what}")
+                call = f"to come to the collective of group {group!r}"
+                peers.append(f"{self._op_name(compute)} waits for rank {compute.meeting.peer} {call}")
         stuck = [queue.waiting[0] for queue in rank.streams if not queue.running and queue.waiting]
         sentences = [*chain.from_iterable(map(self._about_compute, sorted(stuck, key=lambda head: head.key)))]
         if host.awaited >= 0:

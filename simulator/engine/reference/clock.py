@@ -7,6 +7,8 @@ ledgers look. A span of 0 ns ends in the next round.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import simpy
 
 RANK_SHIFT = 40
@@ -26,13 +28,14 @@ class Turn(simpy.Event):
     """An event that comes in its phase of the present instant; from then on the instant has come that far."""
 
     def __init__(self, clock: Clock, base: int, phase: int, key: int) -> None:
-        self.env, self._ok, self._value, self._defused = clock, True, None, False
-        self._base, self._phase = base, phase
+        super().__init__(clock)
+        self._ok, self._value = True, None
+        self._clock, self._base, self._phase = clock, base, phase
         self.callbacks = [self._begin]
-        clock.schedule(self, base + phase * _PHASE + key)
+        clock.schedule(self, base + phase * _PHASE + key)  # type: ignore[arg-type]  # a priority is any whole number
 
     def _begin(self, event: simpy.Event) -> None:
-        self.env.base, self.env.phase = self._base, self._phase
+        self._clock.base, self._clock.phase = self._base, self._phase
 
 
 class Clock(simpy.Environment):
@@ -43,6 +46,12 @@ class Clock(simpy.Environment):
     base, phase
         How far the instant has come: its round and pass, as a priority; and the phase of the pass, or 0.
     """
+
+    if TYPE_CHECKING:  # SimPy's times may be fractions
+
+        @property
+        def now(self) -> int:
+            """The time [ns]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ class Communicator:
             self._others, self._since_ns, self._parts = iter(self._in_order), now, []
             self.peer, self._everybody = next(self._others), self._clock.event()
             self._over = self._clock.process(self._meet(self._stages_of(collective)))
-        self._arrived[rank.number], compute.meeting = (rank, ledger, compute), self
+        self._arrived[rank.id], compute.meeting = (rank, ledger, compute), self
         awaited = self.peer
         while self.peer in self._arrived:
             self.peer = next(self._others, -1)
@@ -102,8 +102,8 @@ class Communicator:
         for phase in stage:
             fabric = self._fabrics[phase.fabric]
             cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
-            for number, (_, _, compute) in self._arrived.items():
-                if (path := self._path(phase.fabric, number)) is not None:
+            for member, _, compute in self._arrived.values():
+                if (path := self._path(phase.fabric, member.id)) is not None:
                     yield self._network.flow(path, cap, work, compute.key)
 
 

@@ -41,10 +41,10 @@ class Compactor:
 
     def _compact(self, wanted: Wanted) -> Steps:
         clock, space, asked_ns = self._rank.clock, self._room.space, self._rank.clock.now
-        yield clock.turn(START, -1 - self._rank.number)
+        yield clock.turn(START, -1 - self._rank.id)
         while running := self._running():
             yield clock.any_of([action.ended(clock) for action in running])
-            yield clock.turn(START, -1 - self._rank.number)
+            yield clock.turn(START, -1 - self._rank.id)
         compaction, start_ns = self._figures.compaction, clock.now
         is_remap = not space.release_cached(wanted) and compaction is not None
         counted = cost_ns = 0

@@ -41,7 +41,7 @@ class Ledger:
         """Look once this instant is settled, as something has happened to the rank."""
         if not self._looks:
             self._looks = True
-            self._rank.clock.turn(LOOK, self._rank.number).callbacks.append(self._look)
+            self._rank.clock.turn(LOOK, self._rank.id).callbacks.append(self._look)
 
     def _look(self, event: Any) -> None:
         """Find the causes of the present waits; begin a new part where one has changed."""
@@ -72,7 +72,7 @@ class Ledger:
     def write(self, compute: Compute, start_ns: int, end_ns: int, reason: Reason) -> None:
         """Write a part of the wait for a compute: before it started, or for its peers."""
         row = (compute.op, compute.key & ISSUE_MASK, start_ns, end_ns, *reason)
-        self._rows += _row(self._rank.number, compute.stream, *row)
+        self._rows += _row(self._rank.id, compute.stream, *row)
 
     def _reason(self, stream: int) -> Reason | None:
         """Walk from a stream's head to what it waits for; None if it has nothing left to run."""
@@ -81,8 +81,11 @@ class Ledger:
             return None
         if rank.gate.opens is not None and (waiting or host.awaited >= 0):
             return COMPACTION, -1, rank.tier, -1
-        passed: list[Queue] = []
-        queue: Queue = rank.streams[stream]
+        return self._walk(rank.streams[stream])
+
+    def _walk(self, queue: Queue) -> Reason:
+        """Follow what the head of a stream waits for, from stream to stream."""
+        rank, passed = self._rank, list[Queue]()
         while queue not in passed:
             if passed and queue.running:
                 return self._reason_of_running(queue.running[0])
@@ -112,7 +115,7 @@ class Ledger:
         peer = compute.meeting.peer
         return (PEER, -1, peer, -1) if peer >= 0 else (COLLECTIVE, -1, -1, compute.op)
 
-    def _reason_of_host(self) -> Reason | None:
+    def _reason_of_host(self) -> Reason:
         """Return the cause of a wait for a compute that the host has not issued."""
         host = self._host
         if host.awaited >= 0:
@@ -120,7 +123,7 @@ class Ledger:
         return HOST if host.pays else ORDER, -1, -1, -1
 
     def _reason_of_tensor(self, lacked: int, before: int | None) -> Reason:
-        """Return the cause of a wait for a tensor: follow its first copy that has not ended, and what that waits for."""
+        """Return the cause of a wait for a tensor: follow its first copy under way or in line."""
         rank, tensor = self._rank, lacked
         while copy := next((c for c in rank.transfers.get(tensor, ()) if before is None or c.key < before), None):
             if copy.has_started:

@@ -10,11 +10,12 @@ from functools import cache, partial
 from simulator.cost import UNITS
 from simulator.cost.service import FULL_RATE
 from simulator.engine.program import Program
+from simulator.engine.reference.actions import RankLink
 from simulator.engine.reference.addresses import AddressedRoom, space_for
 from simulator.engine.reference.clock import Clock
 from simulator.engine.reference.collectives import MEMORY, Communicator
 from simulator.engine.reference.network import Network, Path, Resource, Uses
-from simulator.engine.reference.rank import Rank, RankLink
+from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.rooms import Room
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware
@@ -115,7 +116,7 @@ class Machine:
             for i, name in enumerate(names)
         }
         for name, link in links.items():
-            link.path = self._link_path(name, rank.number)
+            link.path = self._link_path(name, rank.id)
         for first, *others in self.hardware.queues:
             for other in others:
                 links[other].share_queue(links[first])

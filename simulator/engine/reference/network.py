@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from heapq import heappop, heappush
 
 import simpy
@@ -194,7 +195,7 @@ class Network:
             self.clock.turn(RATES).callbacks.append(self._reset_rates)
         self._touched[pipe] = None
 
-    def _end_flows(self, pipe: Pipe) -> None:
+    def _end_flows(self, pipe: Pipe, due: simpy.Event) -> None:
         """End the flows of a pipe that are done by now; do nothing if the end was rescheduled."""
         if pipe.due_ns != self.clock.now:
             return
@@ -222,8 +223,7 @@ class Network:
                 due_ns = now + ceil_div(max(0, left), rate)
                 if due_ns != other.due_ns:
                     other.due_ns = due_ns
-                    due = self.clock.end_after(due_ns - now)
-                    due.callbacks.append(lambda _, other=other: self._end_flows(other))
+                    self.clock.end_after(due_ns - now).callbacks.append(partial(self._end_flows, other))
         self._touched.clear()
         for resource in watched:
             if resource.watch is not None:

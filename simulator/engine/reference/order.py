@@ -108,7 +108,7 @@ class Order:
         ]  # stream -> tensor -> copies since the last taker
 
     def _key(self) -> int:
-        return (self._rank.number << RANK_SHIFT) + self.number
+        return (self._rank.id << RANK_SHIFT) + self.number
 
     def compute(self, op: int, stream: int) -> Compute:
         """Lay out a compute."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from functools import cache, partial
 from heapq import heappop, heappush
 from typing import Any
 
 import simpy
 
-from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
+from simulator.cost.service import work
 from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
-from simulator.engine.reference.actions import Action, Compute, Copy, Queue
+from simulator.engine.reference.actions import Action, Compute, Copy, Queue, RankLink
 from simulator.engine.reference.clock import FREE, ISSUE_MASK, START, Clock
-from simulator.engine.reference.network import Network, Path
+from simulator.engine.reference.network import Network
 from simulator.engine.reference.rooms import Claim, Gate, Room
-from simulator.hardware import Link
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import RESIDENCIES, Recorder, packer, span_row
@@ -30,43 +28,6 @@ Steps = Generator[simpy.Event, Any, None]
 """What a process goes through."""
 
 
-class RankLink:
-    """One rank's link: where its copies stand in line, and what their bytes share with others.
-
-    Parameters
-    ----------
-    index, link, tiers
-        Its id, the link, and the ids of tiers by name.
-    clock
-        The clock.
-
-    Attributes
-    ----------
-    source, target
-        Ids of the tiers that it joins.
-    queue, channels, free
-        Its line; its channels as a SimPy resource, and those that are free. Links of one copy queue share all three.
-    path
-        Where bytes of its copies flow beside others; None if nothing can slow them down.
-    gate
-        Stops it while closed.
-    """
-
-    def __init__(self, index: int, link: Link, tiers: list[str], clock: Clock) -> None:
-        self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
-        self.queue, self.channels = Queue(), simpy.Resource(clock, link.channels)
-        self.free = list(range(link.channels))
-        self.path: Path | None = None
-        self.gate = Gate()
-        self.alone_ns = cache(partial(transfer_ns, link=link))
-        self.lead_ns = cache(partial(lead_ns, link=link))
-        self.cap = cache(partial(rate_cap, link=link))
-
-    def share_queue(self, other: RankLink) -> None:
-        """Share the line and the channels of another link."""
-        self.queue, self.channels, self.free = other.queue, other.channels, other.free
-
-
 class Rank:
     """What one rank has, and what its actions do; its host begins them.
 
@@ -74,12 +35,10 @@ class Rank:
     ----------
     clock, network, recorder
         The clock; where flows share bandwidth; what takes rows of the trace.
-    number, columns
+    rank_id, columns
         Its number, and its compiled graph.
     rooms
         Its tier instances, by tier id.
-    copies_wait_for_ends
-        Whether a copy waits for the end of the last compute before it, not for its start.
 
     Attributes
     ----------
@@ -91,6 +50,8 @@ class Rank:
         Tensor -> its copies that were issued and have not ended, in issue order.
     computes_ended
         How many of its computes have ended.
+    waits_for_ends
+        Whether a copy waits for the end of the last compute before it, not for its start.
     kernel
         What a compute does from its start to its end.
     gate
@@ -104,20 +65,18 @@ class Rank:
         clock: Clock,
         network: Network,
         recorder: Recorder,
-        number: int,
+        rank_id: int,
         columns: Columns,
         rooms: list[Room],
-        *,
-        copies_wait_for_ends: bool,
     ) -> None:
-        self.clock, self.network, self.number, self.columns, self.rooms = clock, network, number, columns, rooms
-        self.tier, self._recorder, self._waits_for_ends = columns.compute_tier, recorder, copies_wait_for_ends
+        self.clock, self.network, self.id, self.columns, self.rooms = clock, network, rank_id, columns, rooms
+        self.tier, self._recorder = columns.compute_tier, recorder
         self.streams = [Queue() for _ in range(columns.streams)]
         self.links: list[RankLink] = []
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
         self.transfers: dict[int, list[Copy]] = {}
-        self.computes_ended = 0
+        self.computes_ended, self.waits_for_ends = 0, False
         self.kernel: Callable[[Compute], Steps] = self.alone
         self.gate = Gate()
         self.on_start: Callable[[Compute], None]
@@ -153,9 +112,8 @@ class Rank:
                 return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
             return self.change_of(tensor)
-        for other in self.ahead_in_line(compute):  # rule 8
-            return other.started(self.clock)
-        return None
+        ahead = self.ahead_in_line(compute)  # rule 8
+        return ahead[0].started(self.clock) if ahead else None
 
     def lacked_tensor(self, compute: Compute) -> int | None:
         """Return the first tensor that the head of a stream lacks; None if none.
@@ -252,7 +210,7 @@ class Rank:
 
     def _is_past(self, gate: Compute) -> bool:
         """Return whether the last compute before a copy has come as far as copies wait for."""
-        return gate.has_ended if self._waits_for_ends else gate.has_started
+        return gate.has_ended if self.waits_for_ends else gate.has_started
 
     def lacks_source(self, copy: Copy) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
@@ -261,7 +219,8 @@ class Rank:
 
     def _awaited_by_copy(self, copy: Copy) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
-        clock, head, gate = self.clock, copy.queue.waiting[0], copy.gate
+        clock, gate = self.clock, copy.gate
+        head: Copy = copy.queue.waiting[0]
         if head is not copy:
             return head.started(clock)
         if copy.link.gate.opens is not None:  # rule 17
@@ -351,12 +310,12 @@ class Rank:
         self.on_change()
 
     def _record(self, tier: int, tensor: int, delta_bytes: int) -> None:
-        row = _residency_row(self.clock.now, self.number, tier, tensor, delta_bytes)
+        row = _residency_row(self.clock.now, self.id, tier, tensor, delta_bytes)
         self._recorder.residencies += row
 
     def _record_span(self, action: Action, kind: int, item: int, track: int, channel: int) -> None:
         times = (action.issued_ns, action.start_ns, self.clock.now)
-        row = span_row(self.number, kind, item, track, channel, action.key & ISSUE_MASK, *times)
+        row = span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)
         self._recorder.spans += row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import simpy
 from simpy.resources.container import ContainerGet
@@ -97,11 +98,11 @@ class Room(simpy.Container):
             self._let_next_try()
         return ask
 
-    def _do_get(self, ask: Ask) -> bool:
+    def _do_get(self, ask: Ask) -> bool:  # type: ignore[override]
         """Grant room to the first in line, in its own turn."""
         claim = ask.claim
         if ask.is_its_turn and claim.gate.opens is None and self.level >= ask.amount and self._finds_place(claim):
-            self.used += ask.amount
+            self.used += int(ask.amount)
             super()._do_get(ask)
         return not self.has_line
 
@@ -112,9 +113,9 @@ class Room(simpy.Container):
     def _let_next_try(self) -> None:
         """Give a turn to the first in line; or to all, where there is no line."""
         for ask in self.get_queue[:1] if self.has_line else [*self.get_queue]:
-            self.clock.turn(START, ask.claim.key).callbacks.append(lambda _, ask=ask: self.retry(ask))
+            self.clock.turn(START, ask.claim.key).callbacks.append(partial(self._retry, ask))
 
-    def retry(self, ask: Ask) -> None:
+    def _retry(self, ask: Ask, turn: simpy.Event) -> None:
         """Try to grant what stands in line, in its turn."""
         if not ask.triggered:
             ask.is_its_turn = True

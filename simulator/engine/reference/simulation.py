@@ -9,6 +9,7 @@ from itertools import chain, repeat
 import numpy as np
 
 from simulator.engine.program import Columns, Program
+from simulator.engine.reference.actions import Compute
 from simulator.engine.reference.addresses import AddressedRoom
 from simulator.engine.reference.blocked import Explainer
 from simulator.engine.reference.collectives import Kernels
@@ -55,11 +56,11 @@ def run(
             progress(sum(of.rank.computes_ended for of in ranks), sum(of.computes for of in ranks))
 
     with no_garbage_search():
-        for number, program in enumerate(programs):
-            if stands_in[number] == number:
+        for rank, program in enumerate(programs):
+            if stands_in[rank] == rank:
                 if id(program) not in compiled:
                     compiled[id(program)] = Columns(program, hardware.compute_tier_id)
-                ranks.append(RankRun(machine, number, program, compiled[id(program)], checkpoint))
+                ranks.append(RankRun(machine, rank, program, compiled[id(program)], checkpoint))
         machine.clock.run()
         checkpoint()
         sentences = [of.blocked() for of in ranks]
@@ -85,7 +86,7 @@ class RankRun:
     ----------
     machine
         What it shares with the other ranks.
-    number
+    rank_id
         Its number.
     program, columns
         What it runs, and the compiled graph.
@@ -101,23 +102,21 @@ class RankRun:
     """
 
     def __init__(
-        self, machine: Machine, number: int, program: Program, columns: Columns, checkpoint: Callable[[], None]
+        self, machine: Machine, rank_id: int, program: Program, columns: Columns, checkpoint: Callable[[], None]
     ) -> None:
         self._machine, self._program, plan, hardware = machine, program, program.plan, machine.hardware
-        machine.contended |= {number} if columns.is_contended else set()
-        rooms = [machine.room(tier, number, program) for tier in range(len(hardware.tiers))]
-        waits_for_ends = machine.switches.copies_wait_for == "end"
+        machine.contended |= {rank_id} if columns.is_contended else set()
+        rooms = [machine.room(tier, rank_id, program) for tier in range(len(hardware.tiers))]
         clock, recorder = machine.clock, machine.recorder
-        self.rank = rank = Rank(
-            clock, machine.network, recorder, number, columns, rooms, copies_wait_for_ends=waits_for_ends
-        )
+        self.rank = rank = Rank(clock, machine.network, recorder, rank_id, columns, rooms)
+        rank.waits_for_ends = machine.switches.copies_wait_for == "end"
         machine.add_links(rank)
         room = rooms[rank.tier]
         is_remapped = program.allocator == "best_fit" and hardware.allocator.compaction is not None
         if isinstance(room, AddressedRoom) and (is_remapped or program.allocator == "caching"):
             Compactor(rank, room, hardware.allocator)
         self._take_homes()
-        order = ReactiveView(program, rank) if callable(plan.actions) else Order(program, rank)
+        order, priced = self._issues()
         self._host = HostThread(rank, order, hardware.host.queue_depth, checkpoint)
         self._ledger = Ledger(rank, self._host, recorder.waits)
         rank.on_change = self._ledger.look_later
@@ -125,7 +124,7 @@ class RankRun:
         self._set_kernels()
         launches = not callable(plan.actions) or plan.static_parts
         begins_ns = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
-        clock.process(self._host.run(begins_ns, self._priced(order)))
+        clock.process(self._host.run(begins_ns, priced))
         for stream in rank.streams:
             clock.process(rank.run_stream(stream))
         steps = program.graph.steps
@@ -133,7 +132,8 @@ class RankRun:
             len(program.graph.ops) * steps if plan.fixed is None else plan.fixed.kind.count(COMPUTE) * plan.repeats
         )
 
-    def _on_start(self, compute):
+    def _on_start(self, compute: Compute) -> None:
+        """Tell the host and the ledger that a compute starts."""
         self._host.note_start()
         self._ledger.end(compute)
 
@@ -142,32 +142,33 @@ class RankRun:
         rank, tensors = self.rank, self._program.graph.tensors
         for tensor, home in enumerate(self._program.plan.home):
             if home >= 0:
-                if (rank.number, home, tensor) not in self._machine.stored:
+                if (rank.id, home, tensor) not in self._machine.stored:
                     rank.rooms[home].take_home(tensor, rank.columns.size_bytes[tensor], tensors[tensor].name)
                 rank.valid[home][tensor] = True
                 rank.hold((tensor,), home)
 
-    def _priced(self, order: Order) -> Iterable[tuple[Code, int]]:
-        """Return the actions for the host, each with its price."""
-        plan, number, recorder = self._program.plan, self.rank.number, self._machine.recorder
-        costs, rows = self._machine.hardware.host, recorder.issued[number]
+    def _issues(self) -> tuple[Order, Iterable[tuple[Code, int]]]:
+        """Return what lays out the actions that the host issues, and these, each with its price."""
+        program, plan, recorder = self._program, self._program.plan, self._machine.recorder
+        costs, rows = self._machine.hardware.host, recorder.issued[self.rank.id]
         if callable(plan.actions):
-            return order.priced(plan.actions(order), costs, rows)
-        if plan.repeats == self._program.graph.steps:
-            recorder.laps[number] = len(plan.actions)
+            view = ReactiveView(program, self.rank)
+            return view, view.priced(plan.actions(view), costs, rows)
+        if plan.repeats == program.graph.steps:
+            recorder.laps[self.rank.id] = len(plan.actions)
         else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
-        codes = chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats))
-        return zip(codes, repeat(costs.fixed.step_ns), strict=False)
+        codes = chain.from_iterable(repeat(tuple(plan.actions.codes()), plan.repeats))
+        return Order(program, self.rank), zip(codes, repeat(costs.fixed.step_ns), strict=False)
 
     def _set_kernels(self) -> None:
         """Set up kernels whose time depends on what shares the device with them, or on ranks that they meet."""
         machine, rank, ops, meets = self._machine, self.rank, self._program.graph.ops, {}
         for op, call in rank.columns.roles.calls.items():
             if (collective := ops[op].collective) is not None:
-                members = rank.columns.roles.members[call][rank.number]
+                members = rank.columns.roles.members[call][rank.id]
                 meets[op] = machine.communicator(call, members), collective
-        paths = machine.kernel_paths(rank.number)
+        paths = machine.kernel_paths(rank.id)
         if meets or paths:
             rank.kernel = Kernels(rank, self._ledger, ops, machine.hardware, meets, paths).run
 
@@ -176,5 +177,5 @@ class RankRun:
         sentences = Explainer(self._program.graph, self.rank, self._host).sentences()
         if not self._machine.has_ranks:
             return sentences
-        lacked, peers = ([f"rank {self.rank.number}: {sentence}" for sentence in part] for part in sentences)
+        lacked, peers = ([f"rank {self.rank.id}: {sentence}" for sentence in part] for part in sentences)
         return lacked, peers

@@ -6,7 +6,7 @@ each action: those of a compiled static part cost the host less than those that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from simulator.cost.service import ceil_div
@@ -35,7 +35,7 @@ class ReactiveView(Order):
         self._candidates = program.graph.candidates
         self._select_ns = self._owed_ns = 0
 
-    def priced(self, codes: Iterator[Code], costs: HostCosts, rows: bytearray) -> Iterator[tuple[Code, int]]:
+    def priced(self, codes: Iterable[Code], costs: HostCosts, rows: bytearray) -> Iterator[tuple[Code, int]]:
         """Price what a reactive plan issues, as the host asks for it.
 
         Parameters
