@@ -43,9 +43,11 @@ def _compared(name: str, engine: Any) -> int:
     case, compared = read(name), 0
     if not _is_plain(case):
         return 0
-    for row in rows_of(case, advice=False):
+    choices = case.loaded.scenario.policies
+    labels = [choice.row for choice in choices if choice.allocator == "ideal" and not choice.set_]
+    for row in rows_of(case, labels, advice=False):
         plan, problem = row.plans[0] if row.plans else None, case.problem
-        if not row.is_ok or plan is None or plan.fixed is None or problem.allocator != "ideal":
+        if not row.is_ok or plan is None or plan.fixed is None:
             continue
         step_ns = engine(case.graph, case.hardware, plan, problem.durations_ns, problem.budget_bytes).run()
         assert step_ns == row.summary["step_ns"], f"{name}, {row.label}"

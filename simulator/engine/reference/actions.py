@@ -169,15 +169,15 @@ class Copy(Action):
 
     Attributes
     ----------
-    gate
-        Rule 4: the last compute issued before it.
+    point
+        Rule 4: its program point, the last compute issued before it.
     channel
         Which one of its link it takes.
     """
 
     tensor: int = -1
     link: RankLink = None  # type: ignore[assignment]
-    gate: Compute | None = None
+    point: Compute | None = None
     channel: int = -1
 
     @property

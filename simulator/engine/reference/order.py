@@ -169,7 +169,7 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        copy = Copy(self._key(), self._clock.now, tensor=tensor, link=link, gate=self._previous)
+        copy = Copy(self._key(), self._clock.now, tensor=tensor, link=link, point=self._previous)
         copy.after = self._unended_computes(self._writes[tensor])
         if tensor in self._fence:
             copy.moves[tensor] = [self._fence[tensor]]

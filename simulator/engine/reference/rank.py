@@ -190,10 +190,10 @@ class Rank:
         link, tensor = copy.link, copy.tensor
         channel = link.channels.request()
         yield channel  # in issue order
-        yield self.clock.turn(START, copy.key)
-        while (awaited := self._awaited_by_copy(copy)) is not None:
-            yield awaited
-            yield self.clock.turn(START, copy.key)
+        is_its_turn = False
+        while (awaited := self._awaited_by_copy(copy)) is not None or not is_its_turn:
+            yield awaited or self.clock.turn(START, copy.key)
+            is_its_turn = awaited is None
         size = self.columns.size_bytes[tensor]
         if size and not self.held[link.target][tensor]:
             yield self.rooms[link.target].ask(Claim(copy.key, [(tensor, size)], link.gate, is_copy=True))
@@ -204,13 +204,13 @@ class Rank:
 
     def is_early(self, copy: Copy) -> bool:
         """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
-        if copy.gate is not None and not self._is_past(copy.gate):
+        if copy.point is not None and not self._is_past(copy.point):
             return True
         return any(not other.has_started for other in copy.line)
 
-    def _is_past(self, gate: Compute) -> bool:
+    def _is_past(self, point: Compute) -> bool:
         """Return whether the last compute before a copy has come as far as copies wait for."""
-        return gate.has_ended if self.waits_for_ends else gate.has_started
+        return point.has_ended if self.waits_for_ends else point.has_started
 
     def lacks_source(self, copy: Copy) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
@@ -219,14 +219,14 @@ class Rank:
 
     def _awaited_by_copy(self, copy: Copy) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
-        clock, gate = self.clock, copy.gate
+        clock, point = self.clock, copy.point
         head: Copy = copy.queue.waiting[0]
         if head is not copy:
             return head.started(clock)
         if copy.link.gate.opens is not None:  # rule 17
             return copy.link.gate.opens
-        if gate is not None and not self._is_past(gate):
-            return gate.ended(clock) if gate.has_started else gate.started(clock)
+        if point is not None and not self._is_past(point):
+            return point.ended(clock) if point.has_started else point.started(clock)
         for other in copy.line:  # rule 8
             if not other.has_started:
                 return other.started(clock)
@@ -237,7 +237,7 @@ class Rank:
 
     def _begin_copy(self, copy: Copy) -> None:
         """Let a copy start, in the lowest free channel."""
-        copy.channel, copy.gate = heappop(copy.link.free), None
+        copy.channel, copy.point = heappop(copy.link.free), None
         self.hold((copy.tensor,), copy.link.target)
         copy.queue.start_first(self.clock.now)
         self.on_change()
