@@ -38,14 +38,12 @@ def same(written: WrittenPlan | None, trace: Trace, starts_ns: int = 0) -> None:
     assert written is not None
     assert trace.status == "ok"
     issued = trace.issued[0].whole()
-    for name in ("kind", "a", "b", "c"):
-        assert getattr(written, name).tolist() == issued[name].tolist()
-    assert written.issued.tolist() == np.stack(list(issued.values()), 1).tolist()
-    spans, paid_ns = trace.spans.whole(), np.cumsum(written.price_ns)
+    assert [*written.actions] == [*zip(*(issued[name].tolist() for name in ("kind", "a", "b", "c")), strict=True)]
+    kinds, spans, paid_ns = written.actions.kind, trace.spans.whole(), np.cumsum(written.prices_ns)
     times = sorted(zip(spans["issue"].tolist(), spans["issued_ns"].tolist(), strict=True))
     for (before, from_ns), (issue, issued_ns) in pairwise([(-1, starts_ns), *times]):
         price_ns = paid_ns[issue] - (paid_ns[before] if before >= 0 else 0)
-        if (written.kind[before + 1 : issue + 1] == SYNC).any():
+        if SYNC in kinds[before + 1 : issue + 1]:
             assert issued_ns - from_ns >= price_ns
         else:
             assert issued_ns - from_ns == price_ns
@@ -101,7 +99,7 @@ def test_a_copy_out_pays_for_a_new_place_and_for_a_change_at_home() -> None:
     )
     written = written_out(program, h)
     assert written is not None
-    assert written.price_ns.tolist() == [1, 0, 8, 3, 8, 6, 3, 3, 1 + 2 * 7 + 5]
+    assert written.prices_ns.tolist() == [1, 0, 8, 3, 8, 6, 3, 3, 1 + 2 * 7 + 5]
     same(written, engine.run([program], h))
 
 
@@ -127,7 +125,7 @@ def test_static_parts_cost_a_step_and_a_look_is_paid_by_the_next_decision() -> N
     program = engine.Program(g, plan, [5, 3, 9], draws=drawn(g, h, UNIFORM, 0))
     written = written_out(program, h)
     assert written is not None
-    assert written.price_ns.tolist() == [1, 20, 110, 1, 50]
+    assert written.prices_ns.tolist() == [1, 20, 110, 1, 50]
     same(written, engine.run([program], h))
 
 
