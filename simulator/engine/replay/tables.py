@@ -15,12 +15,13 @@ from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, un
 from simulator.cost.service import fabric_rate_cap, lead_ns, rate_cap, transfer_ns
 from simulator.draws import Draws
 from simulator.engine.program import Program
+from simulator.engine.replay.written import written_out
 from simulator.engine.replay.machine import NOTHING, Shared, Stages
 from simulator.graph import Collective, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.scenario import Switches
-from simulator.trace import Ints
+from simulator.trace import ISSUED, Ints
 
 Columns = dict[str, Any]
 """Numbers, and arrays of numbers, by name."""
@@ -85,30 +86,36 @@ class Tables:
 
     def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
         self.program, self._hardware, self.reason = program, hardware, ""
-        graph, fixed = program.graph, program.plan.fixed
+        graph, plan = program.graph, program.plan
         self.roles = _roles(graph)
-        if fixed is None:
-            self.reason = "a plan that decides as it runs"
+        written = None if plan.fixed is not None else written_out(program, hardware)
+        if plan.fixed is None and written is None:
+            self.reason = "a plan that looks at the machine, or breaks a rule"
             return
+        self.actions, prices_ns = (plan.fixed, np.array([hardware.host.fixed.step_ns])) if written is None else written
         kind, a, b, c = (
-            np.frombuffer(column, dtype)
-            for column, dtype in ((fixed.kind, np.int8), (fixed.a, np.int32), (fixed.b, np.int32), (fixed.c, np.int32))
+            np.frombuffer(getattr(self.actions, name), np.int8 if name == "kind" else np.int32) for name in ISSUED
         )
         self._actions = kind, a, b, c
         computes = kind == COMPUTE
-        streams = 1 + int(b[computes].max(initial=0))
-        self.is_contended = self._contends(a[computes], b[computes])
+        if written is None:
+            streams, launches = 1 + int(b[computes].max(initial=0)), True
+        else:
+            streams, launches = 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups), bool(plan.static_parts)
+        of_ops = np.arange(len(graph.ops)), graph.columns.streams
+        self.is_contended = self._contends(*((a[computes], b[computes]) if written is None else of_ops))
         self.columns = {
             **EMPTY,
             **_graph_columns(graph),
             "ops": len(graph.ops), "tensors": len(graph.tensors), "tiers": len(hardware.tiers), "streams": streams,
             "compute_tier": hardware.compute_tier_id, "steps": graph.steps, "repeats": program.plan.repeats,
             "duration_ns": np.array(program.durations_ns, np.int64), "home": np.array(program.plan.home, np.int32),
-            "kind": kind, "a": a, "b": b, "c": c, "price_ns": np.array([hardware.host.fixed.step_ns]),
-            "starts_ns": program.starts_ns + hardware.host.fixed.launch_ns,
+            "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns, "is_decided": int(written is not None),
+            "starts_ns": program.starts_ns + hardware.host.fixed.launch_ns * launches,
             "issues_in_laps": int(program.plan.repeats > 1 and program.draws is None),
             "copies_wait_for_ends": int(switches.copies_wait_for == "end"),
         }  # fmt: skip
+        self.computes = int(computes.sum()) * plan.repeats
         self._add_links()
         if self.is_contended:
             self._add_kernels()
