@@ -76,23 +76,12 @@ class _Run:
         if self.reason:
             return
         self.contended = {r for r, n in zip(self.ranks, self.numbers, strict=True) if self.tables[n].is_contended}
-        self.computes = sum(self._computes(programs[rank]) for rank in self.ranks)
+        self.computes = sum(self.tables[n].computes for n in self.numbers)
 
     def _obstacle(self, program: Program) -> str:
-        if callable(program.plan.actions):
-            return "a plan that decides as it runs"
         if program.allocator != "ideal":
             return f"places with addresses (allocator {program.allocator})"
-        if program.draws is not None:
-            return "draws"
-        if program.graph.meets:
-            return "collectives"
         return ""
-
-    @staticmethod
-    def _computes(program: Program) -> int:
-        fixed = program.plan.fixed
-        return 0 if fixed is None else fixed.kind.count(COMPUTE) * program.plan.repeats
 
     def trace(self, found: tuple[bytes, bytes, bytes, bytes], shared: Shared) -> Trace:
         names = ("spans", "waits", "residencies", "rates")
@@ -101,16 +90,16 @@ class _Run:
             table.append(rows)
         issued = [Table(ISSUED) for _ in self._stands_in]
         laps = [0] * len(self._stands_in)
-        for rank in self.ranks:
+        for rank, number in zip(self.ranks, self.numbers, strict=True):
             program = self._programs[rank]
-            plan = program.plan
-            if plan.repeats == program.graph.steps:
+            plan, actions = program.plan, self.tables[number].actions
+            if plan.fixed is not None and plan.repeats == program.graph.steps:
                 laps[rank] = len(plan.actions)
             else:
                 one = np.stack(
                     [
                         np.asarray(column, np.int64)
-                        for column in (plan.actions.kind, plan.actions.a, plan.actions.b, plan.actions.c)
+                        for column in (actions.kind, actions.a, actions.b, actions.c)
                     ],
                     1,
                 )

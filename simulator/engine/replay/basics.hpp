@@ -30,6 +30,9 @@ constexpr int64_t NS_PER_S = 1'000'000'000;
 constexpr int32_t NEVER = -(1 << 30);    // the count of what does not exist: too low to be waited for in any lap
 constexpr int32_t NONE = -1;
 
+// Thrown at what is left to the other engine: what is refused, or too large for the arithmetic here.
+struct NotCovered {};
+
 enum Kind : int8_t { COMPUTE, COPY, DETACH, SYNC };
 enum Cause : int32_t { CAPACITY, TRANSFER, HOST, COMPACTION, PEER, ORDER, COLLECTIVE };
 

@@ -17,7 +17,8 @@ struct Program {
     Span<int64_t> price_ns;
     int32_t repeats;
     int64_t starts_ns;
-    bool has_addresses, issues_in_laps, copies_wait_for_ends;
+    bool issues_in_laps, copies_wait_for_ends;
+    bool is_decided;  // by a runtime: nothing has checked yet that each action can act
     // its links, by number: the queue of each, and the tiers that it joins; by source and target tier, the link
     Span<int32_t> queue_of, source, target, channels, route;
     Span<int32_t> timing_of;  // by link and tensor: a row of these
@@ -155,6 +156,11 @@ private:
         found_.writes.clear();
     }
 
+    // Leave a plan of a runtime that breaks a rule to the other engine, which knows the sentence.
+    void insist(bool is_right) const {
+        if (!is_right && p_.is_decided) throw NotCovered{};
+    }
+
     void add(Kind kind, int32_t item, int32_t where) { found_.actions.push_back({item, where, NONE, kind, false}); }
 
     void count_compute(int32_t op, int32_t s) {
@@ -166,7 +172,10 @@ private:
         if (p_.streams > 1) wait_for_other_streams(op, s);
         for (int32_t tensor : p_.reads_of(op)) stream.last_use[tensor] = count;
         for (int32_t tensor : p_.writes_of(op)) stream.last_use[tensor] = stream.last_write[tensor] = count;
-        if (!p_.draws_of.empty() && p_.draws_of[op] != NONE) action.draw = p_.draws_of[op] * p_.steps + issues_[op]++;
+        if (!p_.draws_of.empty() && p_.draws_of[op] != NONE) {
+            if (issues_[op] == p_.steps) throw NotCovered{};
+            action.draw = p_.draws_of[op] * p_.steps + issues_[op]++;
+        }
         list_reads(op, action.draw, stream);
         for (int32_t tensor : p_.writes_of(op))
             if (!is_sole_[tensor]) found_.writes.items.push_back(tensor);
@@ -175,6 +184,7 @@ private:
         action.is_free = found_.reads.open().empty() && writes.empty() && found_.ends.open().empty() &&
                          !p_.workspace_bytes[op] && action.draw == NONE;
         if (action.is_free) return;
+        for (int32_t tensor : found_.reads.open()) insist(states_[p_.compute_tier][tensor] == VALID);
         for (int32_t tensor : found_.reads.open())
             if (fence_[tensor] > NEVER) found_.moves.items.push_back({tensor, fence_[tensor]});
         for (int32_t tensor : writes)
@@ -258,6 +268,7 @@ private:
     }
 
     void count_copy(int32_t tensor, int32_t source, int32_t target) {
+        insist(states_[source][tensor] == VALID && states_[target][tensor] != VALID);
         if (states_[source][tensor] == VALID) states_[target][tensor] = VALID;
         const int32_t link = p_.route[source * p_.tiers + target], count = 2 * p_.streams + p_.queue_of[link];
         add(COPY, tensor, link);
@@ -274,6 +285,7 @@ private:
     }
 
     void count_detach(int32_t tensor, int32_t tier) {
+        insist(states_[tier][tensor] != ABSENT);
         add(DETACH, tensor, tier);
         bool is_last_copy = p_.is_output[tensor];
         for (int32_t t = 0; t < p_.tiers; t++) is_last_copy &= (states_[t][tensor] == VALID) == (t == tier);

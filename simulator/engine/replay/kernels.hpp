@@ -33,7 +33,7 @@ inline void World::begin_kernel_flows(int32_t index) {
     const Rank &rank = ranks_[stream.rank];
     const Program &p = program(rank);
     const Action &action = actions(rank).actions[stream.running.action];
-    const auto wide = [](const int64_t *parts) { return Wide{parts[0]} * FULL_RATE + parts[1]; };
+    const auto wide = [](const int64_t *halves) { return Wide{halves[0]} * FULL_RATE + halves[1]; };
     const Wide arithmetic = wide(&p.unit_work[2 * action.item]);
     const Wide traffic = wide(action.draw == NONE ? &p.traffic[2 * action.item] : &p.drawn_traffic[2 * action.draw]);
     const Call end{What::END_KERNEL_FLOW, index};
@@ -41,6 +41,7 @@ inline void World::begin_kernel_flows(int32_t index) {
     const int32_t unit = rank.kernel_paths[p.unit[action.item]];
     if (arithmetic != 0) network.join(unit, p.unit_share[action.item], arithmetic, stream.running.key, end);
     if (traffic != 0) network.join(rank.kernel_paths.back(), settings_.memory_cap, traffic, stream.running.key, end);
+    if (!stream.flows_left) end_after(index, stream.until - clock_.now);
 }
 
 inline void World::end_kernel_flow(int32_t index) {

@@ -75,7 +75,7 @@ Program program_of(Columns &from) {
     p.ops = number("ops"), p.tensors = number("tensors"), p.tiers = number("tiers"), p.streams = number("streams");
     p.links = number("links"), p.queues = number("queues"), p.compute_tier = number("compute_tier");
     p.repeats = number("repeats"), p.steps = number("steps"), p.starts_ns = from.number("starts_ns");
-    p.issues_in_laps = number("issues_in_laps"), p.copies_wait_for_ends = number("copies_wait_for_ends");
+    p.is_decided = number("is_decided"), p.issues_in_laps = number("issues_in_laps"), p.copies_wait_for_ends = number("copies_wait_for_ends");
     from.read("reads_at", p.reads_at), from.read("reads", p.reads);
     from.read("writes_at", p.writes_at), from.read("writes", p.writes);
     from.read("workspace_bytes", p.workspace_bytes), from.read("duration_ns", p.duration_ns);

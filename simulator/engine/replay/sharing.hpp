@@ -8,9 +8,6 @@
 
 namespace replay {
 
-// Thrown at what is left to the other engine, such as numbers that are too large for the arithmetic here.
-struct NotCovered {};
-
 struct Resource {
     int64_t bandwidth;                    // what there is to share [B/s]
     int32_t bus = NONE, instance = NONE;  // where its rate is recorded, if it is

@@ -15,12 +15,13 @@ from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, un
 from simulator.cost.service import fabric_rate_cap, lead_ns, rate_cap, transfer_ns
 from simulator.draws import Draws
 from simulator.engine.program import Program
-from simulator.engine.replay.machine import NOTHING, Shared
-from simulator.graph import Collective, Graph, Roles
+from simulator.engine.replay.written import written_out
+from simulator.engine.replay.machine import NOTHING, Shared, Stages
+from simulator.graph import Collective, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.scenario import Switches
-from simulator.trace import Ints
+from simulator.trace import ISSUED, Ints
 
 Columns = dict[str, Any]
 """Numbers, and arrays of numbers, by name."""
@@ -54,6 +55,15 @@ EMPTY: Columns = {
 """What a program without dynamic reads, kernels that share the device, and collectives says of these."""
 
 
+NOBODY_MEETS: Columns = {
+    **dict.fromkeys(("fabrics", "phases"), np.empty(0, np.int64)),
+    **dict.fromkeys(("members", "sender", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)),
+    "members_at": np.zeros(1, np.int32),
+    "collectives": 0,
+}
+"""What a machine says of meetings where there are none."""
+
+
 class Tables:
     """A program in columns.
 
@@ -76,31 +86,41 @@ class Tables:
 
     def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
         self.program, self._hardware, self.reason = program, hardware, ""
-        graph, fixed = program.graph, program.plan.fixed
-        self.roles = Roles(graph)
-        if fixed is None:
-            self.reason = "a plan that decides as it runs"
+        graph, plan = program.graph, program.plan
+        self.roles = _roles(graph)
+        written = None if plan.fixed is not None else written_out(program, hardware)
+        if plan.fixed is None and written is None:
+            self.reason = "a plan that looks at the machine, or breaks a rule"
             return
+        self.actions, prices_ns = (plan.fixed, np.array([hardware.host.fixed.step_ns])) if written is None else written
         kind, a, b, c = (
-            np.frombuffer(column, dtype)
-            for column, dtype in ((fixed.kind, np.int8), (fixed.a, np.int32), (fixed.b, np.int32), (fixed.c, np.int32))
+            np.frombuffer(getattr(self.actions, name), np.int8 if name == "kind" else np.int32) for name in ISSUED
         )
         self._actions = kind, a, b, c
         computes = kind == COMPUTE
-        streams = 1 + int(b[computes].max(initial=0))
-        self.is_contended = self._contends(a[computes], b[computes])
+        if written is None:
+            streams, launches = 1 + int(b[computes].max(initial=0)), True
+        else:
+            streams, launches = 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups), bool(plan.static_parts)
+        of_ops = np.arange(len(graph.ops)), graph.columns.streams
+        self.is_contended = self._contends(*((a[computes], b[computes]) if written is None else of_ops))
         self.columns = {
             **EMPTY,
             **_graph_columns(graph),
             "ops": len(graph.ops), "tensors": len(graph.tensors), "tiers": len(hardware.tiers), "streams": streams,
             "compute_tier": hardware.compute_tier_id, "steps": graph.steps, "repeats": program.plan.repeats,
             "duration_ns": np.array(program.durations_ns, np.int64), "home": np.array(program.plan.home, np.int32),
-            "kind": kind, "a": a, "b": b, "c": c, "price_ns": np.array([hardware.host.fixed.step_ns]),
-            "starts_ns": program.starts_ns + hardware.host.fixed.launch_ns,
+            "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns, "is_decided": int(written is not None),
+            "starts_ns": program.starts_ns + hardware.host.fixed.launch_ns * launches,
             "issues_in_laps": int(program.plan.repeats > 1 and program.draws is None),
             "copies_wait_for_ends": int(switches.copies_wait_for == "end"),
         }  # fmt: skip
+        self.computes = int(computes.sum()) * plan.repeats
         self._add_links()
+        if self.is_contended:
+            self._add_kernels()
+        if program.draws is not None:
+            self._add_draws(program.draws)
 
     def _contends(self, ops: NDArray[np.int32], streams: NDArray[np.int32]) -> bool:
         """Return whether ops whose time is modelled run on several streams."""
@@ -149,6 +169,69 @@ class Tables:
                 rows.append((lead_ns(size, link), rate_cap(size, link)) if shared else (transfer_ns(size, link), 0))
         lead, cap = np.array(rows, np.int64).reshape(-1, 2).T
         self.columns |= {"timing_of": timing_of, "lead_ns": lead.copy(), "cap": cap.copy()}
+
+
+    def _add_kernels(self) -> None:
+        """Add what each op does in the device, beside others, but for its launch; nothing if its time is given."""
+        sizes, known = self.columns["size_bytes"].tolist(), dict[Any, tuple[int, int, int, int]]()
+        rows = list[tuple[int, int, int, int]]()
+        for op, is_modelled in zip(self.program.graph.ops, _is_modelled(self.program.graph).tolist(), strict=True):
+            kind = (is_modelled, op.dynamic, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
+            if kind not in known:
+                known[kind] = self._kernel(expected_op(op, sizes)) if is_modelled else (NOTHING, 0, 0, 0)
+            rows.append(known[kind])
+        units, shares, work, traffic = zip(*rows, strict=True)
+        self.columns |= {
+            "unit": _ints(units), "unit_share": _ints(shares), "unit_work": _halves(work), "traffic": _halves(traffic),
+        }  # fmt: skip
+
+    def _kernel(self, op: Op) -> tuple[int, int, int, int]:
+        """Return the unit of an op, the share of it that it reaches, and its work there and in the memory."""
+        unit, share, work = unit_work(op, self._hardware)
+        _, traffic = roofline(op, self._hardware)
+        return (UNITS.index(unit), share, work, traffic) if work or traffic else (NOTHING, 0, 0, 0)
+
+    def _add_draws(self, draws: Draws) -> None:
+        """Add what dynamic reads choose in each step, and how long their ops take with that."""
+        graph, steps, columns = self.program.graph, self.program.graph.steps, self.columns
+        draws_of, role = np.full(len(graph.ops), NOTHING, np.int32), np.zeros(len(columns["reads"]), np.uint8)
+        is_candidate = np.zeros(len(graph.tensors), bool)
+        is_candidate[list(graph.candidates)] = True
+        role[is_candidate[columns["reads"]]] = 1
+        chosen, counts, takes, traffic = [], [], [], []
+        for number, (op, reads) in enumerate(graph.dynamic_reads.items()):
+            draws_of[op] = number
+            first, last = columns["reads_at"][op : op + 2]
+            role[first:last][np.isin(columns["reads"][first:last], reads.candidates)] = 2
+            flags = draws.chosen_flags[op]
+            chosen.append(np.array(reads.candidates, np.int32)[np.nonzero(flags)[1]])
+            counts.append(flags.sum(axis=1))
+            takes += draws.durations_ns(op)
+            if self.is_contended:
+                traffic += [self._kernel(chosen_op(graph.ops[op], size))[3] for size in draws.chosen_bytes(op).tolist()]
+        self.columns |= {
+            "draws_of": draws_of, "read_role": role, "drawn_ns": np.array(takes, np.int64),
+            "chosen_at": np.cumsum([0, *np.concatenate(counts or [[]])], dtype=np.int64),
+            "chosen": np.concatenate([np.empty(0, np.int32), *chosen]), "drawn_traffic": _halves(traffic),
+        }  # fmt: skip
+
+    def add_collectives(self, ids: dict[Collective, int]) -> None:
+        """Add the call of each op that is a collective, and its number; new ones are numbered on."""
+        calls, of_call = {call: number for number, call in enumerate(self.roles.ops)}, self.roles.calls
+        call_of, collective_of = np.full((2, len(self.program.graph.ops)), NOTHING, np.int32)
+        for op, call in of_call.items():
+            if (collective := self.program.graph.ops[op].collective) is not None:
+                call_of[op], collective_of[op] = calls[call], ids.setdefault(collective, len(ids))
+        self.columns |= {"call_of": call_of, "collective_of": collective_of}
+
+
+def _halves(works: Iterable[int]) -> Ints:
+    """Return works, each as its upper and its lower half."""
+    return _ints(half for work in works for half in (work >> _HALF, work & (1 << _HALF) - 1))
+
+
+def _roles(graph: Graph) -> Roles:
+    return graph.known.get(Roles) or graph.known.setdefault(Roles, Roles(graph))
 
 
 def _is_modelled(graph: Graph) -> NDArray[np.bool_]:
@@ -201,9 +284,45 @@ def machine_columns(shared: Shared, programs: list[Tables], numbers: Sequence[in
 
 def _meetings(shared: Shared, programs: list[Tables], numbers: Sequence[int]) -> Columns:
     """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
+    if not any(program.roles.calls for program in programs):
+        return NOBODY_MEETS
+    hardware, names = shared.hardware, list(shared.hardware.fabrics)
+    of_rank = {rank: programs[number].roles for rank, number in zip(shared.ranks, numbers, strict=True)}
+    meets, of_call = shared.meetings(of_rank)
+    ids: dict[Collective, int] = {}
+    wanted: dict[tuple[int, Collective], tuple[int, ...]] = {}
+    for program in programs:
+        program.add_collectives(ids)
+    for rank, roles in of_rank.items():
+        for call, ops in roles.ops.items():
+            meeting = of_call[rank, call]
+            for collective in {roles.graph.ops[op].collective: None for op in ops}:
+                if collective is not None:
+                    wanted[meeting, collective] = meets[meeting].ranks
+    most_calls = max(len(roles.ops) for roles in of_rank.values())
+    calls = [[of_call[rank, call] for call in roles.ops] for rank, roles in of_rank.items()]
+    lists: dict[Stages, int] = {}
+    stages_of = np.full((len(meets), len(ids)), NOTHING, np.int32)
+    for (meeting, collective), stages in shared.stages(wanted).items():
+        stages_of[meeting, ids[collective]] = lists.setdefault(stages, len(lists))
+    phases = list[int]()
+    for stages, number in lists.items():
+        for stage, parts in enumerate(stages or ((),)):
+            for phase in parts:
+                phases += number, stage, names.index(phase.fabric), phase.hops, phase.port_bytes
+        if not stages:
+            phases += number, NOTHING, 0, 0, 0
+    fabrics = [
+        (fabric.latency_ns, fabric_rate_cap(fabric), whole(fabric.planes * fabric.bandwidth_bytes_per_s))
+        for fabric in hardware.fabrics.values()
+    ]
+    nowhere = [NOTHING] * len(names)
     return {
-        "fabrics": np.empty(0, np.int64), "members_at": np.zeros(1, np.int32), "members": np.empty(0, np.int32),
-        "sender": np.empty(0, np.int32), "sender_paths": np.empty(0, np.int32), "phases": np.empty(0, np.int64),
-        "stages_of": np.empty(0, np.int32), "collectives": 0, "meetings": np.empty(0, np.int32),
-        "port_paths": np.empty(0, np.int32),
+        "fabrics": np.array(fabrics, np.int64), "collectives": len(ids), "stages_of": stages_of,
+        "members_at": np.cumsum([0, *(len(of.members) for of in meets)], dtype=np.int32),
+        "members": _ids(member for of in meets for member in of.members), "sender": _ids(of.sender for of in meets),
+        "sender_paths": np.array([of.paths or nowhere for of in meets], np.int32),
+        "phases": np.array(phases, np.int64),
+        "meetings": np.array([row + [NOTHING] * (most_calls - len(row)) for row in calls], np.int32),
+        "port_paths": np.array([[shared.ports_path(name, rank, rank) for name in names] for rank in shared.ranks], np.int32),
     }  # fmt: skip
