@@ -172,8 +172,20 @@ _COMMANDS = (
 )
 
 
+def _version(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
+    """Print the version, and which engine is used."""
+    if is_asked:
+        from simulator.engine import hint, in_use
+
+        line = hint()
+        click.echo(f"hosim {__version__} (engine: {in_use()}){line and f'; {line}'}")
+        context.exit()
+
+
 @click.group(commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(message="hosim %(version)s", version=__version__)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
+)
 def hosim() -> None:
     """Replay an LLM operator graph on a memory hierarchy, and explain every stall.
 

@@ -94,13 +94,26 @@ _SET = "Change the machine; the budget and homes; or with workload.KEY=VALUE the
 _HOME = "Give tensors a home: weight=ddr, kv_cache=free. Short for --set homes.KIND=TIER."
 
 
+def _engine(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
+    """Replay by an engine until the command ends; engines take time to import."""
+    if name is not None:
+        from simulator.engine import using
+
+        context.with_resource(using(name))
+
+
+_ENGINE = "Replay by this engine: auto, simpy, compiled. No number depends on it."
+
+
 def _settable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Take changes of documents, among them homes."""
+    """Take changes of documents, among them homes, and the engine."""
 
     @wraps(function)
     def with_changes(*args: Any, home: Mapping[str, Any], set: Mapping[str, Any], **more: Any) -> Any:  # noqa: A002
         return function(*args, set={**set, **{f"homes.{kind}": tier for kind, tier in home.items()}}, **more)
 
+    engine = click.option("--engine", metavar="NAME", expose_value=False, callback=_engine, help=_ENGINE)
+    with_changes = engine(with_changes)
     for name, metavar, about in (("--home", "KIND=TIER", _HOME), ("--set", "KEY=VALUE", _SET)):
         with_changes = click.option(name, multiple=True, callback=_changes, metavar=metavar, help=about)(with_changes)
     return with_changes
@@ -178,7 +191,7 @@ def tell_idle(loaded: Loaded, axes: Iterable[str] = ()) -> None:
         click.echo(f"hosim: {line}" if line else "", err=True, nl=line is not None)
 
 
-_ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
+_ASIDE = {"--workers": True, "--engine": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
 """Options that do not change a result, and whether each has a value."""
 
 

@@ -17,6 +17,7 @@ from itertools import chain
 
 from simulator.cost import is_contended
 from simulator.draws import Draws
+from simulator.errors import ConfigError
 from simulator.graph import Graph, OpKind, Roles
 from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
@@ -137,7 +138,18 @@ def folding_obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
     return next((reason for check in checks for reason in check), "")
 
 
-def drawn_apart(programs: Sequence[Program]) -> str:
+def simulated_for(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
+    """Return for each rank the rank that is simulated in its place; `fold` as for `simulator.engine.run`."""
+    if fold == "never" or len(programs) == 1:
+        return tuple(range(len(programs)))
+    reason = folding_obstacle(programs, hardware) or (fold == "always" and _drawn_apart(programs))
+    if reason and fold == "always":
+        must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
+        raise ConfigError("fold", must, reason, do)
+    return tuple(range(len(programs))) if reason else classes(programs)
+
+
+def _drawn_apart(programs: Sequence[Program]) -> str:
     """Return which ranks differ only in what their dynamic reads choose; empty if none do."""
     first: dict[tuple[int, int, int], int] = {}
     for rank, program in enumerate(programs):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
@@ -14,12 +13,11 @@ from simulator.engine.dependencies import Counted, DependencyCounter, Routes
 from simulator.engine.host import HostThread
 from simulator.engine.kernels import Kernels
 from simulator.engine.places import AddressedTier, Places
-from simulator.engine.program import Columns, Program, classes, drawn_apart, folding_obstacle
+from simulator.engine.program import Columns, Program
 from simulator.engine.stream import Stream
 from simulator.engine.supernode import Machine
 from simulator.engine.view import ReactiveView
 from simulator.engine.waits import Explainer, Ledger
-from simulator.errors import ConfigError
 from simulator.graph import Roles
 from simulator.hardware import Hardware
 from simulator.interrupts import no_garbage_search
@@ -34,46 +32,13 @@ Progress = Callable[[int, int], None]
 def run(
     programs: Sequence[Program],
     hardware: Hardware,
-    *,
-    budget_bytes: int | float | None = None,
-    switches: Switches | None = None,
+    budget_bytes: int | float | None,
+    switches: Switches,
+    stands_in: tuple[int, ...],
     progress: Progress | None = None,
-    fold: Literal["auto", "never", "always"] = "never",
 ) -> Trace:
-    """Replay one program per rank.
-
-    Parameters
-    ----------
-    programs
-        The program of each rank.
-    hardware
-        The machine.
-    budget_bytes
-        What may be used of the compute tier [B]; default: its capacity less what is reserved.
-    switches
-        Modelling choices about the machine.
-    progress
-        Called now and then.
-    fold
-        Whether ranks with the same program may stand for one another, which changes no time (see
-        `simulator.engine.program`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
-
-    Returns
-    -------
-    Trace
-        What happened; its status is ``blocked`` if some action could never start.
-
-    Raises
-    ------
-    PlanError
-        If a reactive plan issues an action that cannot act, or a copy has no link.
-    CapacityError
-        If the homes alone exceed a tier.
-    ConfigError
-        If ranks must be folded and cannot be.
-    """
-    stands_in = _stands_in(programs, hardware, fold)
-    machine = Machine(programs, hardware, budget_bytes, switches or Switches(), stands_in)
+    """Replay one program per rank, as `simulator.engine.run` says; `stands_in` names who is simulated for each rank."""
+    machine = Machine(programs, hardware, budget_bytes, switches, stands_in)
 
     def checkpoint() -> None:
         machine.recorder.flush()
@@ -98,17 +63,6 @@ def run(
     once = tuple((*place, size) for place, size in machine.stored_once.items())
     begin_together = len({programs[rank].starts_ns for rank in stands_in}) == 1
     return replace(trace, until_ns=None if begin_together else _until_ns(trace), stored_once=once)
-
-
-def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
-    """Return for each rank the rank that is simulated in its place."""
-    if fold == "never" or len(programs) == 1:
-        return tuple(range(len(programs)))
-    reason = folding_obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
-    if reason and fold == "always":
-        must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
-        raise ConfigError("fold", must, reason, do)
-    return tuple(range(len(programs))) if reason else classes(programs)
 
 
 def _until_ns(trace: Trace) -> int:

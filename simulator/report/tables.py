@@ -188,6 +188,7 @@ class ProgressBar:
     """Shows progress on stderr.
 
     It yields a function of a label, the amount done, and the total (0: unknown; below 0: print the label as a line).
+    After what took long it says so if another engine would have been quicker.
     """
 
     def __init__(self) -> None:
@@ -225,3 +226,7 @@ class ProgressBar:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if monotonic() > self._begun_s + SELDOM_S:
+            from simulator.engine import hint  # noqa: PLC0415 - what is soon done may need no engine
+
+            sys.stderr.write(f"hosim: {line}\n" if (line := hint()) else "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator import catalog
+from simulator.engine import using
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.importers import refuse_foreign
@@ -30,6 +31,7 @@ def run(  # noqa: PLR0913 - what is run, and how
     job: Job | None = None,
     progress: Progress | None = None,
     what_if: bool | None = False,
+    engine: str | None = None,
 ) -> Results:
     """Replay a workload on a machine under some policies.
 
@@ -54,6 +56,9 @@ def run(  # noqa: PLR0913 - what is run, and how
     what_if
         Whether to search for the bandwidth, and the capacity, with which the fastest row is free: its step is as long
         as if nothing moved. None, as in `hosim run`: only if it is not free already, and the search is quick.
+    engine
+        What replays: ``simpy``, ``compiled``, or ``auto``, which is the latter where it can. No number depends on it.
+        Default: the environment variable ``HOSIM_ENGINE``, or else ``auto``.
 
     Returns
     -------
@@ -69,7 +74,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     scenario = scenario_to_run(scenario, hardware, workload, policies)
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
-    return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if if job is None else False)
+    with using(engine):
+        return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if if job is None else False)
 
 
 def scenario_to_run(

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any
 
 import simulator
+from simulator import engine
 from simulator.errors import ConfigError, import_extra, insist
 from simulator.processes import Make
 from simulator.run.kept import code_key
@@ -64,7 +65,8 @@ def clustered(
         log.setLevel(logging.CRITICAL)  # it logs as tracebacks what the errors below say
         _check(client, where)
         shared = client.submit(bytes, pickle.dumps(make), pure=False)  # recomputed if its worker dies
-        futures = client.map(_done, [shared] * len(tasks), [task for _, task in tasks], pure=False)
+        given = ([each] * len(tasks) for each in (shared, engine.chosen()))
+        futures = client.map(_done, *given, [task for _, task in tasks], pure=False)
         indices = {future.key: index for future, (index, _) in zip(futures, tasks, strict=True)}
         ended = distributed.as_completed(futures, loop=client.loop)
         del futures  # so that a task's rows are freed once they are yielded
@@ -102,9 +104,9 @@ def _check(client: Any, where: str) -> None:
             insist(other == expected[name], where, rule, f"{name} {other} at {worker}, and {expected[name]} here", do)
 
 
-def _done(shared: bytes, task: Any) -> Any:
-    """Run a task on a worker, one at a time."""
-    with _lock:
+def _done(shared: bytes, engine_name: str, task: Any) -> Any:
+    """Run a task on a worker, one at a time, by the engine of the one who asks."""
+    with _lock, engine.using(engine_name):
         if shared not in _made:
             _made.clear()
             _made[shared] = pickle.loads(shared)()

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from simulator import catalog, metrics
+from simulator import catalog, engine, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.shelf import errors_at
 from simulator.catalog.text import scalar
@@ -293,7 +293,7 @@ def _keyed_study(
     if names := names_in(policies):
         rows_named(base.scenario, names)
     about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
-    about.append([(axis.fields, axis.unit) for axis in axes])
+    about += [engine.in_use(), [(axis.fields, axis.unit) for axis in axes]]
     about.append(None if "scenario" in base.sha256 else base.scenario.model_dump_json())
     key = partial(key_of, key_of(about).hex())
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)

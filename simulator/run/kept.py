@@ -41,9 +41,9 @@ def default_folder() -> Path:
 
 
 def code_key() -> str:
-    """Return a digest of all modules of hosim, which changes with any of them."""
+    """Return a digest of hosim's own code, in C++ too where that is there, which changes with any of its files."""
     digest, root = sha256(), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.[ch]pp"))):
         digest.update(f"{path.relative_to(root)} {sha256(path.read_bytes()).hexdigest()}".encode())
     return digest.hexdigest()
 

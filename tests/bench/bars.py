@@ -15,7 +15,7 @@ from pathlib import Path
 
 PROGRAMS = (
     "engine.py",
-    "engine.py --ranks",
+    "astra.py",
     "ranks.py",
     "planning.py",
     "planning.py --recompute",

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from synthetic import decode
 
 from simulator import engine
+from simulator.builders.weights import blocks
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
@@ -71,13 +72,13 @@ def _case(graph: Graph, hardware: Hardware, steps: Actions, homes: list[int]) ->
     return Case(len(steps) * graph.steps, len(graph.ops) * graph.steps, lambda: engine.run([program], hardware))
 
 
-def decode_case(ops: int) -> Case:
+def decode_case(ops: int, layers: int = LAYERS) -> Case:
     """Nine steps a layer: weight and KV cache in, four computes, KV cache out, two detaches; HBM holds three layers."""
-    graph = decode(LAYERS, weight_bytes=4000, kv_bytes=1000, duration_ns=1200, steps=max(1, ops // (9 * LAYERS)))
+    graph = decode(layers, weight_bytes=4000, kv_bytes=1000, duration_ns=1200, steps=max(1, ops // (9 * layers)))
     ids = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
     steps = Actions()
-    for layer in range(LAYERS):
-        weight, kv = ids[f"L{layer:02}/weight"], ids[f"L{layer:02}/kv"]
+    for layer, block in enumerate(blocks(layers)):
+        weight, kv = ids[f"{block}/weight"], ids[f"{block}/kv"]
         steps.copy(weight, 1, 0)
         steps.copy(kv, 1, 0)
         for i in range(4):

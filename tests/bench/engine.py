@@ -1,21 +1,26 @@
-"""How fast the engine is, in a form that a noisy machine can't spoil: ratios within one process, medians over several.
+"""How fast both engines are, in a form that a noisy machine can hardly spoil: ratios in one process, and in turns.
 
-    python tests/bench/engine.py --ops 100000 --json
+    python tests/bench/engine.py
+    python tests/bench/engine.py --cases decode pool64 --ops 100000 --json
 
-``R`` is operators per second over simpy's bare timeouts per second, measured in the same process just before and just
-after; seconds are of its processor. Each figure is the median over fresh processes. The run is only counted if every
-operator completed. It ends with 1 if a figure misses its bar (`must`), and says which.
+Times are of the processor. Each case has a process of its own, in which both engines run it in turns and must give the
+same spans. ``ratio`` is how many times as fast the compiled engine is. ``R`` is what simpy runs: operators per second,
+over bare timeouts per second of a stock environment just before and just after. ``growth`` is what an op of `decode`
+costs at a million of them over what it costs at ten thousand, by the compiled engine, and ``bytes_per_op`` the memory
+that this run takes besides its trace. It ends with 1 if a figure misses its bar, and says which.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +28,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bars
 
-LEAST = {"decode": 0.18, "compute": 0.28, "reactive": 0.18, "pool64": 0.12, "pool384": 0.08}
-MOST = {"growth": 1.5, "bytes_per_op": 500, "ranks": 2.5}
-MUST = LEAST | MOST
-AIM = {"decode": 0.25, "compute": 0.40, "reactive": 0.28, "growth": 1.25, "bytes_per_op": 300,
-       "pool64": 0.18, "pool384": 0.13, "ranks": 2.5}  # fmt: skip
-RANK_OPS = 4
+from simulator import engine
+from simulator.errors import ConfigError
+from simulator.trace import TABLES, Trace
+
+MOST = {"growth": 1.0, "bytes_per_op": 100.0}
+LEAST = {"decode": 0.035, "compute": 0.14, "reactive": 0.016, "pool1": 0.019, "pool64": 0.029, "pool384": 0.018}
+"""R of simpy: a quarter of that of the event loop which it replaced. Speed is not its aim."""
+ENGINES = ("simpy", "compiled")
+FEW = 4
 """So many times the ops for the cases of many ranks: each rank has few of its own."""
 
 
@@ -43,100 +51,109 @@ def timeouts_per_s() -> float:
             yield env.timeout(1)
 
     env.process(process())
-    start = time.process_time()
+    begun = time.process_time()
     env.run()
-    return 100_000 / (time.process_time() - start)
+    return 100_000 / (time.process_time() - begun)
 
 
-def measure(name: str, ops: int) -> dict[str, float]:
-    """Measure one case in this process."""
+def compared(name: str, ops: int, turns: int) -> dict[str, Any]:
+    """Run a case by both engines in turns, in this process; what the compiled one refuses is run by simpy alone."""
     from cases import CASES
 
     case = CASES[name](ops)
-    before = timeouts_per_s()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
-    trace = case.run()
-    seconds = time.process_time() - start
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024
-    reference = (before + timeouts_per_s()) / 2
-    done = int((trace.spans.whole()["kind"] == 0).sum())
-    if trace.status != "ok" or done != case.computes:
-        raise SystemExit(f"{name}: only {done} of {case.computes} computes completed, status {trace.status}")
+    times: dict[str, list[float]] = {by: [] for by in ENGINES}
+    spans, rates = {}, list[float]()
+    for _ in range(turns):
+        before = timeouts_per_s()
+        for by in ENGINES:
+            with engine.using(by), suppress(ConfigError):
+                begun = time.process_time()
+                trace = case.run()
+                times[by].append(time.process_time() - begun)
+                spans[by] = trace.spans.whole()
+                if trace.status != "ok" or int((spans[by]["kind"] == 0).sum()) != case.computes:
+                    raise SystemExit(f"{name}: not all computes were completed by {by}, status {trace.status}")
+        rates.append((before + timeouts_per_s()) / 2)
+    if any((spans["simpy"][column] != values).any() for column, values in spans.get("compiled", {}).items()):
+        raise SystemExit(f"{name}: the engines do not give the same")
     steps = sum(len(table) for table in trace.issued) or case.steps
-    rate = steps / seconds
-    return {"ops": steps, "us_per_op": 1e6 / rate, "R": rate / reference, "bytes_per_op": grown / steps}
+    ratios = [slow / fast for slow, fast in zip(*times.values(), strict=False)]
+    return {
+        "ops": steps,
+        "R": statistics.median(steps / slow / rate for slow, rate in zip(times["simpy"], rates, strict=True)),
+        **{f"{by}_us_per_op": 1e6 * statistics.median(of) / steps for by, of in times.items() if of},
+        **({"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else {}),
+    }
 
 
-def fresh(name: str, ops: int, runs: int) -> dict[str, float]:
-    """Medians of one case over fresh processes."""
-    command = [sys.executable, __file__, "--case", name, "--ops", str(ops), "--json"]
-    found = [
-        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(runs)
-    ]
-    medians = {key: statistics.median(run[key] for run in found) for key in found[0]}
-    return {**medians, "R_least": min(run["R"] for run in found), "R_most": max(run["R"] for run in found)}
+def alone(ops: int) -> dict[str, float]:
+    """Run `decode` by the compiled engine, in this process: time, and memory besides the trace."""
+    from cases import CASES
+
+    case = CASES["decode"](ops)
+    gc.collect()
+    with engine.using("compiled"):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        begun = time.process_time()
+        trace = case.run()
+        seconds = time.process_time() - begun
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return {"us_per_op": 1e6 * seconds / case.steps, "bytes_per_op": (grown - _bytes(trace)) / case.steps}
+
+
+def _bytes(trace: Trace) -> int:
+    tables = [*(getattr(trace, name) for name in TABLES), *trace.issued]
+    return sum(8 * len(table.columns) * len(table) for table in tables)
+
+
+def _apart(**asked: Any) -> Any:
+    options = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+    done = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def grown(turns: int) -> dict[str, float]:
+    """What an op costs at a million of them over what it costs at ten thousand, and the memory that it takes there."""
+    few, many = ([_apart(alone=ops) for _ in range(turns)] for ops in (10_000, 1_000_000))
+    times = [statistics.median(run["us_per_op"] for run in runs) for runs in (many, few)]
+    return {"growth": times[0] / times[1], "bytes_per_op": statistics.median(run["bytes_per_op"] for run in many)}
 
 
 def main() -> int:
-    """Measure all cases, or one in this process; 1 if a bar is missed."""
+    """Compare all cases, and see how the compiled engine grows; 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=[*LEAST], choices=LEAST, help="default: all")
     parser.add_argument("--ops", type=int, default=100_000, help="operators of each run (default: 100000)")
-    parser.add_argument("--runs", type=int, default=7, help="fresh processes for each figure (default: 7)")
-    parser.add_argument("--case", help="measure this case once, in this process")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-growth", action="store_true", help="leave out the runs of 10,000 and 1,000,000 operators")
-    parser.add_argument("--ranks", action="store_true", help="measure 1, 64 and 384 unfolded ranks on one pool instead")
-    options = parser.parse_args()
-    if options.case:
-        print(json.dumps(measure(options.case, options.ops)))
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.case or asked.alone:
+        print(json.dumps(alone(asked.alone) if asked.alone else compared(asked.case, asked.ops, asked.turns)))
         return 0
-    result, figures, table = _ranks(options) if options.ranks else _one_rank(options)
-    least, most = ({name: bar for name, bar in of.items() if name in figures} for of in (LEAST, MOST))
-    misses = bars.missed(figures, least=least, most=most)
-    if options.json:
-        print(json.dumps({"result": result, "must": MUST, "aim": AIM, "missed": misses}, indent=1))
-    else:
-        print("\n".join((*table, bars.told(misses))))
+    ops = {name: asked.ops * (FEW if name.startswith("pool") else 1) for name in asked.cases}
+    found = {name: _apart(case=name, ops=ops[name], turns=asked.turns) for name in asked.cases}
+    growth = grown(asked.turns)
+    figures = {name: row["R"] for name, row in found.items()} | growth
+    misses = bars.missed(figures, least={name: LEAST[name] for name in found}, most=MOST)
+    if asked.json:
+        print(json.dumps({"result": found, **growth, "must": LEAST | MOST, "missed": misses}, indent=1))
+        return bool(misses)
+    print(f"{'case':<10} {'R of simpy':>10} {'must':>6} {'us/op':>7} {'compiled':>9} {'ratio':>6}  least   most")
+    for name, row in found.items():
+        by_compiled = "  refused"
+        if "ratio" in row:
+            by_compiled = (
+                f"{row['compiled_us_per_op']:>9.3f} {row['ratio']:>6.1f} {row['least']:>6.1f} {row['most']:>6.1f}"
+            )
+        print(f"{name:<10} {row['R']:>10.3f} {LEAST[name]:>6.3f} {row['simpy_us_per_op']:>7.2f} {by_compiled}")
+    print(f"an op at 1M costs {growth['growth']:.2f} of one at 10k (must {MOST['growth']:g})")
+    print(f"an op at 1M takes {growth['bytes_per_op']:.0f} B besides its trace (must {MOST['bytes_per_op']:g})")
+    print(bars.told(misses))
     return bool(misses)
-
-
-Measured = tuple[dict[str, Any], dict[str, float], list[str]]
-"""All that was found, the figures to judge, and lines for people."""
-
-
-def _one_rank(options: argparse.Namespace) -> Measured:
-    """Measure one rank, and unless that is left out how time and memory grow with operators."""
-    names = ("decode", "compute", "reactive")
-    result: dict[str, Any] = {name: fresh(name, options.ops, options.runs) for name in names}
-    figures = {name: result[name]["R"] for name in names}
-    table = [f"{'case':<10} {'R':>6} {'least':>6} {'most':>6} {'must':>6} {'aim':>6} {'us/op':>7} {'B/op':>6}"]
-    for name in names:
-        row = result[name]
-        rates = f"{row['R']:>6.3f} {row['R_least']:>6.3f} {row['R_most']:>6.3f} {MUST[name]:>6.2f} {AIM[name]:>6.2f}"
-        table.append(f"{name:<10} {rates} {row['us_per_op']:>7.2f} {row['bytes_per_op']:>6.0f}")
-    if options.no_growth:
-        return result, figures, table
-    small, large = (fresh("decode", ops, max(3, options.runs // 2)) for ops in (10_000, 1_000_000))
-    growth, kept = small["R"] / large["R"], large["bytes_per_op"]
-    result |= {"growth": {"10k": small, "1M": large, "ratio": growth}, "bytes_per_op": {"1M": kept}}
-    table.append(f"an op at 1M costs {growth:.2f} of one at 10k (must {MUST['growth']}, aim {AIM['growth']})")
-    table.append(f"an op at 1M takes {kept:.0f} B, trace kept (must {MUST['bytes_per_op']}, aim {AIM['bytes_per_op']})")
-    return result, {**figures, "growth": growth, "bytes_per_op": kept}, table
-
-
-def _ranks(options: argparse.Namespace) -> Measured:
-    """Measure ranks on one pool, and what an op costs at 384 of them against one."""
-    names = ("pool1", "pool64", "pool384")
-    found = {name: fresh(name, RANK_OPS * options.ops, options.runs) for name in names}
-    ratio, table = found["pool1"]["R"] / found["pool384"]["R"], []
-    for name in names:
-        row = found[name]
-        bar = f"must {MUST[name]}, aim {AIM[name]}" if name in MUST else ""
-        spread = f"{row['R_least']:.3f} to {row['R_most']:.3f}"
-        table.append(f"{name:<8} R {row['R']:.3f} ({spread}) {row['bytes_per_op']:.0f} B/op {bar}".rstrip())
-    table.append(f"an op at 384 ranks costs {ratio:.2f} of one at one rank (must {MUST['ranks']})")
-    return {**found, "ranks": ratio}, {**{name: found[name]["R"] for name in names}, "ranks": ratio}, table
 
 
 if __name__ == "__main__":

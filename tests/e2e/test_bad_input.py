@@ -260,6 +260,7 @@ def test_wrong_usage_is_exit_code_2(arguments, hosim):
 def test_a_broken_law_is_one_message_too(hosim, scenario, monkeypatch):
     """A stream that tells of longer waits than it had: the referee finds it, whatever the plan."""
     own = Ledger.end
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
     monkeypatch.setattr(Ledger, "end", lambda self, issue, op: own(self, issue + 1, op))
     done = hosim("run", scenario, "--policy", "reactive")
     assert done.code == 1

@@ -1,16 +1,44 @@
 """`hosim list`, `check`, `schema`, `--version` and `--help`."""
 
 import json
+import os
 
 import chain
 import pytest
 
 import simulator as hosim_api
+from simulator import engine
+from simulator.engine import replay, simulation
 from simulator.policies import POLICIES
 
 
-def test_version(hosim):
-    assert hosim("--version").out == f"hosim {hosim_api.__version__}\n"
+def test_version(hosim, monkeypatch):
+    """With the engine, and what to do for the one that is missing."""
+    version = hosim_api.__version__
+    monkeypatch.setattr(replay, "is_built", lambda: True)
+    assert hosim("--version").out == f"hosim {version} (engine: compiled)\n"
+    monkeypatch.setattr(replay, "is_built", lambda: False)
+    assert hosim("--version").out == f"hosim {version} (engine: simpy); {engine.hint()}\n"
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
+    assert hosim("--version").out == f"hosim {version} (engine: simpy)\n"
+
+
+def test_a_command_replays_by_the_engine_that_it_names(hosim, tmp_path, monkeypatch):
+    """And its page names a command without it, as nothing depends on it."""
+    path, by = chain.write(tmp_path), []
+    own = simulation.run
+    monkeypatch.setattr(simulation, "run", lambda *given: by.append(os.environ["HOSIM_ENGINE"]) or own(*given))
+    out = tmp_path / "out"
+    assert hosim("run", path, "--policy", "reactive", "--engine", "simpy", "--out", out).code == 0
+    assert set(by) == {"simpy"}
+    assert "HOSIM_ENGINE" not in os.environ
+    page = (out / "report.html").read_text()
+    assert "hosim run" in page
+    assert "simpy" not in page
+    done = hosim("run", path, "--engine", "simply")
+    assert (done.code, done.out) == (1, "")
+    message = "hosim: HOSIM_ENGINE: an engine is one that hosim has, found 'simply'; use one of auto, simpy, compiled"
+    assert done.err.startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
-"""The command as a process: Ctrl-C, closed pipes, hash seeds, terminals, and the wheel in a clean environment."""
+"""The command as a process: Ctrl-C, closed pipes, hash seeds, and terminals."""
 
-import importlib.util
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
-import venv
 from pathlib import Path
 
 import pytest
@@ -237,39 +234,3 @@ def test_a_terminal_gets_lines_that_fit_and_progress_that_vanishes(width, scenar
     assert len(headings) == (1 if width == 200 else 4)
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
     assert "resident does not fit in hbm" in shown
-
-
-@pytest.mark.slow
-def test_the_wheel_works_in_a_clean_environment(tmp_path):
-    build = [sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(ROOT)]  # by way of an sdist
-    if importlib.util.find_spec("hatchling"):
-        build.insert(3, "--no-isolation")
-    subprocess.run(build, check=True, capture_output=True, timeout=170)
-    (wheel,) = (tmp_path / "dist").glob("hosim-*.whl")
-    home = tmp_path / "clean"
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    (site,) = home.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    install += ["--force-reinstall", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, timeout=120)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    where = [str(python), "-c", "import hosim, simulator; assert hosim is simulator; print(simulator.__file__)"]
-    clean = {"cwd": empty, "env": {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}}
-    at = subprocess.run(where, capture_output=True, text=True, check=True, **clean).stdout.strip()
-    assert Path(at).is_relative_to(home)
-    command = [str(python), "-m", "simulator"]
-    listed = subprocess.run([*command, "list"], capture_output=True, text=True, check=True, **clean)
-    assert "llama3_8b_train_910c" in listed.stdout
-    done = subprocess.run(
-        [*command, "run", "tiny_train_910c", "--policy", "static", "--out", "out"],
-        **clean,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (empty / "out" / "report.html").read_text().count("data:image/png") == 3  # with the front

@@ -134,6 +134,7 @@ def test_a_message_is_read_where_it_is_sent_and_written_where_it_is_received():
 
 def test_the_referee_counts_what_passes_the_memory(monkeypatch):
     """If kernels did not let copies take their bandwidth, 48 bytes would pass a memory of 1 byte per ns in 32."""
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
     monkeypatch.setattr(
         Kernels, "begin", lambda _, stream, op, compute: stream.end_after(stream.columns.duration_ns[op])
     )

@@ -178,6 +178,7 @@ def test_the_referee_sees_a_copy_that_could_have_started(monkeypatch: pytest.Mon
     if frees:
         g = graph(f"{TENSORS}, y 10 input", "k: y ->, 90 ns", *OPS)
         text, homes = BEHIND.replace("compute f", "compute k; detach y hbm; compute f"), f"{HOMES}, y hbm"
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
     monkeypatch.setattr(TierInstance, "admit", admit_only_the_first)
     t = play(h, g, text, homes)
     assert t.status == ("ok" if frees else "blocked")

@@ -121,6 +121,7 @@ FASTER = [
 
 @pytest.mark.parametrize(("op", "law"), FASTER)
 def test_the_referee_knows_a_device_that_is_faster_than_itself(op, law, monkeypatch):
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
     monkeypatch.setattr(
         Kernels, "begin", lambda _, stream, op, compute: stream.end_after(stream.columns.duration_ns[op])
     )

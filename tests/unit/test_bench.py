@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import chakra_replay
 import pytest
-from bench import bars, engine, offsets, ranks
+from bench import astra, bars, engine, offsets, ranks
 from pages import ROOT
 
 BENCH = Path(bars.__file__).parent
@@ -22,37 +23,56 @@ def test_a_figure_misses_its_bar_on_one_side_only():
     assert bars.told([]) == "every bar is met"
 
 
-def measured(factor):
-    """Each case as fast as its bar times a factor."""
-    rates = {name: factor * bar for name, bar in engine.LEAST.items()} | {"pool1": factor * engine.LEAST["pool384"]}
+@pytest.mark.parametrize("options", [[], ["--json"], ["--cases", "decode", "pool64"]])
+@pytest.mark.parametrize(("factor", "growth", "most_bytes"), [(1, 1, 100), (0.99, 1, 100), (1, 1.01, 100), (1, 1, 101)])
+def test_an_engine_that_is_too_slow_ends_with_1(factor, growth, most_bytes, options, monkeypatch, capsys):
+    def apart(*, case="", alone=0, **_):
+        if alone:
+            return {"us_per_op": growth if alone == 1_000_000 else 1, "bytes_per_op": most_bytes}
+        return {"R": factor * engine.LEAST[case], "simpy_us_per_op": 3.5}
 
-    def fresh(name, ops, runs):
-        more = {"us_per_op": 1.0, "bytes_per_op": 100.0}
-        return {"R": rates[name], "R_least": rates[name], "R_most": rates[name], **more}
-
-    return fresh
-
-
-@pytest.mark.parametrize("options", [[], ["--ranks"], ["--json"], ["--ranks", "--json"]])
-def test_an_engine_that_is_too_slow_ends_with_1(options, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["engine.py", *options])
-    monkeypatch.setattr(engine, "fresh", measured(1))
-    assert engine.main() == 0
-    capsys.readouterr()
-    monkeypatch.setattr(engine, "fresh", measured(0.99))
-    assert engine.main() == 1
-    said = capsys.readouterr().out
-    misses = json.loads(said)["missed"] if "--json" in options else said.splitlines()[-1].split(";")
-    assert len(misses) == (2 if "--ranks" in options else 3)
+    monkeypatch.setattr(engine, "_apart", apart)
+    missed = (2 if "decode" in options else len(engine.LEAST)) if factor < 1 else int(growth > 1 or most_bytes > 100)
+    assert engine.main() == bool(missed)
+    shown = capsys.readouterr().out
+    misses = json.loads(shown)["missed"] if "--json" in options else shown.splitlines()[-1].split("must be")[1:]
+    assert len(misses) == missed
 
 
-@pytest.mark.parametrize(("processor_s", "code"), [(60.0, 0), (60.01, 1)])
-def test_many_ranks_are_judged_by_processor_time(processor_s, code, monkeypatch, capsys):
-    row = {"processor_seconds": processor_s, "seconds": 1e9, "ops": 1, "step_ns": 1, "base_bytes": 0, "most_bytes": 1}
-    monkeypatch.setattr("sys.argv", ["ranks.py", "8"])
-    monkeypatch.setattr(ranks, "_apart", lambda count: {"ranks": count, **row})
-    assert ranks.main() == code
-    assert ("missed: 8 ranks" in capsys.readouterr().out) is bool(code)
+@pytest.mark.parametrize(("share", "power", "missed"), [
+    (0.4, 1.1, ""), (0.41, 1.1, "share"), (0.4, 1.12, "exponent"),
+])  # fmt: skip
+def test_many_ranks_are_judged_by_a_share_and_by_growth(share, power, missed, monkeypatch, capsys):
+    def apart(count, engine):
+        seconds = count**power * (share if engine == "compiled" else 1)
+        return {"ranks": count, "ops": 1, "processor_seconds": seconds, "base_bytes": 0, "most_bytes": count}
+
+    monkeypatch.setattr("sys.argv", ["ranks.py", "8", "1024"])
+    monkeypatch.setattr(ranks, "_apart", apart)
+    assert ranks.main() == bool(missed)
+    assert [part.split()[0] for part in capsys.readouterr().out.splitlines()[-1].split(": ")[1:]] == [missed] * bool(
+        missed
+    )
+
+
+@pytest.mark.parametrize(("speed", "missed"), [(5.0, 0), (4.99, 2)])
+def test_beside_astra_sim_both_cases_are_judged(speed, missed, monkeypatch, capsys):
+    found = {"compiled": speed, "compiled built": 1, "simpy": 1, "least": 1, "most": 9}
+    monkeypatch.setattr("sys.argv", ["astra.py", __file__])
+    monkeypatch.setattr(astra, "measured", lambda *_: found)
+    assert astra.main() == bool(missed)
+    assert capsys.readouterr().out.splitlines()[-1].count("must be") == missed
+    monkeypatch.setattr("sys.argv", ["astra.py", "no-such-file"])
+    assert astra.main() == 0
+    assert "nothing is compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("layers", [8, 40])
+def test_what_astra_sim_runs_are_the_layers_of_the_bench(layers, tmp_path):
+    """A scheduler of the tests, which does what ASTRA-sim does, ends when the engine does."""
+    astra.write(tmp_path, "layers", 40)
+    assert chakra_replay.replay_ns(tmp_path / "layers.0.et", 1, 0) == astra.hosim(layers, 9 * 40, "simpy")[2]
 
 
 @pytest.mark.parametrize(("power", "code"), [(1.1, 0), (1.2, 1)])
@@ -89,17 +109,14 @@ PAGE = (ROOT / "docs" / "evidence" / "speed.md").read_text(encoding="utf-8")
 
 def test_the_page_shows_what_is_missed():
     """The bars of the page are those of today, and the last line of a table names the figures that miss theirs."""
-    one_rank, pool = re.findall(r"measured by: python tests/bench/engine.py.*?```text\n(.*?)```", PAGE, re.DOTALL)
-    rows = [line.split() for line in one_rank.splitlines()[1:4]] + [
-        [name, rate, "", "", must] for name, rate, must in re.findall(r"^(\w+) +R (\S+) .* must (\S+),", pool, re.M)
-    ]
-    assert {name: float(must) for name, _, _, _, must, *_ in rows} == engine.LEAST
-    growth, kept, over = (
-        float(re.search(pattern, one_rank + pool)[1])
-        for pattern in (r"costs (\S+) of one at 10k", r"takes (\S+) B, trace", r"costs (\S+) of one at one rank")
-    )
-    figures = {name: float(rate) for name, rate, *_ in rows}
-    figures |= {"growth": growth, "bytes_per_op": kept, "ranks": over}
+    shown = re.search(r"measured by: python tests/bench/engine.py.*?```text\n(.*?)```", PAGE, re.DOTALL)[1]
+    rows = {
+        name: (float(rate), float(must)) for name, rate, must in re.findall(r"^(\w+) +([\d.]+) +([\d.]+) ", shown, re.M)
+    }
+    assert {name: must for name, (_, must) in rows.items()} == engine.LEAST
+    found = re.findall(r"(?:costs|takes) (\S+) .*\(must (\S+)\)", shown)
+    assert [float(must) for _, must in found] == [*engine.MOST.values()]
+    figures = {name: rate for name, (rate, _) in rows.items()}
+    figures |= dict(zip(engine.MOST, (float(value) for value, _ in found), strict=True))
     named = [part.split()[0] for part in bars.missed(figures, least=engine.LEAST, most=engine.MOST)]
-    told = " ".join(table.splitlines()[-1] for table in (one_rank, pool))
-    assert re.findall(r"(\w+) \S+ \(must be", told) == named
+    assert re.findall(r"(\w+) \S+ \(must be", shown.splitlines()[-1]) == named

@@ -6,13 +6,16 @@ import threading
 
 import pytest
 
+from simulator import engine
+from simulator.engine import replay
 from simulator.report import tables
 from simulator.run import sweep
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that stands still until it is set; the compiled engine is there."""
+    monkeypatch.setattr(replay, "is_built", lambda: True)
     now = [100.0]
     monkeypatch.setattr(tables, "monotonic", lambda: now[0])
     return now
@@ -34,6 +37,17 @@ def test_what_is_soon_done_says_nothing(clock, capsys):
         clock[0] += tables.SELDOM_S - 1
         tell("static", 10, 10)
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_took_long_says_if_it_could_be_quicker(clock, capsys, monkeypatch):
+    monkeypatch.setattr(replay, "is_built", lambda: False)
+    for seconds, name in ((29, "auto"), (31, "auto"), (31, "simpy")):
+        with engine.using(name), tables.ProgressBar():
+            clock[0] += seconds
+    assert capsys.readouterr().err == (
+        "hosim: its compiled engine, which is quicker, is not built; for it install a C++17 compiler and Python's "
+        "headers, then hosim again\n"
+    )
 
 
 def test_the_bar_of_a_terminal_has_no_thread_and_is_drawn_now_and_then(clock, capsys, monkeypatch):

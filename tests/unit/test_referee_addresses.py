@@ -67,12 +67,14 @@ BROKEN = [
 
 @pytest.mark.parametrize(("where", "name", "instead", "law"), BROKEN)
 def test_an_engine_that_breaks_a_law_is_found(monkeypatch, where, name, instead, law):
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
     monkeypatch.setattr(where, name, instead)
     with pytest.raises(InvariantError, match=law):
         told()
 
 
 def test_ranges_that_are_taken_too_early_are_found(monkeypatch):
+    monkeypatch.setenv("HOSIM_ENGINE", "simpy")
     monkeypatch.setattr(Ranges, "take", _at_once)
     with pytest.raises(InvariantError, match="no two live places overlap"):
         told("fixed")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from simulator.engine.program import Program
+from simulator.engine.replay.extension import loaded
 from simulator.engine.replay.machine import Shared
 from simulator.engine.replay.tables import ENDLESS, Tables, machine_columns
 from simulator.hardware import Hardware
@@ -18,16 +19,13 @@ from simulator.plan import COMPUTE
 from simulator.scenario import Switches
 from simulator.trace import ISSUED, RATES, RESIDENCIES, SPANS, WAITS, Table, Trace, pick
 
-try:
-    from simulator.engine.replay import _replay
-except ImportError:
-    _replay = None
+_replay = loaded()
 
 Progress = Callable[[int, int], None]
 
 
 def is_built() -> bool:
-    """Return whether the extension is there."""
+    """Return whether the extension is there, made of these sources."""
     return _replay is not None
 
 

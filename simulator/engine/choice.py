@@ -1,0 +1,118 @@
+"""Two engines, one rulebook: which of them replays programs.
+
+``simpy`` runs everything. ``compiled`` runs the same rules in C++, where it is built, and knows less. ``auto`` takes it
+where it can. Their traces are equal, so no number tells which one made it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from simulator.engine import replay, simulation
+from simulator.engine.program import Program, simulated_for
+from simulator.engine.simulation import Progress
+from simulator.errors import ConfigError, insist
+from simulator.hardware import Hardware
+from simulator.scenario import Switches
+from simulator.trace import Trace
+from simulator.units import nearest
+
+CHOICE = "HOSIM_ENGINE"
+"""The environment variable that carries the choice, also to processes that are started."""
+ENGINES = ("auto", "simpy", "compiled")
+BUILD = "install a C++17 compiler and Python's headers, then hosim again"
+"""What to do to have the compiled engine."""
+
+
+def run(
+    programs: Sequence[Program],
+    hardware: Hardware,
+    *,
+    budget_bytes: int | float | None = None,
+    switches: Switches | None = None,
+    progress: Progress | None = None,
+    fold: Literal["auto", "never", "always"] = "never",
+) -> Trace:
+    """Replay one program per rank, by the engine that was chosen.
+
+    Parameters
+    ----------
+    programs
+        The program of each rank.
+    hardware
+        The machine.
+    budget_bytes
+        What may be used of the compute tier [B]; default: its capacity less what is reserved.
+    switches
+        Modelling choices about the machine.
+    progress
+        Called now and then.
+    fold
+        Whether ranks with the same program may stand for one another, which changes no time (see
+        `simulator.engine.program`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
+
+    Returns
+    -------
+    Trace
+        What happened; its status is ``blocked`` if some action could never start.
+
+    Raises
+    ------
+    PlanError
+        If a reactive plan issues an action that cannot act, or a copy has no link.
+    CapacityError
+        If the homes alone exceed a tier.
+    ConfigError
+        If ranks must be folded and cannot be; or if the compiled engine must run what it does not cover.
+    """
+    name, switches, stands_in = chosen(), switches or Switches(), simulated_for(programs, hardware, fold)
+    if name != "simpy" and replay.is_built():
+        trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress=progress)
+        if trace is not None:
+            return trace
+        if name == "compiled":  # what blocks or fails is covered, and left to the other one, which says why
+            reason = replay.why_not(programs, hardware, switches)
+            insist(not reason, CHOICE, "the compiled engine covers what it must run", reason, "choose auto")
+    return simulation.run(programs, hardware, budget_bytes, switches, stands_in, progress)
+
+
+def chosen(name: str | None = None) -> str:
+    """Return the engine that is named, else that of the environment, else ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such engine, or the compiled one must run and is not built.
+    """
+    name = name or os.environ.get(CHOICE) or "auto"
+    if name not in ENGINES:
+        raise ConfigError(CHOICE, "an engine is one that hosim has", repr(name), nearest(name, ENGINES))
+    must, do = "the compiled engine is built where it must run", f"{BUILD}; or choose auto"
+    insist(name != "compiled" or replay.is_built(), CHOICE, must, "none that is of this hosim", do)
+    return name
+
+
+@contextmanager
+def using(name: str | None) -> Iterator[None]:
+    """Within the block replay by this engine, here and in processes that are started; None changes nothing."""
+    before = os.environ.get(CHOICE)
+    os.environ[CHOICE] = chosen(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(CHOICE)
+        os.environ.update({} if before is None else {CHOICE: before})
+
+
+def in_use() -> str:
+    """Return the engine that runs what it can: ``simpy`` or ``compiled``."""
+    return "compiled" if chosen() != "simpy" and replay.is_built() else "simpy"
+
+
+def hint() -> str:
+    """Say what to do for the compiled engine, if it would be used and is not built; else nothing."""
+    is_missed = chosen() == "auto" and not replay.is_built()
+    return f"its compiled engine, which is quicker, is not built; for it {BUILD}" if is_missed else ""

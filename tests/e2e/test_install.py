@@ -1,0 +1,113 @@
+"""The wheel in a clean environment: with the compiled replay, and without where there is no compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NO_COMPILER = {"CC": "no-compiler", "CXX": "no-compiler"}
+KINDS = {"compiled": {}, "no compiler": NO_COMPILER, "pure": {"HOSIM_PURE": "1"}}
+SAID = {
+    "compiled": "",
+    "no compiler": "hosim: its replay is not compiled (command 'no-compiler' failed: No such file or directory)",
+    "pure": "hosim: HOSIM_PURE is set, so the replay is not compiled.",
+}
+COMPILER = (sysconfig.get_config_var("CXX") or "c++").split()[0]
+needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler is installed")
+
+pytestmark = pytest.mark.slow
+
+
+def _done(command: list[object], **more: object) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=170, check=False, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Each kind of wheel, by way of an sdist, and what was said."""
+    wheels = {}
+    for kind, env in KINDS.items():
+        folder = tmp_path_factory.mktemp("dist")
+        build = [sys.executable, "-m", "build", "--outdir", folder, ROOT]
+        if importlib.util.find_spec("hatchling") and importlib.util.find_spec("setuptools"):
+            build.insert(3, "--no-isolation")
+        said = _done(build, env={**os.environ, **env})
+        (wheel,) = folder.glob("hosim-*.whl")
+        wheels[kind] = wheel, said.stdout + said.stderr
+    return wheels
+
+
+def _extension(wheel: Path) -> list[str]:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith(("pp", "build_hook.py"))]
+    return [name for name in names if Path(name).suffix in (".so", ".pyd")]
+
+
+@needs_compiler
+def test_one_wheel_is_for_all_versions_of_python(built):
+    wheel, said = built["compiled"]
+    at = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-cp311-abi3-{at}.whl")
+    assert [Path(name).name.split(".")[0] for name in _extension(wheel)] == ["_replay"]
+    assert "not compiled" not in said
+
+
+@pytest.mark.parametrize("kind", ["no compiler", "pure"])
+def test_without_a_compiler_the_wheel_is_pure_and_says_so(built, kind):
+    wheel, said = built[kind]
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert _extension(wheel) == []
+    assert said.count("not compiled") == 1
+    assert SAID[kind] in said
+
+
+@pytest.fixture(scope="module")
+def ran(built, tmp_path_factory):
+    """What each kind says of itself and of a run, in a clean environment."""
+    found = {}
+    for kind, (wheel, _) in built.items():
+        home, empty = tmp_path_factory.mktemp("clean"), tmp_path_factory.mktemp("empty")
+        venv.create(home, with_pip=False)
+        python = home / "bin" / "python"
+        (site,) = home.glob("lib/python*/site-packages")
+        (site / "dependencies.pth").write_text(f"{Path(click.__file__).parents[1]}\n")
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+        _done([*install, "--force-reinstall", "--target", site, wheel])
+        clean = {"cwd": empty, "env": {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HOSIM_ENGINE")}}
+        where = [python, "-c", "import hosim, simulator; assert hosim is simulator; print(simulator.__file__)"]
+        assert Path(_done(where, **clean).stdout.strip()).is_relative_to(home)
+        command = [python, "-m", "simulator"]
+        version = _done([*command, "--version"], **clean).stdout
+        listed = _done([*command, "list"], **clean).stdout
+        done = _done([*command, "run", "tiny_train_910c", "--policy", "static", "--out", "out"], **clean)
+        found[kind] = version, listed, done.stdout, empty / "out"
+    return found
+
+
+@pytest.mark.parametrize("kind", [pytest.param("compiled", marks=needs_compiler), "pure"])
+def test_the_wheel_works_in_a_clean_environment(ran, kind):
+    version, listed, _, out = ran[kind]
+    assert f"(engine: {'compiled' if kind == 'compiled' else 'simpy'})" in version
+    assert ("install a C++17 compiler and Python's headers" in version) == (kind == "pure")
+    assert "llama3_8b_train_910c" in listed
+    assert (out / "report.html").read_text().count("data:image/png") == 3  # with the front
+
+
+def test_no_number_tells_which_engine_made_it(ran):
+    texts = {text for _, _, text, _ in ran.values()}
+    rows = [(out / "summary.csv").read_text() for *_, out in ran.values()]
+    assert len(texts) == 1
+    assert rows[0] == rows[1] == rows[2]
