@@ -103,7 +103,7 @@ class _Run:
                     ],
                     1,
                 )
-                issued[rank] = Table(ISSUED, np.tile(one, (plan.repeats, 1)))
+                issued[rank] = Table(ISSUED, np.tile(one, (self.tables[number].repeats, 1)))
         once = tuple((*place, size) for place, size in shared.stored_once.items())
         begin_together = len({self._programs[rank].starts_ns for rank in self._stands_in}) == 1
         spans = tables["spans"].whole()

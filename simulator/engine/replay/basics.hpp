@@ -1,9 +1,12 @@
-// What all parts of the replay use: units, tables of rows, and lists of lists.
+// What all parts of the replay use: numbers, tables of rows, lists of lists, and pools.
 #pragma once
 
+#include <Python.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -22,22 +25,21 @@ using Key = int64_t;   // rank * 2^40 + issue number, so that keys sort in (rank
 
 constexpr int RANK_SHIFT = 40;
 constexpr Key ISSUE_MASK = (Key{1} << RANK_SHIFT) - 1;
-constexpr Key COPIES = Key{1} << 62;     // added to a copy's turn in a line for room: computes come first
-constexpr Key NO_COPY = Key{1} << 62;    // stands for the key of no copy, above all keys
-constexpr int64_t ENDLESS = INT64_MAX;   // a bandwidth or a capacity without a limit
+constexpr Key COPIES = Key{1} << 62;             // added to a copy's turn in a line for room: computes come first
+constexpr Key NO_COPY = Key{1} << 62;            // stands for the key of no copy, above all keys
+constexpr int64_t ENDLESS = INT64_MAX;           // a bandwidth or a capacity without a limit
 constexpr int64_t FULL_RATE = int64_t{1} << 32;  // the whole of a bandwidth, in fixed point
 constexpr int64_t NS_PER_S = 1'000'000'000;
-constexpr int32_t NEVER = -(1 << 30);    // the count of what does not exist: too low to be waited for in any lap
+constexpr int32_t NEVER = -(1 << 30);  // the count of what does not exist: too low to be waited for in any lap
 constexpr int32_t NONE = -1;
-
-// Thrown at what is left to the other engine: what is refused, or too large for the arithmetic here.
-struct NotCovered {};
 
 enum Kind : int8_t { COMPUTE, COPY, DETACH, SYNC };
 enum Cause : int32_t { CAPACITY, TRANSFER, HOST, COMPACTION, PEER, ORDER, COLLECTIVE };
 
-inline int64_t finite(int64_t bandwidth) { return bandwidth == ENDLESS ? FULL_RATE : bandwidth; }
+struct NotCovered {};  // thrown at what is left to the other engine: what is refused, or too large for the numbers here
+struct Raised {};      // thrown where an error of Python is set
 
+inline int64_t finite(int64_t bandwidth) { return bandwidth == ENDLESS ? FULL_RATE : bandwidth; }
 inline Wide ceil_div(Wide a, Wide b) { return (a + b - 1) / b; }
 
 // The time of some bytes at the full rate, in 2^-32 ns, rounded up.
@@ -45,44 +47,8 @@ inline Wide work_of(int64_t size_bytes, int64_t bandwidth) {
     return bandwidth == ENDLESS ? Wide{0} : ceil_div(Wide{size_bytes} * NS_PER_S * FULL_RATE, Wide{bandwidth});
 }
 
-// Rows of a table of the trace, kept in blocks, so that none is copied as the table grows.
-template <int COLUMNS>
-class Rows {
-public:
-    template <typename... Values>
-    void add(Values... values) {
-        static_assert(sizeof...(values) == COLUMNS, "a value for each column");
-        if (in_block_ == BLOCK_ROWS) {
-            blocks_.emplace_back(new int64_t[BLOCK_ROWS * COLUMNS]);
-            in_block_ = 0;
-        }
-        const int64_t row[] = {static_cast<int64_t>(values)...};
-        std::memcpy(blocks_.back().get() + in_block_ * COLUMNS, row, sizeof row);
-        in_block_++;
-    }
-
-    size_t bytes() const {
-        return blocks_.empty() ? 0 : ((blocks_.size() - 1) * BLOCK_ROWS + in_block_) * COLUMNS * sizeof(int64_t);
-    }
-
-    // Move all rows to one place; each block is freed once it is there.
-    void move_to(char *target) {
-        for (auto &block : blocks_) {
-            const bool is_last = &block == &blocks_.back();
-            const size_t size = (is_last ? in_block_ : BLOCK_ROWS) * COLUMNS * sizeof(int64_t);
-            std::memcpy(target, block.get(), size);
-            target += size;
-            block.reset();
-        }
-        blocks_.clear();
-        in_block_ = BLOCK_ROWS;
-    }
-
-private:
-    static constexpr size_t BLOCK_ROWS = 4096;
-    std::vector<std::unique_ptr<int64_t[]>> blocks_;
-    size_t in_block_ = BLOCK_ROWS;
-};
+template <typename T>
+int32_t size_of(const T &things) { return static_cast<int32_t>(things.size()); }
 
 template <typename T>
 struct Span {
@@ -101,17 +67,65 @@ struct Lists {
     std::vector<T> items;
 
     void close() { ends.push_back(static_cast<uint32_t>(items.size())); }
-
-    Span<T> operator[](size_t i) const {
-        return {items.data() + (i ? ends[i - 1] : 0), items.data() + ends[i]};
-    }
-
+    Span<T> operator[](size_t i) const { return {items.data() + (i ? ends[i - 1] : 0), items.data() + ends[i]}; }
     // What was written since the last list was closed.
     Span<T> open() const { return {items.data() + (ends.empty() ? 0 : ends.back()), items.data() + items.size()}; }
+};
 
-    void clear() {
-        ends.clear();
-        items.clear();
+// Things that come and go, by number.
+template <typename T>
+struct Pool {
+    std::vector<T> items;
+    std::vector<int32_t> spare;
+
+    T &operator[](int32_t i) { return items[i]; }
+    const T &operator[](int32_t i) const { return items[i]; }
+    void give(int32_t i) { spare.push_back(i); }
+
+    int32_t take(const T &item) {
+        if (spare.empty()) {
+            items.push_back(item);
+            return size_of(items) - 1;
+        }
+        const int32_t i = spare.back();
+        spare.pop_back();
+        items[i] = item;
+        return i;
+    }
+};
+
+// Rows of a table of the trace, in a bytearray of Python's: it grows without a copy where the system can remap memory.
+template <int COLUMNS>
+class Rows {
+public:
+    Rows() = default;
+    Rows(const Rows &) = delete;
+    ~Rows() { Py_XDECREF(bytes_); }
+
+    template <typename... Values>
+    void add(Values... values) {
+        static_assert(sizeof...(values) == COLUMNS, "a value for each column");
+        if (used_ == room_) resize(room_ ? 2 * room_ : 64);
+        const int64_t row[] = {static_cast<int64_t>(values)...};
+        std::memcpy(first_ + used_++ * sizeof row, row, sizeof row);
+    }
+
+    PyObject *take() {
+        resize(used_);
+        return std::exchange(bytes_, nullptr);
+    }
+
+private:
+    PyObject *bytes_ = nullptr;
+    char *first_ = nullptr;
+    size_t used_ = 0, room_ = 0;
+
+    void resize(size_t rows) {
+        const Py_ssize_t size = static_cast<Py_ssize_t>(rows * COLUMNS * sizeof(int64_t));
+        if (bytes_ == nullptr) bytes_ = PyByteArray_FromStringAndSize(nullptr, 0);
+        if (bytes_ == nullptr || PyByteArray_Resize(bytes_, size) < 0) throw Raised{};
+        first_ = PyByteArray_AsString(bytes_);
+        room_ = rows;
     }
 };
 

@@ -1,7 +1,6 @@
-// The order of events: of the clock, then all frees of an instant, then its grants and starts in (rank, issue) order.
+// The order of events: those of the clock, then all frees of an instant, then its grants and starts by (rank, issue).
 #pragma once
 
-#include <algorithm>
 #include <deque>
 #include <queue>
 #include <tuple>
@@ -25,27 +24,15 @@ enum class What : int32_t {
     END_FLOW,         // of a meeting
     BEGIN_KERNEL,     // of a stream: its launch is over
     END_KERNEL_FLOW,  // of a stream
-    LOOK_COMPACTOR,   // of a rank
-    END_COMPACTION,   // of a rank
 };
 
 // Something that is to happen: at a time, once a count is reached, or as a flow ends.
 struct Call {
     What what;
-    int32_t who;
-    int32_t item = 0;
-    int32_t tier = 0;
+    int32_t who, item = 0, tier = 0;
 };
 
-// A call in a heap: the lowest `when` first, of equals the one that was put in first.
-struct Due {
-    int64_t when;
-    int64_t order;
-    Call call;
-    bool operator<(const Due &other) const { return std::tie(when, order) > std::tie(other.when, other.order); }
-};
-
-// What is to happen at a count, or at a time, soonest first.
+// Calls by when they are due; of equals the one that was put in first comes first.
 class Schedule {
 public:
     bool empty() const { return heap_.empty(); }
@@ -64,32 +51,36 @@ public:
     }
 
 private:
+    struct Due {
+        int64_t when, order;
+        Call call;
+        bool operator<(const Due &other) const {
+            return when != other.when ? when > other.when : order > other.order;
+        }
+    };
     std::vector<Due> heap_;
 };
 
 struct Clock {
     Time now = 0;
     Schedule events;
-    int64_t put = 0;  // numbers calls, so that of equals the first stays first
+    int64_t put = 0;  // numbers calls
 
     void at(Time time, Call call) { events.put(time, put++, call); }
 };
 
-// What to try in the present round of an instant. Heads (streams, links, compactors) are numbered through.
+// What to try in the present round of an instant. Heads (streams, then links) are numbered through.
 struct Agenda {
-    using Entry = std::pair<Key, int32_t>;
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heads;
+    using Head = std::pair<Key, int32_t>;
+    std::priority_queue<Head, std::vector<Head>, std::greater<Head>> heads;
     std::vector<uint8_t> is_considered;
     std::deque<Call> frees;
-    bool resets_rates = false;
-    bool keeps_waits = true;
     std::vector<int32_t> accounts;  // streams whose waits may have another cause once the instant is settled
+    bool resets_rates = false, keeps_waits = true;
 
     void consider(int32_t head, Key key) {
-        if (!is_considered[head]) {
-            is_considered[head] = 1;
-            heads.emplace(key, head);
-        }
+        if (!is_considered[head]) heads.emplace(key, head);
+        is_considered[head] = 1;
     }
 
     int32_t take_head() {

@@ -1,41 +1,9 @@
-// What a rank runs, in columns; and what each of its actions waits for, counted in issue order.
+// What each action of a program waits for, counted in issue order.
 #pragma once
 
-#include "basics.hpp"
+#include "program.hpp"
 
 namespace replay {
-
-// A program as it is handed over; columns are by op, tensor or action, and a list of lists says where each begins.
-struct Program {
-    int32_t ops, tensors, tiers, streams, links, queues, compute_tier;
-    Span<int64_t> reads_at, writes_at, workspace_bytes, duration_ns, size_bytes;
-    Span<int32_t> reads, writes, home;
-    Span<uint8_t> is_written, is_output, is_collective;
-    // its actions; a fixed plan may have one price for all
-    Span<int8_t> kind;
-    Span<int32_t> a, b, c;
-    Span<int64_t> price_ns;
-    int32_t repeats;
-    int64_t starts_ns;
-    bool issues_in_laps, copies_wait_for_ends;
-    bool is_decided;  // by a runtime: nothing has checked yet that each action can act
-    // its links, by number: the queue of each, and the tiers that it joins; by source and target tier, the link
-    Span<int32_t> queue_of, source, target, channels, route;
-    Span<int32_t> timing_of;  // by link and tensor: a row of these
-    Span<int64_t> lead_ns, cap;
-    // dynamic reads: by read, 0 if certain, 1 if chosen by others only, 2 if by this op; by op, which draws it has, if any
-    Span<uint8_t> read_role;
-    Span<int32_t> draws_of, chosen;
-    Span<int64_t> chosen_at, drawn_ns, drawn_traffic;
-    int32_t steps;
-    // kernels that share the device: by op, the unit, the share of it that the op reaches, and two works (high, low)
-    Span<int64_t> unit, unit_share, unit_work, traffic;
-    // collectives: by op, its call and its collective, or none
-    Span<int32_t> call_of, collective_of;
-
-    Span<int32_t> reads_of(int32_t op) const { return {reads.first + reads_at[op], reads.first + reads_at[op + 1]}; }
-    Span<int32_t> writes_of(int32_t op) const { return {writes.first + writes_at[op], writes.first + writes_at[op + 1]}; }
-};
 
 struct Wait {
     int32_t count;  // of the rank: 2 s and 2 s + 1 for computes of stream s that have started, ended; then of queues
@@ -62,6 +30,8 @@ struct Actions {
     Lists<Moves> moves;
     Lists<int32_t> reads, writes;  // of a compute; without what earlier ones make needless to check
     std::vector<int32_t> moves_per_lap, counts_per_lap;  // by tensor, and by count of the rank
+
+    void close() { ends.close(), line.close(), moves.close(), reads.close(), writes.close(); }
 };
 
 // Counts actions in issue order. The rules are those of the page on semantics; counts follow from the order alone.
@@ -81,11 +51,8 @@ public:
             if (p_.home[tensor] >= 0) states_[p_.home[tensor]][tensor] = VALID;
         found_.moves_per_lap.assign(p_.tensors, 0);
         found_.counts_per_lap.assign(copies_.size(), 0);
-        const bool has_laps = p_.repeats > 1 && p_.draws_of.empty();
-        for (int32_t lap = 0; lap < (has_laps ? 1 : p_.repeats); lap++) count_all();
-        if (!has_laps) return;
-        begin_next_lap();
-        count_all();
+        for (int32_t lap = 0; lap < (p_.has_laps() ? 1 : p_.repeats); lap++) count_all();
+        if (p_.has_laps()) begin_next_lap(), count_all();
     }
 
 private:
@@ -119,11 +86,7 @@ private:
                 case DETACH: count_detach(a, b); break;
                 default: count_sync(a);
             }
-            found_.ends.close();
-            found_.line.close();
-            found_.moves.close();
-            found_.reads.close();
-            found_.writes.close();
+            found_.close();
         }
     }
 
@@ -148,12 +111,7 @@ private:
         std::fill(moves_.begin(), moves_.end(), 0);
         std::fill(copies_.begin(), copies_.end(), 0);
         std::fill(is_sole_.begin(), is_sole_.end(), 0);
-        found_.actions.clear();
-        found_.ends.clear();
-        found_.line.clear();
-        found_.moves.clear();
-        found_.reads.clear();
-        found_.writes.clear();
+        found_ = {{}, {}, {}, {}, {}, {}, found_.moves_per_lap, found_.counts_per_lap};
     }
 
     // Leave a plan of a runtime that breaks a rule to the other engine, which knows the sentence.
@@ -172,7 +130,7 @@ private:
         if (p_.streams > 1) wait_for_other_streams(op, s);
         for (int32_t tensor : p_.reads_of(op)) stream.last_use[tensor] = count;
         for (int32_t tensor : p_.writes_of(op)) stream.last_use[tensor] = stream.last_write[tensor] = count;
-        if (!p_.draws_of.empty() && p_.draws_of[op] != NONE) {
+        if (p_.has_draws() && p_.draws_of[op] != NONE) {
             if (issues_[op] == p_.steps) throw NotCovered{};
             action.draw = p_.draws_of[op] * p_.steps + issues_[op]++;
         }

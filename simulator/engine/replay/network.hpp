@@ -6,32 +6,6 @@
 
 namespace replay {
 
-struct Tag {
-    Wide reading;  // of the pipe's clock, at which the flow ends
-    Key key;       // decides among flows that end together
-    Call end;
-    bool operator<(const Tag &other) const { return std::tie(reading, key) > std::tie(other.reading, other.key); }
-};
-
-// All flows of one path with one cap: they have the same rate at all times, so one clock of service serves them all.
-struct Pipe {
-    int32_t path = NONE;
-    int32_t life = 0;  // pipes are used again; an event of an earlier life does nothing
-    int64_t cap = 0, rate = 0;
-    Wide clock = 0;
-    Time since = 0, due = NONE;
-    bool is_touched = false, is_seen = false;
-    std::priority_queue<Tag> tags;
-
-    int64_t flows() const { return static_cast<int64_t>(tags.size()); }
-
-    Wide advance(Time now) {
-        clock += Wide{rate} * (now - since);
-        since = now;
-        return clock;
-    }
-};
-
 class Network {
 public:
     std::vector<Resource> resources;
@@ -68,7 +42,7 @@ public:
         std::vector<int32_t> seen, watched;
         for (int32_t touched : touched_) {
             pipes_[touched].is_touched = false;
-            watch(touched, watched);
+            watch(pipes_[touched], watched);
             const std::vector<int32_t> connected = connect(touched, seen);
             if (!connected.empty()) share(connected, watched);
         }
@@ -76,7 +50,7 @@ public:
         for (int32_t pipe : touched_) {
             if (!pipes_[pipe].tags.empty()) continue;
             pipes_[pipe].life++;
-            spare_.push_back(pipe);
+            pipes_.give(pipe);
         }
         touched_.clear();
         for (int32_t index : watched) {
@@ -86,20 +60,40 @@ public:
     }
 
 private:
+    struct Tag {
+        Wide reading;  // of the pipe's clock, at which the flow ends
+        Key key;       // decides among flows that end together
+        Call end;
+        bool operator<(const Tag &other) const { return std::tie(reading, key) > std::tie(other.reading, other.key); }
+    };
+
+    // All flows of one path with one cap: they have the same rate at all times, so one clock of service serves them all.
+    struct Pipe {
+        int32_t path;
+        int64_t cap, rate = 0;
+        Time since = 0, due = NONE;
+        Wide clock = 0;
+        int32_t life = 0;  // pipes are used again; an event of an earlier life does nothing
+        bool is_touched = false, is_seen = false;
+        std::priority_queue<Tag> tags{};
+
+        int64_t flows() const { return static_cast<int64_t>(tags.size()); }
+
+        Wide advance(Time now) {
+            clock += Wide{rate} * (now - std::exchange(since, now));
+            return clock;
+        }
+    };
+
     Clock &clock_;
     Agenda &agenda_;
-    std::vector<Pipe> pipes_;
-    std::vector<int32_t> touched_, spare_;
+    Pool<Pipe> pipes_;
+    std::vector<int32_t> touched_;
 
     int32_t open(int32_t path, int64_t cap) {
-        if (spare_.empty()) {
-            spare_.push_back(static_cast<int32_t>(pipes_.size()));
-            pipes_.emplace_back();
-        }
-        const int32_t index = spare_.back();
-        spare_.pop_back();
-        Pipe &pipe = pipes_[index];
-        pipe.path = path, pipe.cap = cap, pipe.rate = 0, pipe.clock = 0, pipe.since = clock_.now, pipe.due = NONE;
+        Pipe pipe{path, cap};
+        if (!pipes_.spare.empty()) pipe.life = pipes_[pipes_.spare.back()].life;
+        const int32_t index = pipes_.take(pipe);
         paths[path].pipes.push_back(index);
         for (const Use &use : paths[path].uses) resources[use.resource].pipes.push_back(index);
         return index;
@@ -117,8 +111,8 @@ private:
         pipes_[pipe].is_touched = true;
     }
 
-    void watch(int32_t pipe, std::vector<int32_t> &watched) {
-        for (const Use &use : paths[pipes_[pipe].path].uses) {
+    void watch(const Pipe &pipe, std::vector<int32_t> &watched) {
+        for (const Use &use : paths[pipe.path].uses) {
             Resource &resource = resources[use.resource];
             if (resource.bus == NONE || resource.is_watched) continue;
             resource.is_watched = true;
@@ -136,17 +130,14 @@ private:
             const int32_t index = frontier.back();
             frontier.pop_back();
             Pipe &pipe = pipes_[index];
-            if (pipe.is_seen) continue;
-            pipe.is_seen = true;
+            if (std::exchange(pipe.is_seen, true)) continue;
             seen.push_back(index);
             if (!pipe.tags.empty()) connected.push_back(index);
             if (paths[pipe.path].is_even) go_on_to(paths[pipe.path].pipes);
             for (const Use &use : paths[pipe.path].uses) {
-                Resource &resource = resources[use.resource];
-                if (resource.is_reached) continue;
-                resource.is_reached = true;
+                if (std::exchange(resources[use.resource].is_reached, true)) continue;
                 reached.push_back(use.resource);
-                go_on_to(resource.pipes);
+                go_on_to(resources[use.resource].pipes);
             }
         }
         for (int32_t resource : reached) resources[resource].is_reached = false;
@@ -160,8 +151,8 @@ private:
             shares.push_back({&paths[pipes_[index].path], pipes_[index].flows(), cap_of(pipes_[index])});
         set_max_min_rates(resources, shares);
         for (size_t i = 0; i < connected.size(); i++) {
-            watch(connected[i], watched);
             Pipe &pipe = pipes_[connected[i]];
+            watch(pipe, watched);
             const Wide left = std::max(Wide{0}, pipe.tags.top().reading - pipe.advance(clock_.now));
             pipe.rate = shares[i].rate;
             const Time due = clock_.now + static_cast<Time>(ceil_div(left, pipe.rate));

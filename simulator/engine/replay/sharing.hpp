@@ -1,7 +1,6 @@
 // Max-min fair rates in exact arithmetic.
 #pragma once
 
-#include <algorithm>
 #include <numeric>
 
 #include "basics.hpp"
@@ -9,11 +8,12 @@
 namespace replay {
 
 struct Resource {
-    int64_t bandwidth;                    // what there is to share [B/s]
-    int32_t bus = NONE, instance = NONE;  // where its rate is recorded, if it is
-    std::vector<int32_t> pipes;           // those that have flows
+    int64_t bandwidth;             // what there is to share [B/s]
+    int32_t bus, instance;         // where its rate is recorded, if it is
+    std::vector<int32_t> pipes{};  // those that have flows
     bool is_reached = false, is_watched = false;
-    Wide left = 0;  // while rates are set: what is not given away yet
+    // while rates are set: what is not given away yet, and to how many flows it goes
+    Wide left = 0;
     int64_t users = 0;
     bool is_full = false;
 };
@@ -26,8 +26,8 @@ struct Use {
 struct Path {
     int64_t unit;  // the bandwidth that work and rates are counted against [B/s]
     bool is_even;  // each flow gets at most an equal part of the unit, even if others leave theirs
-    std::vector<Use> uses;
-    std::vector<int32_t> pipes;  // those that have flows
+    std::vector<Use> uses{};
+    std::vector<int32_t> pipes{};  // those that have flows
 };
 
 // So many flows of one path with one cap, and the rate of each, as shares of the path's unit.
@@ -37,8 +37,7 @@ struct Share {
 };
 
 // Progressive filling: raise the rates of all flows together; a flow stops at its cap or when a resource on its path is
-// used up; go on with the rest. Amounts are whole numbers of 2^-32 / scale B/s: where a level would not be whole, the
-// scale grows.
+// used up; go on with the rest. Amounts are whole numbers of 2^-32 / scale B/s: the scale grows to keep a level whole.
 class Filling {
 public:
     Filling(std::vector<Resource> &resources, std::vector<Share> &shares) : resources_(resources) {
@@ -47,14 +46,12 @@ public:
             for (const Use &use : share.path->uses) {
                 Resource &resource = resources_[use.resource];
                 if (resource.bandwidth == ENDLESS) continue;
-                if (!resource.users) {
-                    used_.push_back(use.resource);
-                    resource.left = Wide{resource.bandwidth} * FULL_RATE;
-                }
+                if (!resource.users) used_.push_back(&resource);
+                resource.left = Wide{resource.bandwidth} * FULL_RATE;
                 resource.users += share.flows * use.count;
             }
         }
-        for (; !rising_.empty(); stop_at(next_level())) {}
+        while (!rising_.empty()) stop_at(next_level());
     }
 
 private:
@@ -76,22 +73,18 @@ private:
 
     std::vector<Resource> &resources_;
     std::vector<Rising> rising_;
-    std::vector<int32_t> used_;
+    std::vector<Resource *> used_;
     Wide scale_ = 1;
 
     // Return the lowest level at which a flow stops, and mark the resources that are used up there.
     Wide next_level() {
         Level lowest{rising_.front().cap, 1};
-        const auto lower = [&lowest](const Level &level) { if (level < lowest) lowest = level; };
-        for (const Rising &rising : rising_) lower({rising.cap, 1});
-        for (int32_t used : used_)
-            if (resources_[used].users) lower({resources_[used].left, resources_[used].users});
-        for (int32_t used : used_) {
-            const Level level{resources_[used].left, resources_[used].users};
-            resources_[used].is_full = level.among && !(lowest < level);
-        }
-        const int64_t part = static_cast<int64_t>(lowest.amount % lowest.among);
-        if (part) grow(lowest.among / std::gcd(part, lowest.among), lowest.amount);
+        for (const Rising &rising : rising_) lowest = std::min(lowest, Level{rising.cap, 1});
+        for (const Resource *used : used_)
+            if (used->users) lowest = std::min(lowest, Level{used->left, used->users});
+        for (Resource *used : used_) used->is_full = used->users && !(lowest < Level{used->left, used->users});
+        if (const auto part = static_cast<int64_t>(lowest.amount % lowest.among))
+            grow(lowest.among / std::gcd(part, lowest.among), lowest.amount);
         return lowest.amount / lowest.among;
     }
 
@@ -103,28 +96,26 @@ private:
         times(scale_);
         times(amount);
         for (Rising &rising : rising_) times(rising.cap);
-        for (int32_t used : used_) times(resources_[used].left);
+        for (Resource *used : used_) times(used->left);
     }
 
     void stop_at(Wide level) {
         std::vector<Rising> still;
         for (const Rising &rising : rising_) {
-            const std::vector<Use> &uses = rising.share->path->uses;
+            const Path &path = *rising.share->path;
             const auto is_full = [this](const Use &use) { return resources_[use.resource].is_full; };
-            if (rising.cap > level && std::none_of(uses.begin(), uses.end(), is_full)) {
+            if (rising.cap > level && std::none_of(path.uses.begin(), path.uses.end(), is_full)) {
                 still.push_back(rising);
                 continue;
             }
-            const Wide unit = Wide{finite(rising.share->path->unit)} * scale_;
-            rising.share->rate = std::max(int64_t{1}, static_cast<int64_t>(level / unit));
-            for (const Use &use : uses) {
-                Resource &resource = resources_[use.resource];
-                if (resource.bandwidth == ENDLESS) continue;
-                resource.left -= level * (rising.share->flows * use.count);
-                resource.users -= rising.share->flows * use.count;
+            rising.share->rate = std::max(int64_t{1}, static_cast<int64_t>(level / (finite(path.unit) * scale_)));
+            for (const Use &use : path.uses) {
+                const int64_t flows = rising.share->flows * use.count;
+                resources_[use.resource].left -= level * flows;
+                resources_[use.resource].users -= flows;
             }
         }
-        for (int32_t used : used_) resources_[used].is_full = false;
+        for (Resource *used : used_) used->is_full = false;
         rising_.swap(still);
     }
 };
@@ -137,11 +128,9 @@ inline void set_max_min_rates(std::vector<Resource> &resources, std::vector<Shar
     }
     Share &alone = shares.front();  // the same in one step
     Wide rate = alone.cap;
-    for (const Use &use : alone.path->uses) {
-        const int64_t bandwidth = resources[use.resource].bandwidth;
-        if (bandwidth == ENDLESS) continue;
-        rate = std::min(rate, Wide{bandwidth} * FULL_RATE / (Wide{finite(alone.path->unit)} * (alone.flows * use.count)));
-    }
+    for (const Use &use : alone.path->uses)
+        if (const int64_t bandwidth = resources[use.resource].bandwidth; bandwidth != ENDLESS)
+            rate = std::min(rate, Wide{bandwidth} * FULL_RATE / (Wide{finite(alone.path->unit)} * alone.flows * use.count));
     alone.rate = std::max(int64_t{1}, static_cast<int64_t>(rate));
 }
 

@@ -57,9 +57,9 @@ EMPTY: Columns = {
 
 NOBODY_MEETS: Columns = {
     **dict.fromkeys(("fabrics", "phases"), np.empty(0, np.int64)),
-    **dict.fromkeys(("members", "sender", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)),
+    **dict.fromkeys(("members", "senders", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)),
     "members_at": np.zeros(1, np.int32),
-    "collectives": 0,
+    **dict.fromkeys(("collectives", "stage_lists"), 0),
 }
 """What a machine says of meetings where there are none."""
 
@@ -97,7 +97,8 @@ class Tables:
             np.frombuffer(getattr(self.actions, name), np.int8 if name == "kind" else np.int32) for name in ISSUED
         )
         self._actions = kind, a, b, c
-        computes = kind == COMPUTE
+        computes, self.repeats = kind == COMPUTE, plan.repeats if written is None else 1
+        repeats = self.repeats
         if written is None:
             streams, launches = 1 + int(b[computes].max(initial=0)), True
         else:
@@ -108,14 +109,13 @@ class Tables:
             **EMPTY,
             **_graph_columns(graph),
             "ops": len(graph.ops), "tensors": len(graph.tensors), "tiers": len(hardware.tiers), "streams": streams,
-            "compute_tier": hardware.compute_tier_id, "steps": graph.steps, "repeats": program.plan.repeats,
+            "compute_tier": hardware.compute_tier_id, "steps": graph.steps, "repeats": repeats,
             "duration_ns": np.array(program.durations_ns, np.int64), "home": np.array(program.plan.home, np.int32),
             "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns, "is_decided": int(written is not None),
             "starts_ns": program.starts_ns + hardware.host.fixed.launch_ns * launches,
-            "issues_in_laps": int(program.plan.repeats > 1 and program.draws is None),
             "copies_wait_for_ends": int(switches.copies_wait_for == "end"),
         }  # fmt: skip
-        self.computes = int(computes.sum()) * plan.repeats
+        self.computes = int(computes.sum()) * repeats
         self._add_links()
         if self.is_contended:
             self._add_kernels()
@@ -307,20 +307,18 @@ def _meetings(shared: Shared, programs: list[Tables], numbers: Sequence[int]) ->
         stages_of[meeting, ids[collective]] = lists.setdefault(stages, len(lists))
     phases = list[int]()
     for stages, number in lists.items():
-        for stage, parts in enumerate(stages or ((),)):
+        for stage, parts in enumerate(stages):
             for phase in parts:
                 phases += number, stage, names.index(phase.fabric), phase.hops, phase.port_bytes
-        if not stages:
-            phases += number, NOTHING, 0, 0, 0
     fabrics = [
         (fabric.latency_ns, fabric_rate_cap(fabric), whole(fabric.planes * fabric.bandwidth_bytes_per_s))
         for fabric in hardware.fabrics.values()
     ]
     nowhere = [NOTHING] * len(names)
     return {
-        "fabrics": np.array(fabrics, np.int64), "collectives": len(ids), "stages_of": stages_of,
+        "fabrics": np.array(fabrics, np.int64), "collectives": len(ids), "stage_lists": len(lists), "stages_of": stages_of,
         "members_at": np.cumsum([0, *(len(of.members) for of in meets)], dtype=np.int32),
-        "members": _ids(member for of in meets for member in of.members), "sender": _ids(of.sender for of in meets),
+        "members": _ids(member for of in meets for member in of.members), "senders": _ids(of.sender for of in meets),
         "sender_paths": np.array([of.paths or nowhere for of in meets], np.int32),
         "phases": np.array(phases, np.int64),
         "meetings": np.array([row + [NOTHING] * (most_calls - len(row)) for row in calls], np.int32),

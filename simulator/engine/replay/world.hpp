@@ -1,299 +1,109 @@
-// The state of a run: ranks with their places, streams, links and hosts, and what they share.
+// A run: ranks are set up, and it goes from instant to instant until nothing is left to happen.
 #pragma once
 
-#include <functional>
-#include <map>
-
-#include "dependencies.hpp"
-#include "network.hpp"
+#include "hosts.hpp"
 
 namespace replay {
 
-// Things that come and go, by number.
-template <typename T>
-struct Pool {
-    std::vector<T> items;
-    std::vector<int32_t> spare;
-
-    T &operator[](int32_t i) { return items[i]; }
-
-    int32_t take(const T &item) {
-        if (spare.empty()) {
-            items.push_back(item);
-            return static_cast<int32_t>(items.size()) - 1;
-        }
-        const int32_t index = spare.back();
-        spare.pop_back();
-        items[index] = item;
-        return index;
-    }
-
-    void give(int32_t index) { spare.push_back(index); }
-};
-
-// How many actions of a queue have started, or ended; and what waits for more.
-struct Count {
-    int64_t reached = 0, per_lap = 0;
-    Schedule waiters;
-};
-
-struct Queued {
-    Key key;
-    Time issued;
-    int32_t action, lap;
-};
-
-struct Transfer : Queued {
-    int32_t link, tensor;
-    int32_t next = NONE;  // the next transfer of the tensor that has not ended
-};
-
-struct Detach : Queued {
-    int32_t rank;
-};
-
-// Waits for moves of a tensor; those of one tensor in the order of moves and keys.
-struct MoveWaiter {
-    int64_t moves;
-    Key key;
-    Call call;
-    int32_t next;
-};
-
-struct Tier {
-    int64_t capacity, used = 0;
-    std::map<Key, int32_t> line;  // heads that wait for room, by turn
-};
-
-struct Lacked {
-    Key copy;  // the last one before, under way or to come
-    int32_t tensor;
-    int64_t moves;
-    bool is_read;
-    bool operator<(const Lacked &other) const {
-        return std::tie(copy, tensor, moves, is_read) > std::tie(other.copy, other.tensor, other.moves, other.is_read);
-    }
-};
-
-// The end of a walk along what a stream waits for: columns of the table of waits.
-struct Reason {
-    int32_t cause = NONE, tensor = NONE, on = NONE, blocker = NONE;
-    bool operator!=(const Reason &other) const {
-        return std::tie(cause, tensor, on, blocker) != std::tie(other.cause, other.tensor, other.on, other.blocker);
-    }
-};
-
-struct Part {
-    Time start, end;
-    Reason reason;
-};
-
-// A stream's current wait, in parts with one cause each.
-struct Account {
-    bool is_open = false;
-    Time since = 0;
-    Reason reason;
-    std::vector<Part> parts;
-};
-
-struct Stream {
-    int32_t rank, index, started, ended;  // the last two are counts
-    std::deque<Queued> queue;
-    Queued running{};
-    bool is_running = false;
-    Time start = 0;
-    bool knows_lacked = false;
-    std::vector<Lacked> lacked;  // what the first compute lacked when that was first asked, the first copy last
-    int32_t meeting = NONE;      // where the running op has arrived
-    int64_t flows_left = 0;      // of the running op, if kernels share the device
-    Time until = 0;              // it does not end before
-    Account account;
-    std::vector<int32_t> watchers;
-};
-
-// Copies of one rank that start in issue order, on channels that several links may share.
-struct Queue {
-    int32_t started;  // a count
-    std::deque<int32_t> waiting;
-    std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> free;
-    std::vector<int32_t> running;  // channels
-    std::vector<int32_t> watchers;
-};
-
-struct Channel {
-    int32_t link, index, transfer;
-    Time start;
-};
-
-struct Link {
-    int32_t rank, index, queue, first_channel;
-    int32_t source, target;
-    int32_t path;  // of its flows, or none if nothing else can slow it down
-};
-
-struct Phase {
-    int32_t fabric;
-    int64_t hops, port_bytes;
-};
-
-struct Fabric {
-    Time latency;
-    int64_t cap, unit;
-};
-
-// Ranks that run collectives together, one at a time.
-struct Meeting {
-    struct Arrival {
-        int32_t stream;
-        Time at;
-    };
-
-    std::vector<int32_t> members;       // in order
-    int32_t sender = NONE;              // of a message: only it has a path
-    std::vector<int32_t> sender_paths;  // by fabric
-    const std::vector<std::vector<Phase>> *stages = nullptr;
-    size_t stage = 0;
-    std::vector<Arrival> arrivals;
-    std::vector<uint8_t> has_arrived;  // by member
-    std::vector<Part> parts;           // who was awaited when
-    size_t awaited = 0;                // the first member that has not arrived
-    int64_t flowing = 0;
-    Time since = 0;
-    std::vector<int32_t> watchers;
-
-    bool has_begun() const { return awaited == members.size(); }
-};
-
-struct Rank {
-    int32_t number, program, first_stream = 0, first_link = 0, first_queue = 0, first_count = 0;
-    std::vector<int32_t> tiers;                     // its instances
-    std::vector<int32_t> meetings;                  // by call
-    std::vector<int32_t> port_paths, kernel_paths;  // by fabric; by unit, the memory last
-    // its places, by tier and tensor, and its tensors
-    std::vector<uint8_t> held, valid;
-    std::vector<int32_t> moves_ended, first_transfer, first_waiter;
-    // its host
-    Time host_now = 0;
-    Key next_key = 0;
-    size_t position = 0;
-    int32_t lap = 0, pending = NONE, awaited = NONE, asked = 0;
-    int64_t credit = 0;
-    bool is_finished = false;
-    std::vector<int32_t> host_watchers;
-};
-
-struct Settings {
-    int64_t queue_depth, launch_ns, memory_cap;
-    Time stop_ns;
-    bool keeps_waits;
-};
-
-class World {
+class World final : public Hosts {
 public:
-    World(std::vector<Program> programs, const Settings &settings);
+    // Set up a rank. At time 0 each tensor that exists is at home; what another rank stores takes no room.
+    void add_rank(Rank rank, Span<int32_t> link_paths, Span<int32_t> stored_elsewhere) {
+        const Program &p = *rank.program;
+        const int32_t index = size_of(ranks_);
+        rank.first_stream = size_of(streams_), rank.first_link = size_of(links_);
+        rank.first_queue = size_of(queues_), rank.first_count = size_of(counts_);
+        for (int32_t per_lap : rank.actions->counts_per_lap) counts_.push_back({0, per_lap});
+        for (int32_t i = 0; i < p.streams; i++) {
+            agenda.look_at(size_of(streams_));
+            streams_.push_back({index, i, rank.first_count + 2 * i, rank.first_count + 2 * i + 1});
+        }
+        for (int32_t i = 0; i < p.queues; i++) queues_.push_back({rank.first_count + 2 * p.streams + i});
+        for (int32_t i = 0; i < p.links; i++) {
+            Queue &queue = queues_[rank.first_queue + p.queue_of[i]];
+            links_.push_back({index, i, rank.first_queue + p.queue_of[i], size_of(channels_), p.source[i], p.target[i], link_paths[i]});
+            for (int32_t channel = 0; channel < p.channels[i]; channel++) channels_.push_back({size_of(links_) - 1, channel});
+            while (size_of(queue.free) < p.channels[i]) queue.free.push(size_of(queue.free));
+        }
+        rank.held.assign(rank.place(p.tiers, 0), 0);
+        rank.valid = rank.held;
+        rank.tensors.resize(p.tensors);
+        rank.now = p.starts_ns;
+        rank.next_key = Key{rank.number} << RANK_SHIFT;
+        for (int32_t tensor = 0; tensor < p.tensors; tensor++) {
+            const int32_t home = p.home[tensor];
+            if (home < 0) continue;
+            Tier &tier = tiers[rank.tiers[home]];
+            const bool is_stored = std::binary_search(stored_elsewhere.begin(), stored_elsewhere.end(), tensor);
+            if (!is_stored && (tier.used += p.size_bytes[tensor]) > tier.capacity) throw NotCovered{};
+            rank.valid[rank.place(home, tensor)] = 1;
+            hold(rank, home, tensor);
+        }
+        agenda.is_considered.resize(streams_.size() + links_.size());
+        ranks_.push_back(std::move(rank));
+    }
 
-    // What is shared is added first, then ranks in order.
-    Network network{clock_, agenda_};
-    std::vector<Tier> tiers;
-    std::vector<Fabric> fabrics;
-    std::vector<Meeting> meetings;
-    std::vector<std::vector<std::vector<Phase>>> stage_lists;
-    std::vector<int32_t> stages_of;  // by meeting and collective
-    int32_t collectives = 0;
-    int64_t computes_ended = 0;
-
-    Rows<9> spans;
-    Rows<10> waits;
-    Rows<5> residencies;
-
-    void add_rank(Rank rank, Span<int32_t> link_paths, Span<int32_t> stored_elsewhere);
-    bool run(const std::function<bool()> &checkpoint);
+    // Run to the end; return whether all ranks have done all. The checkpoint is passed now and then, and may end the run.
+    template <typename Checkpoint>
+    bool run(Time stop_ns, Checkpoint goes_on) {
+        constexpr int64_t EVENTS_PER_CHECKPOINT = 1 << 14;
+        for (int32_t rank = 0; rank < size_of(ranks_); rank++) advance_host(rank);
+        settle();
+        for (int64_t events = 1; !clock.events.empty(); events++) {
+            clock.now = clock.events.next();
+            if (clock.now > stop_ns || (events % EVENTS_PER_CHECKPOINT == 0 && !goes_on())) return false;
+            call(clock.events.take());
+            if (clock.events.empty() || clock.events.next() > clock.now) settle();
+        }
+        return is_done();
+    }
 
 private:
-    std::vector<Program> programs_;
-    std::vector<Actions> actions_;
-    Settings settings_;
-    Clock clock_;
-    Agenda agenda_;
-    std::vector<Rank> ranks_;
-    std::vector<Stream> streams_;
-    std::vector<Link> links_;
-    std::vector<Queue> queues_;
-    std::vector<Channel> channels_;
-    std::vector<Count> counts_;
-    Pool<Transfer> transfers_;
-    Pool<Detach> detaches_;
-    Pool<MoveWaiter> move_waiters_;
-
-    const Program &program(const Rank &rank) const { return programs_[rank.program]; }
-    const Actions &actions(const Rank &rank) const { return actions_[rank.program]; }
-    size_t place(const Rank &rank, int32_t tier, int32_t tensor) const {
-        return static_cast<size_t>(tier) * program(rank).tensors + tensor;
+    void call(Call call) override {
+        switch (call.what) {
+            case What::FINISH_COMPUTE: return finish_compute(call.who);
+            case What::LOOK_STREAM: return look_at_stream(call.who);
+            case What::LOOK_LINK: return look_at_link(call.who);
+            case What::LEAD_OVER: return end_lead(call.who);
+            case What::END_COPY: return end_copy(call.who);
+            case What::ADVANCE_HOST: return advance_host(call.who);
+            case What::FILL_QUEUE: return fill_queue(call.who, call.item);
+            case What::TRY_DETACH: return try_detach(call.who);
+            case What::FREE_PLACE: return agenda.frees.push_back(call);
+            case What::BEGIN_FLOWS: return begin_flows(call.who);
+            case What::END_FLOW: return end_flow(call.who);
+            case What::BEGIN_KERNEL: return begin_kernel_flows(call.who);
+            case What::END_KERNEL_FLOW: return end_kernel_flow(call.who);
+            case What::PIPE_DUE:
+                for (const Call &end : network.take_ended(call.who, call.item)) this->call(end);
+        }
     }
 
-    // instants (instants.hpp)
-    void call(const Call &call);
-    void settle();
-    bool is_done() const;
-    const Wait *unmet(Span<Wait> waits, const Rank &rank, int32_t lap) const;
-    bool must_wait(Span<Wait> waits, const Rank &rank, int32_t lap, Call call);
-    void reach(int32_t count);
-    // places (places.hpp)
-    int64_t moves_due(const Rank &rank, const Moves &moves, int32_t lap) const;
-    bool admit(int32_t tier, int32_t head, Key turn, int64_t size);
-    void release(int32_t tier, int64_t size);
-    void try_line(Tier &tier);
-    void hold(int32_t rank, int32_t tier, int32_t tensor);
-    void free_place(int32_t rank, int32_t tensor, int32_t tier);
-    void end_move(Rank &rank, int32_t tensor);
-    int32_t first_transfer(const Rank &rank, int32_t tensor, Key before);
-    Key last_transfer(const Rank &rank, int32_t tensor, Key before);
-    void wait_for_moves(Rank &rank, int32_t tensor, int64_t moves, Key key, Call call);
-    // streams (streams.hpp)
-    void look_at_stream(int32_t stream);
-    void try_compute(int32_t stream);
-    bool may_start(int32_t stream);
-    void finish_compute(int32_t stream);
-    void end_after(int32_t stream, Time delay) { clock_.at(clock_.now + delay, {What::FINISH_COMPUTE, stream}); }
-    Time duration(const Rank &rank, const Action &action) const;
-    const Lacked *lacked(Stream &stream);
-    int64_t room_of(const Stream &stream) const;
-    // links (links.hpp)
-    void look_at_link(int32_t link);
-    bool lacks_source(const Transfer &transfer);
-    void try_copy(int32_t link);
-    void start_copy(int32_t link);
-    void join_copy(int32_t channel);
-    void end_lead(int32_t channel);
-    void end_copy(int32_t channel);
-    // hosts (hosts.hpp)
-    void advance_host(int32_t rank);
-    bool issue(int32_t rank, int32_t action);
-    bool is_host_ahead(int32_t rank);
-    bool has_credit(int32_t rank);
-    bool is_past_sync(int32_t rank, int32_t action);
-    int64_t unstarted(const Rank &rank) const;
-    void wait_for_starts(int32_t rank, int64_t excess);
-    void fill_queue(int32_t rank, int32_t asked);
-    void try_detach(int32_t detach);
-    // kernels (kernels.hpp)
-    void begin_kernel(int32_t stream);
-    void begin_kernel_flows(int32_t stream);
-    void end_kernel_flow(int32_t stream);
-    void arrive(int32_t meeting, int32_t stream, int32_t collective);
-    void begin_stage(int32_t meeting);
-    void begin_flows(int32_t meeting);
-    void end_flow(int32_t meeting);
-    // the ledger (ledger.hpp)
-    void look_at_account(int32_t stream);
-    void close_part(Account &account);
-    void end_wait(Stream &stream, Key key, int32_t op);
-    void add_wait(const Stream &stream, Key key, int32_t op, const Part &part);
-    void watch(int32_t stream, std::vector<int32_t> &watchers);
-    Reason find_reason(int32_t stream);
-    Reason reason_of_running(int32_t stream, Stream &other);
-    Reason reason_of_host(int32_t stream);
-    Reason reason_of_tensor(int32_t stream, int32_t tensor, Key before);
+    // Free, grant and start until nothing more can happen at this instant; then set rates, and find causes of waits.
+    void settle() {
+        while (!agenda.frees.empty() || !agenda.heads.empty()) {
+            for (; !agenda.frees.empty(); agenda.frees.pop_front()) {
+                const Call free = agenda.frees.front();
+                free_place(ranks_[free.who], free.item, free.tier);
+            }
+            while (!agenda.heads.empty()) {
+                const int32_t head = agenda.take_head(), link = head - head_of(0);
+                link < 0 ? try_compute(head) : try_copy(link);
+            }
+        }
+        if (std::exchange(agenda.resets_rates, false)) network.reset_rates();
+        for (int32_t stream : agenda.accounts) look_at_wait(stream);
+        agenda.accounts.clear();
+    }
+
+    bool is_done() const {
+        const auto all = [](const auto &things, auto is) { return std::all_of(things.begin(), things.end(), is); };
+        const auto is_settled = [](const Tensor &tensor) { return tensor.first_waiter == NONE; };
+        const auto has_issued = [&](const Rank &rank) { return rank.is_finished && all(rank.tensors, is_settled); };
+        const auto is_idle = [](const Stream &stream) { return !stream.is_running && stream.queue.empty(); };
+        const auto is_empty = [](const Queue &queue) { return queue.waiting.empty() && queue.running.empty(); };
+        return all(ranks_, has_issued) && all(streams_, is_idle) && all(queues_, is_empty);
+    }
 };
 
 }  // namespace replay

@@ -1,0 +1,98 @@
+// What a rank runs, in columns of numbers from Python.
+#pragma once
+
+#include <deque>
+
+#include "basics.hpp"
+
+namespace replay {
+
+// The columns of a dict, which holds numbers and arrays of numbers; its buffers are held as long as this is.
+class Columns {
+public:
+    explicit Columns(PyObject *dict) : dict_(dict) {}
+    Columns(const Columns &) = delete;
+    ~Columns() {
+        for (Py_buffer &buffer : buffers_) PyBuffer_Release(&buffer);
+    }
+
+    template <typename T = int64_t>
+    T number(const char *name) {
+        const int64_t value = PyLong_AsLongLong(find(name));
+        if (PyErr_Occurred()) throw Raised{};
+        return static_cast<T>(value);
+    }
+
+    template <typename T>
+    Span<T> column(const char *name) {
+        Py_buffer buffer;
+        if (PyObject_GetBuffer(find(name), &buffer, PyBUF_C_CONTIGUOUS) < 0) throw Raised{};
+        buffers_.push_back(buffer);
+        if (buffer.itemsize != sizeof(T) && buffer.len) {
+            PyErr_Format(PyExc_TypeError, "column %s has numbers of %zd bytes, not %zu", name, buffer.itemsize, sizeof(T));
+            throw Raised{};
+        }
+        const T *first = static_cast<const T *>(buffer.buf);
+        return {first, first + buffer.len / static_cast<Py_ssize_t>(sizeof(T))};
+    }
+
+private:
+    PyObject *dict_;
+    std::deque<Py_buffer> buffers_;
+
+    PyObject *find(const char *name) {
+        PyObject *value = PyDict_GetItemString(dict_, name);
+        if (value != nullptr) return value;
+        PyErr_Format(PyExc_KeyError, "no column %s", name);
+        throw Raised{};
+    }
+};
+
+#define REPLAY_NUMBERS(NUMBER)                                                                                  \
+    NUMBER(int32_t, ops) NUMBER(int32_t, tensors) NUMBER(int32_t, tiers) NUMBER(int32_t, compute_tier)          \
+    NUMBER(int32_t, streams) NUMBER(int32_t, links) NUMBER(int32_t, queues)                                     \
+    NUMBER(int32_t, repeats) NUMBER(int32_t, steps) NUMBER(Time, starts_ns)                                     \
+    NUMBER(bool, is_decided) /* by a runtime: nothing has checked yet that each action can act */               \
+    NUMBER(bool, copies_wait_for_ends)
+
+#define REPLAY_COLUMNS(COLUMN)                                                                                  \
+    /* by op: where its reads, its writes begin; by tensor */                                                   \
+    COLUMN(int64_t, reads_at) COLUMN(int32_t, reads) COLUMN(int64_t, writes_at) COLUMN(int32_t, writes)         \
+    COLUMN(int64_t, workspace_bytes) COLUMN(int64_t, duration_ns) COLUMN(uint8_t, is_collective)                \
+    COLUMN(int64_t, size_bytes) COLUMN(int32_t, home) COLUMN(uint8_t, is_written) COLUMN(uint8_t, is_output)    \
+    /* by action; a fixed plan has one price for all */                                                         \
+    COLUMN(int8_t, kind) COLUMN(int32_t, a) COLUMN(int32_t, b) COLUMN(int32_t, c) COLUMN(int64_t, price_ns)     \
+    /* by link; by source and target tier; by link and tensor, a row of what follows */                         \
+    COLUMN(int32_t, queue_of) COLUMN(int32_t, channels) COLUMN(int32_t, source) COLUMN(int32_t, target)         \
+    COLUMN(int32_t, route) COLUMN(int32_t, timing_of) COLUMN(int64_t, lead_ns) COLUMN(int64_t, cap)             \
+    /* by read, 0 if certain, 1 if only other ops choose it, 2 if its op does; by op, its draws; by draw */     \
+    COLUMN(uint8_t, read_role) COLUMN(int32_t, draws_of) COLUMN(int64_t, chosen_at) COLUMN(int32_t, chosen)     \
+    COLUMN(int64_t, drawn_ns) COLUMN(int64_t, drawn_traffic)                                                    \
+    /* by op: its unit, the share of that it reaches, and works (upper and lower half); call and collective */  \
+    COLUMN(int64_t, unit) COLUMN(int64_t, unit_share) COLUMN(int64_t, unit_work) COLUMN(int64_t, traffic)       \
+    COLUMN(int32_t, call_of) COLUMN(int32_t, collective_of)
+
+struct Program {
+#define NUMBER(type, name) type name;
+#define COLUMN(type, name) Span<type> name;
+    REPLAY_NUMBERS(NUMBER)
+    REPLAY_COLUMNS(COLUMN)
+#undef NUMBER
+#undef COLUMN
+
+    explicit Program(Columns &from) {
+#define NUMBER(type, name) name = from.number<type>(#name);
+#define COLUMN(type, name) name = from.column<type>(#name);
+        REPLAY_NUMBERS(NUMBER)
+        REPLAY_COLUMNS(COLUMN)
+#undef NUMBER
+#undef COLUMN
+    }
+
+    Span<int32_t> reads_of(int32_t op) const { return {reads.first + reads_at[op], reads.first + reads_at[op + 1]}; }
+    Span<int32_t> writes_of(int32_t op) const { return {writes.first + writes_at[op], writes.first + writes_at[op + 1]}; }
+    bool has_draws() const { return !draws_of.empty(); }
+    bool has_laps() const { return repeats > 1 && !has_draws(); }  // counted once for all
+};
+
+}  // namespace replay
