@@ -26,6 +26,8 @@ SAID = {
 COMPILER = (sysconfig.get_config_var("CXX") or "c++").split()[0]
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler is installed")
 
+INSTALL = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+
 pytestmark = pytest.mark.slow
 
 
@@ -74,26 +76,31 @@ def test_without_a_compiler_the_wheel_is_pure_and_says_so(built, kind):
     assert SAID[kind] in said
 
 
+def _clean(folder: Path) -> tuple[Path, Path, dict[str, object]]:
+    """An environment with the dependencies alone: its python, its packages, and how to run it."""
+    venv.create(folder / "home", with_pip=False)
+    (site,) = folder.glob("home/lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{Path(click.__file__).parents[1]}\n")
+    (folder / "empty").mkdir()
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HOSIM_ENGINE")}
+    return folder / "home" / "bin" / "python", site, {"cwd": folder / "empty", "env": env}
+
+
 @pytest.fixture(scope="module")
 def ran(built, tmp_path_factory):
-    """What each kind says of itself and of a run, in a clean environment."""
+    """What two kinds say of themselves and of a run, in a clean environment."""
     found = {}
-    for kind, (wheel, _) in built.items():
-        home, empty = tmp_path_factory.mktemp("clean"), tmp_path_factory.mktemp("empty")
-        venv.create(home, with_pip=False)
-        python = home / "bin" / "python"
-        (site,) = home.glob("lib/python*/site-packages")
-        (site / "dependencies.pth").write_text(f"{Path(click.__file__).parents[1]}\n")
-        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-        _done([*install, "--force-reinstall", "--target", site, wheel])
-        clean = {"cwd": empty, "env": {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HOSIM_ENGINE")}}
+    for kind in ("compiled", "pure"):
+        folder = tmp_path_factory.mktemp("clean")
+        python, site, clean = _clean(folder)
+        _done([*INSTALL, "--no-index", "--force-reinstall", "--target", site, built[kind][0]])
         where = [python, "-c", "import hosim, simulator; assert hosim is simulator; print(simulator.__file__)"]
-        assert Path(_done(where, **clean).stdout.strip()).is_relative_to(home)
+        assert Path(_done(where, **clean).stdout.strip()).is_relative_to(site)
         command = [python, "-m", "simulator"]
         version = _done([*command, "--version"], **clean).stdout
         listed = _done([*command, "list"], **clean).stdout
         done = _done([*command, "run", "tiny_train_910c", "--policy", "static", "--out", "out"], **clean)
-        found[kind] = version, listed, done.stdout, empty / "out"
+        found[kind] = version, listed, done.stdout, clean["cwd"] / "out"
     return found
 
 
@@ -108,6 +115,29 @@ def test_the_wheel_works_in_a_clean_environment(ran, kind):
 
 def test_no_number_tells_which_engine_made_it(ran):
     texts = {text for _, _, text, _ in ran.values()}
-    rows = [(out / "summary.csv").read_text() for *_, out in ran.values()]
-    assert len(texts) == 1
-    assert rows[0] == rows[1] == rows[2]
+    rows = {(out / "summary.csv").read_text() for *_, out in ran.values()}
+    assert len(texts) == len(rows) == 1
+
+
+@needs_compiler
+def test_a_checkout_has_the_extension_beside_its_source_until_that_changes(built, tmp_path):
+    (sdist,) = built["compiled"][0].parent.glob("hosim-*.tar.gz")
+    _done(["tar", "xzf", sdist, "-C", tmp_path])
+    (checkout,) = tmp_path.glob("hosim-*")
+    room = checkout / "simulator" / "engine" / "replay"
+    python, _, clean = _clean(tmp_path)
+
+    def installed(**more: str) -> tuple[bool, str]:
+        env = {**clean["env"], **more, "PYTHONPATH": str(Path(click.__file__).parents[1])}
+        _done([python, *INSTALL[1:], "--no-build-isolation", "-e", checkout], cwd=tmp_path, env=env)
+        return bool([*room.glob("_replay*")]), used()
+
+    def used() -> str:
+        return _done([python, "-m", "simulator", "--version"], **clean).stdout.partition("(")[2].partition(")")[0]
+
+    assert installed() == (True, "engine: compiled")
+    (source,) = room.glob("*.cpp")
+    source.write_text(f"{source.read_text()}// changed\n")
+    assert used() == "engine: simpy"
+    assert installed() == (True, "engine: compiled")
+    assert installed(HOSIM_PURE="1") == (False, "engine: simpy")
