@@ -105,6 +105,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 
 _HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what may be live
+_SHARES = 8, 1  # the bound on the peak is looked for with so many times fewer ops first, then with all
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +166,12 @@ class Limits:
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
     @cached_property
-    def step(self) -> Callable[[int | float], Bound]:
+    def step(self) -> Callable[..., Bound]:
         """Budget [B] -> shortest step that any plan can have: the largest bound, see the module's proof."""
         return cache(self._step)
 
-    def _step(self, budget_bytes: int | float) -> Bound:
+    def _step(self, budget_bytes: int | float, share: int = 1) -> Bound:
+        """Find the bound, or with a larger share a lower one: looked at so many times fewer ops, all of the same."""
         timing = self._timing
         between_starts = self._traffic.terms(budget_bytes)
         if exchange_ns := self._traffic.exchange_ns(budget_bytes):
@@ -178,7 +180,7 @@ class Limits:
         if timing.path_ns <= self._compute_ns:
             del terms["critical path"]
         terms |= {term: max(0, ns - timing.shorter_ns) for term, ns in between_starts.items()}
-        for ns, name in (part.longest(budget_bytes) for part in (self._windows, self._again) if part):
+        for ns, name in (part.longest(budget_bytes, share) for part in (self._windows, self._again) if part):
             if ns > max(terms.values()):
                 terms[name] = ns
         return _largest(terms)
@@ -187,20 +189,30 @@ class Limits:
         """Return a peak in the compute tier [B] that no plan beats whose step takes at most `step_ns`.
 
         A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
-        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
+        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower. The search halves
+        with few ops first: what they find too small is. What they find enough is tried again, from the least on.
         """
         demand = self._demand
         least = max(int(demand.held.max()), self._at_home)
         most = max(least, int((demand.work + demand.idle).max()))
         if self.step(least).ns <= step_ns:
             return least
-        for _ in range(_HALVINGS):
-            middle = (least + most) // 2
-            if self.step(middle).ns > step_ns:
-                least = middle + 1
-            else:
-                most = middle
-        return least
+        ends, below = [(least, most)], least
+        for share in _SHARES:
+            enough: int | float = math.inf
+            for _, high in ends[-1:0:-4]:
+                if high < most and self.step(high, share).ns <= step_ns:
+                    enough = high
+                    break
+                below = high + 1 if high < most else below
+            ends = [(least, most)]
+            for _ in range(_HALVINGS):
+                low, high = ends[-1]
+                middle = (low + high) // 2
+                is_short = middle < below or (middle < enough and self.step(middle, share).ns > step_ns)
+                ends.append((middle + 1, high) if is_short else (low, middle))
+            below = ends[-1][0]
+        return below
 
 
 def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:

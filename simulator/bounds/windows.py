@@ -112,17 +112,25 @@ class Windows:
         most = np.maximum(needed.where(needed.due < ops).bytes_at(ops), needed.where(needed.made >= 0).bytes_at(ops))
         self._most = demand.held + most
 
-    def longest(self, budget_bytes: int | float) -> tuple[int, str]:
-        """Return the length of the longest path under a budget [B] [ns], and a text that says what it is made of."""
-        points = self._points(budget_bytes)
+    def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
+        """Return the length of the longest path under a budget [B] [ns], and a text that says what it is made of.
+
+        Parameters
+        ----------
+        budget_bytes
+            The budget [B].
+        share
+            How many times fewer ops windows lie between: a path over some of them is no longer.
+        """
+        points = self._points(budget_bytes, MOST_POINTS // share)
         return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 
-    def _points(self, budget_bytes: int | float) -> Ints:
-        """Choose ops between which windows lie; none if no op lacks room, and nothing comes in or goes home."""
+    def _points(self, budget_bytes: int | float, most: int) -> Ints:
+        """Choose at most so many ops between which windows lie; none if no op lacks room, and nothing comes in or goes home."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
-        parts = (tightest(ops, self._most, MOST_POINTS // 2) for ops in (short, self.line))
+        parts = (tightest(ops, self._most, most // 2) for ops in (short, self.line))
         return np.unique(np.concatenate([*parts, self.line[-1:]]))
 
 
@@ -302,10 +310,10 @@ class Rematerialisation:
         rates = (rate_of(names, demand.hardware, sizes) for names in (cut.into, cut.out_of))
         self._in_ns, self._out_ns = map(ns_per_byte, rates)
 
-    def longest(self, budget_bytes: int | float) -> tuple[int, str]:
+    def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
         """Return the least time of a step at the op at which a budget [B] costs most [ns], and its name in a bound."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
+        least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS // share))
         ns, op = max(least_ns, default=(0, 0))
         return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
 
