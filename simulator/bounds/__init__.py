@@ -105,7 +105,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 
 _HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what may be live
-_SHARES = 8, 1  # the bound on the peak is looked for with so many times fewer ops first, then with all
+_FEWER = 8  # so many times fewer ops show that a budget is too small, if they do, in a tenth of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Limits:
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
     @cached_property
-    def step(self) -> Callable[..., Bound]:
+    def step(self) -> Callable[[int | float], Bound]:
         """Budget [B] -> shortest step that any plan can have: the largest bound, see the module's proof."""
         return cache(self._step)
 
@@ -189,30 +189,21 @@ class Limits:
         """Return a peak in the compute tier [B] that no plan beats whose step takes at most `step_ns`.
 
         A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
-        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower. The search halves
-        with few ops first: what they find too small is. What they find enough is tried again, from the least on.
+        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower. If few ops say that it
+        is above, all do.
         """
         demand = self._demand
         least = max(int(demand.held.max()), self._at_home)
         most = max(least, int((demand.work + demand.idle).max()))
         if self.step(least).ns <= step_ns:
             return least
-        ends, below = [(least, most)], least
-        for share in _SHARES:
-            enough: int | float = math.inf
-            for _, high in ends[-1:0:-4]:
-                if high < most and self.step(high, share).ns <= step_ns:
-                    enough = high
-                    break
-                below = high + 1 if high < most else below
-            ends = [(least, most)]
-            for _ in range(_HALVINGS):
-                low, high = ends[-1]
-                middle = (low + high) // 2
-                is_short = middle < below or (middle < enough and self.step(middle, share).ns > step_ns)
-                ends.append((middle + 1, high) if is_short else (low, middle))
-            below = ends[-1][0]
-        return below
+        for _ in range(_HALVINGS):
+            middle = (least + most) // 2
+            if self._step(middle, _FEWER).ns > step_ns or self.step(middle).ns > step_ns:
+                least = middle + 1
+            else:
+                most = middle
+        return least
 
 
 def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:
