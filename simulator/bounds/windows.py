@@ -200,10 +200,10 @@ class _Sweep:
         self._leaves = Counted(held[None, :], idle.size, (never, made), (first, behind), is_whole=is_whole)
         self._about_ns = np.zeros((count, count))
         for neck in self._bottlenecks:
-            room, about_ns = self._rooms[neck.cut], np.zeros((count, count))
-            for counted, rate in ((self._comes, neck.into), (self._leaves, neck.out_of)):
-                about_ns += counted.least(room) * neck.about(rate) if rate else 0.0
-            self._about_ns = np.maximum(self._about_ns, about_ns)
+            ways = [(counted, rate) for counted, rate in ((self._comes, neck.into), (self._leaves, neck.out_of)) if rate]
+            parts = [counted.least(self._rooms[neck.cut]) * neck.about(rate) for counted, rate in ways]
+            if parts:
+                np.maximum(self._about_ns, sum(parts[1:], parts[0]), out=self._about_ns)
         self._edges: list[_Edge] = []
         self._ends_ns: list[int] = []
         self._about_ends = np.zeros(count)
