@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -20,7 +22,7 @@ from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
-from simulator.report.answers import PRICES, crossover_view, frontier_view, pareto_view
+from simulator.report.answers import FREE, PRICES, crossover_view, frontier_view, pareto_view
 from simulator.report.expectations import named
 from simulator.report.rows import grouped
 from simulator.run.bisection import Search
@@ -154,6 +156,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     workers: int = 1,
     of: str = "",
     rooms: int = _ROOMS,
+    sparse: bool = False,
 ) -> Sweep:
     """Trade the peak of the compute tier, or a cost, against the step, row by row.
 
@@ -169,6 +172,9 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
         that the machine states, by its heading or column (``cost``, ``energy/token``); default: the peak.
     rooms
         Number of capacities to try first.
+    sparse
+        Whether to try only those of them between which a row comes within one of the limits on its step, or is free,
+        so that no capacity is tried in between where the front is flat.
 
     Returns
     -------
@@ -197,6 +203,10 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     fine = [case.hardware.tiers[tier].capacity_for(usable_bytes) for usable_bytes in usable]
     first = [(capacity,) for capacity in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
     studies = [search.study(who, first, candidates=fine, differ=_bends) for who in search.rows]
+    if sparse:
+        ends, limits = [first[0], first[-1]], [price * case.compute_ns for price in (FREE, *PRICES)]
+        about = {"candidates": [capacity for (capacity,) in first], "differ": partial(_parts, limits)}
+        studies = [replace(study, points=ends, more=replace(study, points=()).next_points, **about) for study in studies]
     tried = sweep(studies, progress=progress)
     fronts = {who: undominated(rows, column) for who, rows in grouped(tried, itemgetter("policy")).items()}
     front = [row for rows in fronts.values() for row in rows]
@@ -210,10 +220,20 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     return Sweep("frontier", [loaded], front, view, {"points": tried}, also=_limiting(search, least, workers, progress))
 
 
+def _steps_ns(*tried: Rows) -> list[int | float]:
+    return [row["step_ns"] if row["status"] == "ok" else math.inf for rows in tried for row in rows]
+
+
 def _bends(less: Rows, more: Rows) -> bool:
     """Tell whether the step changes so much between two capacities that one in between is tried."""
-    steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in (*less, *more)]
+    steps = _steps_ns(less, more)
     return max(steps) > _STEEP * min(steps)
+
+
+def _parts(limits_ns: Sequence[float], less: Rows, more: Rows) -> bool:
+    """Tell whether one of two steps is within a limit, and the other is not."""
+    steps = _steps_ns(less, more)
+    return any(min(steps) <= limit < max(steps) for limit in limits_ns)
 
 
 def _limiting(
