@@ -8,6 +8,7 @@ swap order. All of them bisect between two values whose rows differ.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -204,9 +205,13 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     first = [(capacity,) for capacity in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
     studies = [search.study(who, first, candidates=fine, differ=_bends) for who in search.rows]
     if sparse:
-        ends, limits = [first[0], first[-1]], [price * case.compute_ns for price in (FREE, *PRICES)]
-        about = {"candidates": [capacity for (capacity,) in first], "differ": partial(_parts, limits)}
-        studies = [replace(study, points=ends, more=replace(study, points=()).next_points, **about) for study in studies]
+        rooms_bytes, limits = [*usable][::_BETWEEN], [int(price * case.compute_ns) for price in (FREE, *PRICES)]
+        for index, (who, study) in enumerate(zip(search.rows, studies, strict=True)):
+            kind = search.bounds.get(who, {"may_repeat": case.may_repeat(who), "in_turn": case.choice(who).staggered})
+            bound = partial(case.for_row(who).bound, **kind)
+            least = [bisect_left(rooms_bytes, True, key=lambda room: bound(room).ns <= limit) for limit in limits]
+            more = partial(_crossing, replace(study, points=()), first, dict(zip(limits, least, strict=True)))
+            studies[index] = replace(study, points=[first[0], first[-1]], candidates=(), more=more)
     tried = sweep(studies, progress=progress)
     fronts = {who: undominated(rows, column) for who, rows in grouped(tried, itemgetter("policy")).items()}
     front = [row for rows in fronts.values() for row in rows]
@@ -220,20 +225,30 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     return Sweep("frontier", [loaded], front, view, {"points": tried}, also=_limiting(search, least, workers, progress))
 
 
-def _steps_ns(*tried: Rows) -> list[int | float]:
-    return [row["step_ns"] if row["status"] == "ok" else math.inf for rows in tried for row in rows]
+def _step_ns(rows: Rows) -> int | float:
+    return rows[0]["step_ns"] if rows[0]["status"] == "ok" else math.inf
 
 
 def _bends(less: Rows, more: Rows) -> bool:
     """Tell whether the step changes so much between two capacities that one in between is tried."""
-    steps = _steps_ns(less, more)
+    steps = _step_ns(less), _step_ns(more)
     return max(steps) > _STEEP * min(steps)
 
 
-def _parts(limits_ns: Sequence[float], less: Rows, more: Rows) -> bool:
-    """Tell whether one of two steps is within a limit, and the other is not."""
-    steps = _steps_ns(less, more)
-    return any(min(steps) <= limit < max(steps) for limit in limits_ns)
+def _crossing(
+    study: Study, points: Sequence[Point], limits: Mapping[int, int], measured: Mapping[Point, Rows]
+) -> list[Point]:
+    """Choose the next capacity to try: between two of which only one has a step within a limit; else where it bends.
+
+    Each limit [ns] comes with the first point at which its bound is within: there it is tried first.
+    """
+    for limit_ns, first in limits.items():
+        tried = [index for index in range(first, len(points)) if points[index] in measured]
+        within = next((index for index in tried if _step_ns(measured[points[index]]) <= limit_ns), 0)
+        beyond = max((index for index in tried if index < within), default=first - 1)
+        if within - beyond > 1:
+            return [points[first if beyond < first else (beyond + within) // 2]]
+    return study.next_points(measured)
 
 
 def _limiting(
