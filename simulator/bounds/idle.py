@@ -228,14 +228,14 @@ class Counted:
             np.cumsum(self._bytes, axis, out=self._bytes)
         self._bytes = self._bytes[:-1, :-1]
         self._bytes += held
-        self._smallest = np.zeros_like(self._bytes) if is_whole else None
+        self._smallest = np.zeros_like(self._bytes if is_whole else self._bytes[:0])
         for t in np.argsort(-size, kind="stable").tolist() if is_whole else ():
             self._smallest[starts[0][t] : starts[1][t], ends[0][t] : ends[1][t]] = size[t]
 
     def least(self, room: int) -> Ints:
         """Return what moves in each window at least, given the room [B]."""
         lack = self._bytes - room
-        if self._smallest is not None:
+        if self._is_whole:
             np.maximum(lack, self._smallest, out=lack, where=lack > 0)
         return np.maximum(lack, 0, out=lack)
 

@@ -126,7 +126,7 @@ class Windows:
         return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 
     def _points(self, budget_bytes: int | float, most: int) -> Ints:
-        """Choose at most so many ops between which windows lie; none if no op lacks room, and nothing comes in or goes home."""
+        """Choose at most so many ops for windows; none if no op lacks room, and nothing comes in or goes home."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
@@ -200,8 +200,8 @@ class _Sweep:
         self._leaves = Counted(held[None, :], idle.size, (never, made), (first, behind), is_whole=is_whole)
         self._about_ns = np.zeros((count, count))
         for neck in self._bottlenecks:
-            ways = [(counted, rate) for counted, rate in ((self._comes, neck.into), (self._leaves, neck.out_of)) if rate]
-            parts = [counted.least(self._rooms[neck.cut]) * neck.about(rate) for counted, rate in ways]
+            ways = (self._comes, neck.into), (self._leaves, neck.out_of)
+            parts = [counted.least(self._rooms[neck.cut]) * neck.about(rate) for counted, rate in ways if rate]
             if parts:
                 np.maximum(self._about_ns, sum(parts[1:], parts[0]), out=self._about_ns)
         self._edges: list[_Edge] = []
@@ -313,8 +313,8 @@ class Rematerialisation:
     def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
         """Return the least time of a step at the op at which a budget [B] costs most [ns], and its name in a bound."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS // share))
-        ns, op = max(least_ns, default=(0, 0))
+        tried = tightest(short, self._needed, MOST_OPS // share).tolist()
+        ns, op = max(((self._least_ns(k, budget_bytes), k) for k in tried), default=(0, 0))
         return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
 
     def _least_ns(self, k: int, budget_bytes: int | float) -> int:

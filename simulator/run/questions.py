@@ -27,7 +27,7 @@ from simulator.report.answers import FREE, PRICES, crossover_view, frontier_view
 from simulator.report.expectations import named
 from simulator.report.rows import grouped
 from simulator.run.bisection import Search
-from simulator.run.case import Policies
+from simulator.run.case import Case, Policies
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Question
@@ -208,9 +208,9 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
         rooms_bytes, limits = [*usable][::_BETWEEN], [int(price * case.compute_ns) for price in (FREE, *PRICES)]
         for index, (who, study) in enumerate(zip(search.rows, studies, strict=True)):
             kind = search.bounds.get(who, {"may_repeat": case.may_repeat(who), "in_turn": case.choice(who).staggered})
-            bound = partial(case.for_row(who).bound, **kind)
-            least = [bisect_left(rooms_bytes, True, key=lambda room: bound(room).ns <= limit) for limit in limits]
-            more = partial(_crossing, replace(study, points=()), first, dict(zip(limits, least, strict=True)))
+            step_ns = partial(_bound_ns, case.for_row(who), kind)
+            begins = {limit: bisect_left(rooms_bytes, -limit, key=lambda room: -step_ns(room)) for limit in limits}
+            more = partial(_crossing, replace(study, points=()), first, begins)
             studies[index] = replace(study, points=[first[0], first[-1]], candidates=(), more=more)
     tried = sweep(studies, progress=progress)
     fronts = {who: undominated(rows, column) for who, rows in grouped(tried, itemgetter("policy")).items()}
@@ -223,6 +223,10 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     view = pareto_view(front, floors, column, tier, loaded.scenario.heading)
     least = {who: rows[0] for who, rows in fronts.items() if rows}
     return Sweep("frontier", [loaded], front, view, {"points": tried}, also=_limiting(search, least, workers, progress))
+
+
+def _bound_ns(case: Case, kind: Mapping[str, bool], budget_bytes: int) -> int:
+    return case.bound(budget_bytes, **kind).ns
 
 
 def _step_ns(rows: Rows) -> int | float:
