@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from struct import Struct
 from typing import Any
 
@@ -93,6 +94,14 @@ def pick(block: Block, rows: NDArray[Any]) -> Block:
 def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
     """Yield the rows of a block as tuples of plain numbers, one for each of these columns."""
     return zip(*(block[name].tolist() for name in names), strict=True)
+
+
+def digest(*columns: Any) -> bytes:
+    """Return what tells columns of numbers apart from others of the same types."""
+    found = sha256()
+    for column in columns:
+        found.update(np.ascontiguousarray(column).data)
+    return found.digest()
 
 
 def held_bytes(first: ArrayLike, last: ArrayLike, size: ArrayLike, positions: int) -> Ints:

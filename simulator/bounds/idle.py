@@ -219,18 +219,25 @@ class Counted:
         self, held: Ints, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints], *, is_whole: bool
     ) -> None:
         self._size, self._starts, self._ends, self._is_whole = size, starts, ends, is_whole
-        change = np.zeros((held.size + 1, held.size + 1), np.int64)
+        points = held.size + 1
+        self._bytes = np.zeros((points, points), np.int64)
         for start, sign in zip(starts, (1, -1), strict=True):
-            np.add.at(change, (start, ends[0]), sign * size)
-            np.add.at(change, (start, ends[1]), -sign * size)
-        self._bytes = held + change.cumsum(0).cumsum(1)[:-1, :-1]
-        self._smallest = np.zeros_like(self._bytes)
+            for end, change in zip(ends, (sign * size, -sign * size), strict=True):
+                np.add.at(self._bytes.reshape(-1), start * points + end, change)
+        for axis in (0, 1):  # in place: large arrays are costly to make
+            np.cumsum(self._bytes, axis, out=self._bytes)
+        self._bytes = self._bytes[:-1, :-1]
+        self._bytes += held
+        self._smallest = np.zeros_like(self._bytes if is_whole else self._bytes[:0])
         for t in np.argsort(-size, kind="stable").tolist() if is_whole else ():
             self._smallest[starts[0][t] : starts[1][t], ends[0][t] : ends[1][t]] = size[t]
 
     def least(self, room: int) -> Ints:
         """Return what moves in each window at least, given the room [B]."""
-        return np.where(self._bytes > room, np.maximum(self._bytes - room, self._smallest), 0)
+        lack = self._bytes - room
+        if self._is_whole:
+            np.maximum(lack, self._smallest, out=lack, where=lack > 0)
+        return np.maximum(lack, 0, out=lack)
 
     def moved(self, start: int, end: int, room: int) -> int:
         """Return what moves in one window at least, given the room [B]."""

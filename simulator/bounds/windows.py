@@ -112,17 +112,25 @@ class Windows:
         most = np.maximum(needed.where(needed.due < ops).bytes_at(ops), needed.where(needed.made >= 0).bytes_at(ops))
         self._most = demand.held + most
 
-    def longest(self, budget_bytes: int | float) -> tuple[int, str]:
-        """Return the length of the longest path under a budget [B] [ns], and a text that says what it is made of."""
-        points = self._points(budget_bytes)
+    def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
+        """Return the length of the longest path under a budget [B] [ns], and a text that says what it is made of.
+
+        Parameters
+        ----------
+        budget_bytes
+            The budget [B].
+        share
+            How many times fewer ops windows lie between: a path over some of them is no longer.
+        """
+        points = self._points(budget_bytes, MOST_POINTS // share)
         return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 
-    def _points(self, budget_bytes: int | float) -> Ints:
-        """Choose ops between which windows lie; none if no op lacks room, and nothing comes in or goes home."""
+    def _points(self, budget_bytes: int | float, most: int) -> Ints:
+        """Choose at most so many ops for windows; none if no op lacks room, and nothing comes in or goes home."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
-        parts = (tightest(ops, self._most, MOST_POINTS // 2) for ops in (short, self.line))
+        parts = (tightest(ops, self._most, most // 2) for ops in (short, self.line))
         return np.unique(np.concatenate([*parts, self.line[-1:]]))
 
 
@@ -192,10 +200,10 @@ class _Sweep:
         self._leaves = Counted(held[None, :], idle.size, (never, made), (first, behind), is_whole=is_whole)
         self._about_ns = np.zeros((count, count))
         for neck in self._bottlenecks:
-            room, about_ns = self._rooms[neck.cut], np.zeros((count, count))
-            for counted, rate in ((self._comes, neck.into), (self._leaves, neck.out_of)):
-                about_ns += counted.least(room) * neck.about(rate) if rate else 0.0
-            self._about_ns = np.maximum(self._about_ns, about_ns)
+            ways = (self._comes, neck.into), (self._leaves, neck.out_of)
+            parts = [counted.least(self._rooms[neck.cut]) * neck.about(rate) for counted, rate in ways if rate]
+            if parts:
+                np.maximum(self._about_ns, sum(parts[1:], parts[0]), out=self._about_ns)
         self._edges: list[_Edge] = []
         self._ends_ns: list[int] = []
         self._about_ends = np.zeros(count)
@@ -302,11 +310,11 @@ class Rematerialisation:
         rates = (rate_of(names, demand.hardware, sizes) for names in (cut.into, cut.out_of))
         self._in_ns, self._out_ns = map(ns_per_byte, rates)
 
-    def longest(self, budget_bytes: int | float) -> tuple[int, str]:
+    def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
         """Return the least time of a step at the op at which a budget [B] costs most [ns], and its name in a bound."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
-        ns, op = max(least_ns, default=(0, 0))
+        tried = tightest(short, self._needed, MOST_OPS // share).tolist()
+        ns, op = max(((self._least_ns(k, budget_bytes), k) for k in tried), default=(0, 0))
         return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
 
     def _least_ns(self, k: int, budget_bytes: int | float) -> int:

@@ -50,38 +50,52 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     from simulator.run import read, run_case
     from simulator.run.results import writing
 
-    case = read(scenario, set=more["set"])
+    case, bar = read(scenario, set=more["set"]), ProgressBar()
     policies, what_if = more["policies"] or None, more["what_if"]
-    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages, ProgressBar() as progress:
-        each = None if pages is None else pages.add
-        results = run_case(case, policies, progress, each, in_forks=True, what_if=what_if)
-        if pages is not None:
-            results.finish(pages, [row.section for row in results.values()], common.reproducing())
+    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages:
+        with bar as progress:
+            each = None if pages is None else pages.add
+            results = run_case(case, policies, progress, each, in_forks=True, what_if=what_if)
+        _print(() if as_json else _findings(results))
+        with bar:
+            _ = results.told  # searched while the table is read
+            if pages is not None:
+                results.finish(pages, [row.section for row in results.values()], common.reproducing())
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
     if as_json:
         click.echo(results.json(), nl=False)
-    else:
-        click.echo("\n\n".join(_paragraphs(results, out)))
+    _print(() if as_json else _notes(results, out), before="\n")
     return common.judged([row.summary for row in results.values()], results.expectations, is_whole=True)
 
 
-def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:
-    """Yield the output of a run: cards, table, sentences, the report's path, and expectations that do not fail it."""
+def _print(paragraphs: Iterable[str], before: str = "") -> None:
+    """Print paragraphs with a line between them, at once."""
+    if text := "\n\n".join(paragraphs):
+        click.echo(f"{before}{text}")
+
+
+def _folded(texts: Iterable[str], indent: str = "") -> str:
+    """Join sentences, each on lines that a terminal has room for."""
+    is_terminal, width = sys.stdout.isatty(), shutil.get_terminal_size().columns
+    return "\n".join(fill(text, width, subsequent_indent=indent) if is_terminal else text for text in texts)
+
+
+def _findings(results: Results) -> Iterator[str]:
+    """Yield what is known once the rows have run: cards, table, and sentences."""
     from simulator.report.card import line
     from simulator.report.tables import PIPE_WIDTH, plain
-    from simulator.units import counted
 
-    is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else PIPE_WIDTH
-
-    def folded(texts: Iterable[str], indent: str = "") -> str:
-        return "\n".join(fill(text, width, subsequent_indent=indent) if is_terminal else text for text in texts)
-
-    yield folded((f"{name}: {line(card)}" for name, card in results.card.items()), "  ")
-    yield plain(list(results.values()), width)
-    yield folded(text for text in results.sentences if text not in results.told)
+    yield _folded((f"{name}: {line(card)}" for name, card in results.card.items()), "  ")
+    yield plain(list(results.values()), shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH)
+    yield _folded(results.said)
     if results.largest is not None:
         yield str(results.largest.view.sections[0])
+
+
+def _notes(results: Results, out: Path | None) -> Iterator[str]:
+    """Yield the end: the report's path, expectations that do not fail the run, and what would make a row free."""
+    from simulator.units import counted
+
     if out is not None:
         yield f"Report: {out / 'report.html'}"
     if results.case.is_changed and results.case.loaded.scenario.expect:
@@ -96,7 +110,7 @@ def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:
         held = sum(verdict.holds for verdict in results.expectations)
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
     if results.told:
-        yield folded(results.told)
+        yield _folded(results.told)
 
 
 @common.command("Serve requests that arrive over time, and show latencies.", "scenario", "policy", "set", "out")

@@ -10,7 +10,7 @@ import numpy as np
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
-from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, firsts, instances, pick, running, tuples
+from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, digest, firsts, instances, pick, running, tuples
 
 
 def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> list[int]:
@@ -97,9 +97,12 @@ def repeats(job: Job, trace: Trace) -> bool:
 
 
 def _starts(graph: Graph, hardware: Hardware, trace: Trace) -> list[int]:
-    """Find where the steps of a trace of one rank begin."""
-    codes = trace.issued[0].whole()
-    return step_starts(graph, _homes(graph, trace), hardware.compute_tier_id, codes, trace.laps[0])
+    """Find where the steps of a trace of one rank begin; once for the same actions."""
+    codes, homes = trace.issued[0].whole(), _homes(graph, trace)
+    about = step_starts, hardware.compute_tier_id, trace.laps[0], *homes, digest(*codes.values())
+    if about not in graph.known:
+        graph.known[about] = step_starts(graph, homes, hardware.compute_tier_id, codes, trace.laps[0])
+    return list(graph.known[about])
 
 
 def _homes(graph: Graph, trace: Trace) -> list[int]:

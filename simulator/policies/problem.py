@@ -7,9 +7,9 @@ every tier that links join to the compute tier both ways, directly or via others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 
 from simulator.bounds import Limits, Precedence, Timing, streams_of
@@ -240,6 +240,11 @@ class Problem:
                 left[home] -= size
         return left
 
+    @property
+    def ways(self) -> Hashable:
+        """What decisions depend on that know no time, beside the graph: the same on machines with other bandwidths."""
+        return self.homes, self.capacities, self.streams, self.neighbours, *sorted(self._paths.items()), *self.links
+
     def resolved_homes(self, chosen: Mapping[int, int] | None = None) -> tuple[int, ...]:
         """Return where each tensor is at time 0: its home, or `NOWHERE` if an op makes it.
 
@@ -278,7 +283,16 @@ class Problem:
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
         """Return the time of a copy that has all links of its path for itself [ns]."""
-        return sum(transfer_ns(self.sizes[tensor], self.links[hop]) for hop in pairwise(self.path(source, target)))
+        return self._path_ns(self.sizes[tensor], source, target)
+
+    @cached_property
+    def _path_ns(self) -> Callable[[int, int, int], int]:
+        """Size [B], source and target -> the time of a copy; many tensors are of one size."""
+
+        def path_ns(size_bytes: int, source: int, target: int) -> int:
+            return sum(transfer_ns(size_bytes, self.links[hop]) for hop in pairwise(self.path(source, target)))
+
+        return cache(path_ns)
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Return the tiers of the fastest way from one tier to another, both ends included.

@@ -11,12 +11,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.plan import COMPUTE, SYNC, Code, Plan, View
+from simulator.errors import CapacityError
+from simulator.plan import COMPUTE, SYNC, Actions, Code, Plan, View
 from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
@@ -29,6 +30,8 @@ LOOK_AHEAD = (32, 0, 64)
 
 _AT_ONCE = 64
 """Codes that are decided before they are handed on: singly takes longer, and a run that blocks should end soon."""
+_SHORT, _REMEMBERED = 20_000, 1_000_000
+"""Most ops of a run whose actions are remembered, and about as many actions as are: they take 13 MB."""
 
 
 class Options(Part):
@@ -101,9 +104,23 @@ def _make(sets: WorkingSets, options: Options, evict: str, look_ahead: int) -> P
         )
         return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
+    def remembered(view: View) -> Iterator[Code]:
+        about = evict, look_ahead, options.synchronous, options.drains, view.steps, sets.homes, problem.ways
+        known: dict[Any, Actions] = problem.graph.known.setdefault(Options, {})
+        if about not in known:
+            try:
+                known[about] = Actions.from_columns(*zip(*issue(view), strict=True))
+            except CapacityError:
+                return issue(view)  # a run may block before
+            while sum(map(len, known.values())) > _REMEMBERED:
+                del known[next(iter(known))]
+        return known[about].codes()
+
+    is_short = len(sets.ops) * problem.graph.steps <= _SHORT and not sets.dynamic.revealed
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
-    return Plan("reactive", problem.tiers, sets.homes, issue, problem.graph.steps, (note,), looks=False)
+    decide = remembered if is_short else issue
+    return Plan("reactive", problem.tiers, sets.homes, decide, problem.graph.steps, (note,), looks=False)
 
 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:

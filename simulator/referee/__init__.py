@@ -8,8 +8,8 @@ errors are for the author of the job (`ConfigError`), of the plan (`PlanError`),
 from simulator.referee.facts import Fault, Report, describe, refuse
 from simulator.referee.findings import Findings
 from simulator.referee.job_laws import check_job, check_order
-from simulator.referee.plan_laws import check_plan
-from simulator.referee.trace_laws import RankPlan, check_trace
+from simulator.referee.plan_laws import RankPlan, check_plan
+from simulator.referee.trace_laws import check_trace
 
 __all__ = [
     "Fault",

@@ -15,7 +15,10 @@ a training step stays for the next, whatever barriers that has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from simulator.draws import Draws
 from simulator.errors import PlanError
@@ -24,6 +27,8 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
 from simulator.referee.facts import Fault, Report, describe, refuse
 from simulator.referee.values import Values
+from simulator.scenario import AllocatorKind
+from simulator.trace import Ints, digest
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -33,6 +38,15 @@ _END = "end of the plan"
 
 Position = tuple[int, Code]
 """The index of an action in the plan, and the action."""
+
+
+class RankPlan(NamedTuple):
+    """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
+
+    plan: Plan
+    draws: Draws | None
+    allocator: AllocatorKind = "ideal"
+    pinned: Collection[int] = ()
 
 
 def check_plan(
@@ -65,11 +79,38 @@ def check_plan(
         If a home, or an action, breaks a rule: it names the action, the tensor and the rule.
     """
     _check_homes(graph, hardware, plan)
-    if plan.fixed is not None:
-        walk = PlanWalk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
-        walk.report = report
-        walk.take(plan.fixed.codes())
-        walk.finish(graph.steps // plan.repeats)
+    if (fixed := plan.fixed) is not None:
+        of_rank = RankPlan(plan, draws if plan.repeats == 1 else None, pinned=pinned)
+        columns = [np.array(column, np.int64) for column in (fixed.kind, fixed.a, fixed.b, fixed.c)]
+        check_actions(graph, hardware, of_rank, columns, report)
+
+
+def check_actions(
+    graph: Graph, hardware: Hardware, of_rank: RankPlan, columns: Sequence[Ints], report: Report = refuse
+) -> None:
+    """Walk all actions of a plan; not again if the same were found right before, as on a machine with other bandwidths.
+
+    Parameters
+    ----------
+    graph, hardware, report
+        As for `check_plan`.
+    of_rank
+        The plan, and what its rank draws.
+    columns
+        The codes of its actions.
+    """
+    plan, draws = of_rank.plan, of_rank.draws
+    steps = graph.steps // (plan.repeats if plan.fixed is not None else 1)
+    machine = hardware.compute_tier, hardware.hops, *(tier.scope for tier in hardware.tiers.values())
+    about = PlanWalk, *machine, plan.tiers, plan.home, frozenset(of_rank.pinned), steps, digest(*columns)
+    if draws is None and about in graph.known:
+        return
+    walk = PlanWalk(graph, hardware, plan, of_rank.pinned, draws)
+    walk.report = report
+    walk.take(zip(*(column.tolist() for column in columns), strict=True))
+    walk.finish(steps)
+    if draws is None and report is refuse:
+        graph.known[about] = None
 
 
 def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:

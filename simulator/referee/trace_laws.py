@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from simulator.draws import Draws
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -16,22 +14,13 @@ from simulator.referee.facts import Facts, broken
 from simulator.referee.findings import Findings, findings_of, merged
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
-from simulator.referee.plan_laws import PlanWalk
+from simulator.referee.plan_laws import RankPlan, check_actions
 from simulator.referee.room_laws import TierRoom, check_addresses, check_stored_once, stored_once
 from simulator.referee.start_laws import RoomRequests, check_durations, check_issued, check_starts, check_tracks
 from simulator.referee.traffic_laws import check_bandwidth, check_meetings, check_peers, meetings
 from simulator.referee.wait_laws import check_waits
-from simulator.scenario import AllocatorKind, Switches
+from simulator.scenario import Switches
 from simulator.trace import Block, Trace, pick
-
-
-class RankPlan(NamedTuple):
-    """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
-
-    plan: Plan
-    draws: Draws | None
-    allocator: AllocatorKind = "ideal"
-    pinned: Collection[int] = ()
 
 
 def check_trace(
@@ -146,9 +135,8 @@ def _by_rank(rows: Block, ranks: int) -> list[Block]:
 def _check_rank(facts: Facts, of_rank: RankPlan, switches: Switches) -> tuple[RoomRequests, Findings]:
     """Check one rank against the laws of single ranks; return the actions that only room kept waiting, and findings."""
     if of_rank.plan.fixed is None and facts.complete:
-        walk = PlanWalk(facts.program.graph, facts.program.hardware, of_rank.plan, of_rank.pinned, of_rank.draws)
-        walk.take(zip(*(codes.tolist() for codes in (facts.kind, facts.a, facts.b, facts.c)), strict=True))
-        walk.finish(facts.program.graph.steps)
+        columns = facts.kind, facts.a, facts.b, facts.c
+        check_actions(facts.program.graph, facts.program.hardware, of_rank, columns)
     check_issued(facts)
     check_tracks(facts)
     check_durations(facts)

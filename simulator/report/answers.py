@@ -13,6 +13,8 @@ from simulator.units import counted, human, parse, unit_of
 
 BOUNDS = "bound", "bound with recompute"
 """Rows that are lower bounds: for plans that run each op once, and for all plans."""
+FREE = 1.001
+"""Most times that a step of a free row is as long as if nothing moved."""
 PRICES = (1.01, 1.1, 1.5)
 """Step times, in multiples of all computes, for which the least peak is shown: hardly, somewhat and much longer."""
 _ENDS = "from", "to"

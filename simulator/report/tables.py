@@ -204,6 +204,7 @@ class ProgressBar:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
             self._task = self._bar.add_task("reading", total=None)
             self._bar.start()
+            self._shown_s = 0.0  # the first label at once
         return self._show
 
     def _show(self, label: str, done: int, total: int) -> None:

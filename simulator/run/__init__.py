@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from simulator.run.case import Case, Policies, names_in, prepare
 from simulator.run.questions import frontier
 from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
-from simulator.run.sweep import Progress, silent
+from simulator.run.sweep import Progress, Sweep, silent
 from simulator.run.what_if import page_parts, what_would_free
 
 
@@ -75,7 +75,10 @@ def run(  # noqa: PLR0913 - what is run, and how
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     with using(engine):
-        return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if if job is None else False)
+        case = read(scenario, set=set, job=job)
+        results = run_case(case, policies, progress, what_if=what_if if job is None else False)
+        _ = results.told  # searched before this returns
+    return results
 
 
 def scenario_to_run(
@@ -142,20 +145,25 @@ def run_case(
     ----------
     case
         What runs, and where.
-    policies, progress, what_if
+    policies, progress
         As for `run`.
     each
         Makes the section of each row in the fork that ran it, before the comparison with other rows is added.
     in_forks
         Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
         leave nothing in this process but their plans; traces keep no tables.
+    what_if
+        As for `run`; what would free the fastest row is searched when the results are first asked for it.
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, in_forks=in_forks), case.loaded.scenario.question
-    sentences = what_would_free(results, policies, progress, is_asked=what_if) if what_if is not False else []
-    also = partial(page_parts, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
+    sought: Callable[[], Sequence[str]] = tuple
+    also: Callable[[], Sequence[Sweep]] = tuple
+    if what_if is not False:
+        sought = partial(what_would_free, results, policies, progress, is_asked=what_if)
+        also = partial(page_parts, results, progress, is_asked=bool(what_if))
     if question is None:
-        return Results(case, results, None, sentences, also)
+        return Results(case, results, None, sought, also)
     largest = frontier(case.loaded, kind=type(question), policies=policies, progress=progress)
     answers = {(answer["policy"], answer["within"]): answer for answer in largest.rows}
     for row in results:
@@ -164,4 +172,4 @@ def run_case(
             row.summary[column] = answer.get(figure)
             if {"tried", "next"} & answer.keys() == {"tried"} and figure not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, largest, sentences, also)
+    return Results(case, results, largest, sought, also)

@@ -84,10 +84,18 @@ class Case:
             for task in self.tasks
         )
 
-    def bound(self, **kind: bool) -> bounds.Bound:
-        """Return the bound that no plan of a kind can beat: see `simulator.run.task.Task.limits`."""
-        steps = (task.limits(**kind).step(task.problem.budget_bytes) for task in self.tasks)
-        return max(steps, key=lambda bound: bound.ns)
+    def bound(self, budget_bytes: int | float | None = None, **kind: bool) -> bounds.Bound:
+        """Return the bound that no plan of a kind can beat: see `simulator.run.task.Task.limits`.
+
+        Parameters
+        ----------
+        budget_bytes
+            Budget of the compute tier [B]; default: that of the case.
+        **kind
+            See `simulator.run.task.Task.limits`.
+        """
+        budget = self.problem.budget_bytes if budget_bytes is None else budget_bytes
+        return max((task.limits(**kind).step(budget) for task in self.tasks), key=lambda bound: bound.ns)
 
     def least_peak_bytes(self, step_ns: int, **kind: bool) -> int:
         """Return a bound on the peak in the compute tier of plans of a kind whose step takes at most `step_ns` [B]."""

@@ -8,7 +8,10 @@ swap order. All of them bisect between two values whose rows differ.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -20,11 +23,11 @@ from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
-from simulator.report.answers import PRICES, crossover_view, frontier_view, pareto_view
+from simulator.report.answers import FREE, PRICES, crossover_view, frontier_view, pareto_view
 from simulator.report.expectations import named
 from simulator.report.rows import grouped
 from simulator.run.bisection import Search
-from simulator.run.case import Policies
+from simulator.run.case import Case, Policies
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Question
@@ -154,6 +157,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     workers: int = 1,
     of: str = "",
     rooms: int = _ROOMS,
+    sparse: bool = False,
 ) -> Sweep:
     """Trade the peak of the compute tier, or a cost, against the step, row by row.
 
@@ -169,6 +173,9 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
         that the machine states, by its heading or column (``cost``, ``energy/token``); default: the peak.
     rooms
         Number of capacities to try first.
+    sparse
+        Whether to try only those of them between which a row comes within one of the limits on its step, or is free,
+        so that no capacity is tried in between where the front is flat.
 
     Returns
     -------
@@ -197,6 +204,14 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     fine = [case.hardware.tiers[tier].capacity_for(usable_bytes) for usable_bytes in usable]
     first = [(capacity,) for capacity in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
     studies = [search.study(who, first, candidates=fine, differ=_bends) for who in search.rows]
+    if sparse:
+        rooms_bytes, limits = [*usable][::_BETWEEN], [int(price * case.compute_ns) for price in (FREE, *PRICES)]
+        for index, (who, study) in enumerate(zip(search.rows, studies, strict=True)):
+            kind = search.bounds.get(who, {"may_repeat": case.may_repeat(who), "in_turn": case.choice(who).staggered})
+            step_ns = partial(_bound_ns, case.for_row(who), kind)
+            begins = {limit: bisect_left(rooms_bytes, -limit, key=lambda room: -step_ns(room)) for limit in limits}
+            more = partial(_crossing, replace(study, points=()), first, begins)
+            studies[index] = replace(study, points=[first[0], first[-1]], candidates=(), more=more)
     tried = sweep(studies, progress=progress)
     fronts = {who: undominated(rows, column) for who, rows in grouped(tried, itemgetter("policy")).items()}
     front = [row for rows in fronts.values() for row in rows]
@@ -210,10 +225,34 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     return Sweep("frontier", [loaded], front, view, {"points": tried}, also=_limiting(search, least, workers, progress))
 
 
+def _bound_ns(case: Case, kind: Mapping[str, bool], budget_bytes: int) -> int:
+    return case.bound(budget_bytes, **kind).ns
+
+
+def _step_ns(rows: Rows) -> int | float:
+    return rows[0]["step_ns"] if rows[0]["status"] == "ok" else math.inf
+
+
 def _bends(less: Rows, more: Rows) -> bool:
     """Tell whether the step changes so much between two capacities that one in between is tried."""
-    steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in (*less, *more)]
+    steps = _step_ns(less), _step_ns(more)
     return max(steps) > _STEEP * min(steps)
+
+
+def _crossing(
+    study: Study, points: Sequence[Point], limits: Mapping[int, int], measured: Mapping[Point, Rows]
+) -> list[Point]:
+    """Choose the next capacity to try: between two of which only one has a step within a limit; else where it bends.
+
+    Each limit [ns] comes with the first point at which its bound is within: there it is tried first.
+    """
+    for limit_ns, first in limits.items():
+        tried = [index for index in range(first, len(points)) if points[index] in measured]
+        within = next((index for index in tried if _step_ns(measured[points[index]]) <= limit_ns), 0)
+        beyond = max((index for index in tried if index < within), default=first - 1)
+        if within - beyond > 1:
+            return [points[first if beyond < first else (beyond + within) // 2]]
+    return study.next_points(measured)
 
 
 def _limiting(

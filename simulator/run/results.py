@@ -182,8 +182,8 @@ class Results(dict[str, Result]):
         The rows.
     largest
         The largest value of a field with which each row fits, if the scenario asks.
-    what_if
-        Sentences on what would make the fastest row free, if that was searched; kept as `told`.
+    sought
+        Searches what would make the fastest row free, when `told` is first read.
     also
         Makes the further sweeps of the page, when it is written.
     """
@@ -193,11 +193,11 @@ class Results(dict[str, Result]):
         case: Case,
         rows: Sequence[Result],
         largest: Sweep | None = None,
-        what_if: Sequence[str] = (),
+        sought: Callable[[], Sequence[str]] = tuple,
         also: Callable[[], Sequence[Sweep]] = tuple,
     ) -> None:
         super().__init__((row.label, row) for row in rows)
-        self.case, self.largest, self.told, self._also = case, largest, what_if, also
+        self.case, self.largest, self._sought, self._also = case, largest, sought, also
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
@@ -222,11 +222,20 @@ class Results(dict[str, Result]):
         return {label: row.summary for label, row in self.items()}
 
     @cached_property
-    def sentences(self) -> list[str]:
+    def said(self) -> list[str]:
         """Sentences about the rows, and hints; and how far each row fits, if that was asked."""
         rows, largest = list(self.values()), self.largest.sentences if self.largest else []
-        more = [*largest, *pointer(self.case.loaded.scenario.scaling), *self.told]
-        return [*sentences(rows), *hints(self.case, rows), *more]
+        return [*sentences(rows), *hints(self.case, rows), *largest, *pointer(self.case.loaded.scenario.scaling)]
+
+    @cached_property
+    def told(self) -> Sequence[str]:
+        """Sentences on what would make the fastest row free, if that is searched."""
+        return self._sought()
+
+    @property
+    def sentences(self) -> list[str]:
+        """All sentences: those about the rows, and those on what would make the fastest one free."""
+        return [*self.said, *self.told]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:

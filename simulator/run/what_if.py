@@ -17,7 +17,7 @@ from simulator.catalog.settings import amounts
 from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES
 from simulator.processes import forked
-from simulator.report.answers import free_sentence
+from simulator.report.answers import FREE, free_sentence
 from simulator.report.rows import by_step, listed, quantity, ratio
 from simulator.report.views import SweepView
 from simulator.run.bisection import Search
@@ -30,8 +30,6 @@ from simulator.run.sweep import Progress, Sweep, silent
 from simulator.scenario import Frontier
 from simulator.scenario.question import UNMOVED
 
-_FREE = 1.001
-"""Most times that a step of a free row is as long as if nothing moved."""
 _QUICK = 25_000
 """Most ops that a row runs until it has its plan, for an unasked search: this takes a few seconds."""
 _SEARCHED = {*POLICIES} - {"optimal"}
@@ -88,7 +86,7 @@ def what_would_free(
 
 def _is_free(row: Result) -> bool:
     """Tell whether a row is free; where it waits for peers, which may wait for copies, its step tells."""
-    return row.is_free and ("peer" not in row.causes or row.summary["step_ns"] <= _FREE * _unmoved_ns(row.case))
+    return row.is_free and ("peer" not in row.causes or row.summary["step_ns"] <= FREE * _unmoved_ns(row.case))
 
 
 def _unmoved_ns(case: Case) -> float:
@@ -123,13 +121,13 @@ def _needless(row: Result, policies: Policies | None, tell: Progress) -> str:
 
 def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
     """Search the bandwidth or the capacity with which a row is free, and return the sentence."""
-    asked = {"field": field, "such_that": (f"step <= {_FREE}x",), "over": UNMOVED, "resolution": 2}
+    asked = {"field": field, "such_that": (f"step <= {FREE}x",), "over": UNMOVED, "resolution": 2}
     search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
     if kind == "capacity" and (homes := _homes_below(case)):
         largest = search.built(search.question.values[-1])
         bound = largest.bound(may_repeat=largest.may_repeat(row), in_turn=largest.choice(row).staggered)
-        if (times := bound.ns / _unmoved_ns(largest)) > _FREE:  # no room is enough
+        if (times := bound.ns / _unmoved_ns(largest)) > FREE:  # no room is enough
             least = f"a step takes at least {ratio(times)} as long as if nothing moved"
             return f"No {kind} makes {row} free while {homes}: {least}."
     answer = search.answer(search.search_from_bound(row), math.inf)
@@ -158,7 +156,7 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
         return []
     loaded, row = fastest.case.loaded, fastest.label
     parts, lacking, base = list[Sweep](), list[str](), loaded.without_questions()
-    front = partial(pareto, loaded, policies=[row], progress=progress)
+    front = partial(pareto, loaded, policies=[row], progress=progress, sparse=True)
     limits = partial(limits_at, base, [(base, [row])], 1, progress, "")
     makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.hardware)), limits)}
     for title, (times, make) in makes.items():

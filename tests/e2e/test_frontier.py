@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from itertools import pairwise
 
 import documents
@@ -512,6 +513,25 @@ def test_a_crossover_is_of_two_rows(hosim, story):
     done = hosim("crossover", story, "--policy", "static", "--of", WIRE)
     assert (done.code, done.out) == (1, "")
     assert "--policy: a crossover is of two rows, found 1: static" in done.err
+
+
+@pytest.mark.parametrize("more", [(), ("--out", "out")])
+def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, story, more, capsys, monkeypatch, tmp_path):
+    """Nobody waits for a search before the first figure; in the end the output is one text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(what_if, "_PAGE", 0)
+    whole, before = hosim("run", story, "--policy", "static", *more).out, list[str]()
+
+    def searched(rows, *more, **asked):
+        before.append(capsys.readouterr().out)
+        return what_would_free(rows, *more, **asked)
+
+    what_would_free = what_if.what_would_free
+    monkeypatch.setattr(sys.modules["simulator.run"], "what_would_free", searched)
+    rest = hosim("run", story, "--policy", "static", *more).out
+    assert [before[0] + rest] == [whole] * len(before)
+    assert "\n\nstatic " in before[0]
+    assert "would be free with" in rest
 
 
 def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):

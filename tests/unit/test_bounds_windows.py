@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from bounding import bound
 from stories import graph, machine
 
+from simulator import catalog
 from simulator.bounds import Bound
+from simulator.bounds.windows import MOST_POINTS, Windows
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
+from simulator.run.case import prepare
 
 HBM, DDR = 0, 1
 
@@ -102,3 +106,21 @@ def test_what_is_never_read_sets_the_rate_of_what_goes_home():
     g = graph("u 1 persistent, w 11 persistent", "f: -> w, 3 ns")
     slow = machine(d2h={"bandwidth": "0.25 GB/s", "latency": "1 ns"})
     assert limit(g, {"u": HBM, "w": DDR}, 99, slow).ns == 3 + 1 + 44
+
+
+@pytest.mark.parametrize("times", [1.0, 1.03])
+def test_all_ops_are_asked_of_a_peak_only_where_few_do_not_say_that_it_is_too_small(times: float, monkeypatch):
+    (task,) = prepare(catalog.resolve("llama3_8b_train_910c")).tasks
+    limits, asked = task.limits(), list[int]()
+    step_ns = int(times * limits.step(task.problem.budget_bytes).ns)
+
+    def counted(self: Windows, budget: float, most: int) -> object:
+        asked.append(most)
+        return points(self, budget, most)
+
+    points = Windows._points
+    monkeypatch.setattr(Windows, "_points", counted)
+    found = limits.peak_bytes(step_ns)
+    assert (asked.count(MOST_POINTS // 8), asked.count(MOST_POINTS)) == (12, 8)
+    monkeypatch.setattr("simulator.bounds._FEWER", 1)
+    assert limits.peak_bytes(step_ns) == found

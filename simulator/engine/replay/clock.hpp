@@ -18,7 +18,7 @@ enum class What : int32_t {
     ADVANCE_HOST,     // of a rank
     FILL_QUEUE,       // of a rank, unless it has asked again (`item`) since
     TRY_DETACH,       // a detach that waits
-    FREE_PLACE,       // of a rank: a tensor (`item`) in a tier
+    FREE_PLACE,       // a detach that acts
     PIPE_DUE,         // a pipe, in its life `item`
     BEGIN_FLOWS,      // of a meeting
     END_FLOW,         // of a meeting
@@ -74,7 +74,7 @@ struct Agenda {
     using Head = std::pair<Key, int32_t>;
     std::priority_queue<Head, std::vector<Head>, std::greater<Head>> heads;
     std::vector<uint8_t> is_considered;
-    std::deque<Call> frees;
+    std::priority_queue<Head, std::vector<Head>, std::greater<Head>> frees;  // detaches, by key
     std::vector<int32_t> accounts;  // streams whose waits may have another cause once the instant is settled
     bool resets_rates = false, keeps_waits = true;
 

@@ -41,9 +41,20 @@ protected:
         const Call again{What::TRY_DETACH, index};
         if (must_wait(rank.actions->ends[detach.action], rank, detach.lap, again)) return;
         if (must_wait_for_moves(ranks_[detach.rank], moves, detach, again)) return;
+        const Call free{What::FREE_PLACE, index};
+        detach.issued > clock.now ? clock.at(detach.issued, free) : agenda.frees.emplace(detach.key, index);
+    }
+
+    Key key_of_detach(int32_t index) { return detaches_[index].key; }
+
+    // Free the place of the detach that was issued first, of those that may act.
+    void free_first() {
+        const int32_t index = agenda.frees.top().second;
+        const Detach detach = detaches_[index];
+        agenda.frees.pop();
         detaches_.give(index);
-        const Call free{What::FREE_PLACE, detach.rank, moves.tensor, rank.action(detach).where};
-        detach.issued > clock.now ? clock.at(detach.issued, free) : agenda.frees.push_back(free);
+        const Rank &rank = ranks_[detach.rank];
+        free_place(ranks_[detach.rank], rank.actions->moves[detach.action][0].tensor, rank.action(detach).where);
     }
 
 private:

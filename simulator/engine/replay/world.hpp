@@ -69,7 +69,7 @@ private:
             case What::ADVANCE_HOST: return advance_host(call.who);
             case What::FILL_QUEUE: return fill_queue(call.who, call.item);
             case What::TRY_DETACH: return try_detach(call.who);
-            case What::FREE_PLACE: return agenda.frees.push_back(call);
+            case What::FREE_PLACE: return agenda.frees.emplace(key_of_detach(call.who), call.who);
             case What::BEGIN_FLOWS: return begin_flows(call.who);
             case What::END_FLOW: return end_flow(call.who);
             case What::BEGIN_KERNEL: return begin_kernel_flows(call.who);
@@ -82,10 +82,7 @@ private:
     // Free, grant and start until nothing more can happen at this instant; then set rates, and find causes of waits.
     void settle() {
         while (!agenda.frees.empty() || !agenda.heads.empty()) {
-            for (; !agenda.frees.empty(); agenda.frees.pop_front()) {
-                const Call free = agenda.frees.front();
-                free_place(ranks_[free.who], free.item, free.tier);
-            }
+            while (!agenda.frees.empty()) free_first();
             while (!agenda.heads.empty()) {
                 const int32_t head = agenda.take_head(), link = head - head_of(0);
                 link < 0 ? try_compute(head) : try_copy(link);
