@@ -15,6 +15,7 @@ from simulator.builders import inference, stage
 from simulator.builders.inference import (
     CachedLayers,
     Iteration,
+    Iterations,
     cached_layers,
     decoder_of,
     iteration,
@@ -28,7 +29,7 @@ from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
 
 __all__ = [
-    "CachedLayers", "Iteration", "build_job", "cached_layers", "check", "decoder_of", "iteration", "largest_size",
+    "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration", "largest_size",
     "layouts", "least_iteration", "limited_reaches", "weight_bytes",
 ]  # fmt: skip
 

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import metrics
-from simulator.builders import Iteration, decoder_of, iteration, least_iteration, limited_reaches
+from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
 from simulator.builders.inference import cache_name, loaded_name, stored_name
 from simulator.builders.tape import read_experts
 from simulator.builders.weights import blocks
@@ -50,6 +50,7 @@ from simulator.cost import memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
 from simulator.errors import CapacityError, InvariantError, PlanError, ScopeError
 from simulator.graph import Job
+from simulator.interrupts import no_garbage_search
 from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
@@ -77,14 +78,15 @@ class _Shape:
 
     Parameters
     ----------
-    loaded
-        The scenario, its machine and its workload of requests.
+    loaded, graphs
+        The scenario, its machine and its workload of requests; the graphs of that workload's iterations.
     some
         One of these iterations, without copies.
     """
 
-    def __init__(self, loaded: Loaded, some: Iteration) -> None:
-        self._loaded, self._is_all = loaded, some.answers == some.decoding + some.reading
+    def __init__(self, loaded: Loaded, graphs: Iterations, some: Iteration) -> None:
+        self._loaded, self._graphs = loaded, graphs
+        self._is_all = some.answers == some.decoding + some.reading
         parts = dict.fromkeys(part for _, part in decoder_of(loaded.workload).kinds if isinstance(part, Experts))
         self._experts = [part for part in parts if part.top_k < part.routed]
         numbers = self._numbers(some)
@@ -138,7 +140,7 @@ class _Shape:
 
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
         """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
-        hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self._iteration(numbers), 1)
+        hardware, graph = self._loaded.hardware, self._graphs.graph(self._iteration(numbers), 1)
         cap, launch_ns, sides = memory_rate_cap(hardware), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
@@ -184,6 +186,7 @@ class Replays:
         self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches = limited_reaches(decoder_of(loaded.workload))
+        self._graphs = Iterations(loaded.workload)
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._replayed = cache(self._replay)
 
@@ -223,7 +226,7 @@ class Replays:
         near = map(bool, chain.from_iterable(work.near))
         kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading, *near)
         if kind not in self._shapes:
-            self._shapes[kind] = _Shape(self._loaded, work)
+            self._shapes[kind] = _Shape(self._loaded, self._graphs, work)
         return self._shapes[kind]
 
     def _representative(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
@@ -255,10 +258,11 @@ class Replays:
                 moved[link] += size_bytes
         return moved
 
+    @no_garbage_search()
     def _replay(self, work: Iteration) -> dict[str, Any]:
         leaving = [tokens for (tier, _), tokens in work.stores if tier == self._loaded.hardware.compute_tier]
         left = sum(n * group.token_bytes for tokens in leaving for group, n in zip(self._groups, tokens, strict=True))
-        job = Job.of(iteration(self._loaded.workload, work, self._room_bytes - left))
+        job = Job.of(self._graphs.graph(work, self._room_bytes - left))
         case = prepare(_with_homes(self._loaded, work), job)
         queued = self._asked.queued_blocks
         try:
