@@ -13,7 +13,7 @@ The room for blocks follows from the scenario, and from what the largest iterati
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from simulator.builders import CachedLayers, Iteration, cached_layers, decoder_of, iteration, limited_reaches
@@ -106,9 +106,10 @@ class Tiers:
             for below in self._cached[1:]:
                 if block in below:
                     below.move_to_end(block)
-        self._make_room(0, sum(self.sizes[block.group] for block in new))
-        for block in new:
-            self._hold(block)
+        new_bytes = sum([self.sizes[block.group] for block in new])
+        self._make_room(0, new_bytes)
+        self._held.update(dict.fromkeys(new, 1))
+        self.held_bytes += new_bytes
 
     def share_computed(self, private: Block, shared: Block) -> bool:
         """Share a computed block of a prefix with others; return False if the compute tier already has the same."""
@@ -117,35 +118,36 @@ class Tiers:
         self._held[shared] = self._held.pop(private)
         return True
 
-    def release(self, block: Block, *, is_kept: bool) -> None:
-        """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached."""
-        self._held[block] -= 1
-        if self._held[block]:
-            return
-        del self._held[block]
-        self.held_bytes -= self.sizes[block.group]
-        if is_kept and self._keeps:
-            self._cache(block, 0)
-        elif is_kept:
-            self._push(block, 0)
+    def release(self, blocks: Iterable[tuple[Block, bool]]) -> None:
+        """Release blocks that a sequence held; if no other holds one, and it is to be kept, it stays cached."""
+        held, cached, freed, kept = self._held, self._cached[0], 0, 0
+        for block, is_kept in blocks:
+            if held[block] > 1:
+                held[block] -= 1
+                continue
+            del held[block]
+            freed += (size := self.sizes[block.group])
+            if is_kept and self._keeps:
+                cached[block] = None
+                kept += size
+            elif is_kept:
+                self._push(block, 0)
+        self.held_bytes -= freed
+        self._cached_bytes[0] += kept
 
     def _hold(self, block: Block) -> None:
         self.held_bytes += 0 if block in self._held else self.sizes[block.group]
         self._held[block] = self._held.get(block, 0) + 1
-
-    def _cache(self, block: Block, tier: int) -> None:
-        self._cached[tier][block] = None
-        self._cached_bytes[tier] += self.sizes[block.group]
 
     def _drop(self, block: Block, tier: int) -> None:
         if self._cached[tier].pop(block, block) is None:
             self._cached_bytes[tier] -= self.sizes[block.group]
 
     def _make_room(self, tier: int, more_bytes: int) -> None:
-        held_bytes = 0 if tier else self.held_bytes
-        while self._cached[tier] and held_bytes + self._cached_bytes[tier] + more_bytes > self.rooms[tier]:
-            block = next(iter(self._cached[tier]))
-            self._drop(block, tier)
+        cached, room, others_bytes = self._cached[tier], self.rooms[tier], more_bytes + (0 if tier else self.held_bytes)
+        while cached and others_bytes + self._cached_bytes[tier] > room:
+            block, _ = cached.popitem(last=False)
+            self._cached_bytes[tier] -= self.sizes[block.group]
             self._push(block, tier)
 
     def _push(self, block: Block, source: int) -> None:
@@ -157,7 +159,8 @@ class Tiers:
             self._cached[target].move_to_end(block)
             return
         self._make_room(target, self.sizes[block.group])
-        self._cache(block, target)
+        self._cached[target][block] = None
+        self._cached_bytes[target] += self.sizes[block.group]
         self.stores[(self.names[source], self.names[target]), block.group] += 1
 
 

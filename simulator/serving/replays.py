@@ -105,6 +105,7 @@ class _Shape:
         both, self._counts = np.unique(both, axis=-1, return_counts=True)
         self._constant, self._slopes = both[0], both[1:].reshape(len(both) - 1, -1)
         self._prices_ns: Numbers = both[1:].max(axis=1) @ self._counts
+        self._units, self.known_ops_ns = cache(self._units_that_cost), cache(self.ops_ns)
 
     def _numbers(self, work: Iteration) -> list[int]:
         """List the numbers of an iteration; answers are none of their own if every token has one."""
@@ -112,14 +113,19 @@ class _Shape:
 
     def rounded(self, work: Iteration, part_ns: float, most_sequences: int, most_tokens: int) -> Iteration:
         """Round the numbers of an iteration to multiples that cost `part_ns`, up to the given limits."""
-        prices_ns, tokens = self._prices_ns[: len(self._flops_slopes)].copy(), work.decoding + work.reading
-        if self._experts:  # the fewer experts others chose, the more one more token costs
-            more = np.subtract(self._unread(tokens), self._unread(tokens // 2))
-            prices_ns[[*_TOKENS]] += more @ self._prices_ns[len(prices_ns) :] / max(1, tokens - tokens // 2)
-        rounded = [_rounded(n, price_ns, part_ns) for n, price_ns in zip(self._numbers(work), prices_ns, strict=True)]
+        units = self._units(part_ns, work.decoding + work.reading if self._experts else 0)
+        rounded = [*map(_rounded, self._numbers(work), units)]
         rounded[0] = min(rounded[0], most_sequences)
         rounded[2] = min(rounded[2], most_tokens - rounded[0])
         return self._iteration(rounded)
+
+    def _units_that_cost(self, part_ns: float, tokens: int) -> list[float]:
+        """Return, for each number, how many cost `part_ns`, in an iteration of so many tokens."""
+        prices_ns = self._prices_ns[: len(self._flops_slopes)].copy()
+        if self._experts:  # the fewer experts others chose, the more one more token costs
+            more = np.subtract(self._unread(tokens), self._unread(tokens // 2))
+            prices_ns[[*_TOKENS]] += more @ self._prices_ns[len(prices_ns) :] / max(1, tokens - tokens // 2)
+        return [_unit(price_ns, part_ns) for price_ns in prices_ns.tolist()]
 
     def _iteration(self, numbers: Sequence[int]) -> Iteration:
         """Make the iteration with these numbers."""
@@ -215,10 +221,11 @@ class Replays:
                 return counted
             if counted["stall_ns"] + counted["drain_ns"] <= WAITS * counted["took_ns"]:
                 break
-        took_ns = counted["took_ns"] + round(own_ns - shape.ops_ns(alike))
-        more = self._moved(work)
-        more.subtract(self._moved(alike))
-        moved = {(column := f"moved_{link}_bytes"): counted[column] + size for link, size in more.items()}
+        took_ns, moved = counted["took_ns"] + round(own_ns - shape.known_ops_ns(alike)), dict[str, int]()
+        if work.loads or work.stores:
+            more = self._moved(work)
+            more.subtract(self._moved(alike))
+            moved = {(column := f"moved_{link}_bytes"): counted[column] + size for link, size in more.items()}
         return {**counted, "took_ns": took_ns, **moved, "flops": shape.flops(work)}
 
     def shape(self, work: Iteration) -> _Shape:
@@ -236,7 +243,8 @@ class Replays:
         def rounded(tokens: Sequence[int], *way: str) -> tuple[int, ...]:
             rates = [links[link].bandwidth_bytes_per_s for link in self._links(*way)]
             block_ns = [sum(size * NS_PER_S / rate for rate in rates) for size in self._sizes]
-            return tuple(block * _rounded(n // block, each, part_ns) for n, each in zip(tokens, block_ns, strict=True))
+            units = (_unit(each, part_ns) for each in block_ns)
+            return tuple(block * _rounded(n // block, unit) for n, unit in zip(tokens, units, strict=True))
 
         loads = tuple((tier, rounded(tokens, tier, self._loaded.hardware.compute_tier)) for tier, tokens in work.loads)
         stores = tuple((way, rounded(tokens, *way)) for way, tokens in work.stores)
@@ -347,7 +355,11 @@ def _copies(tensor: int, path: Sequence[int]) -> Iterator[Code]:
     yield from ((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
 
-def _rounded(count: int, price_ns: float, part_ns: float) -> int:
-    """Round to a multiple of the count that costs one part; a count without a price becomes 1, and only 0 becomes 0."""
-    step = max(1.0, part_ns / price_ns) if price_ns > 0 else math.inf
-    return min(1, count) if step == math.inf else max(min(1, count), round(round(count / step) * step))
+def _unit(price_ns: float, part_ns: float) -> float:
+    """Return how many cost a part, at least 1; infinitely many without a price."""
+    return max(1.0, part_ns / price_ns) if price_ns > 0 else math.inf
+
+
+def _rounded(count: int, unit: float) -> int:
+    """Round to a multiple of a unit; with an infinite one a count becomes 1, and only 0 becomes 0."""
+    return min(1, count) if unit == math.inf else max(min(1, count), round(round(count / unit) * unit))

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple, TypeVar
 
 from simulator.builders import CachedLayers, Iteration
@@ -28,6 +30,8 @@ from simulator.reach import Reach, TokenSpan
 from simulator.serving.blocks import Block, Tiers, blocks_to_hold, seen_blocks
 from simulator.workload import Request, Requests
 
+_NEW_BLOCK = partial(tuple.__new__, Block)
+"""Makes a block from its fields: a request has hundreds."""
 Way = TypeVar("Way", str, tuple[str, str])
 """The tier from which blocks are copied in; or source and target of stores."""
 
@@ -206,7 +210,9 @@ class Scheduler:
         """Make a sequence hold the blocks of these numbers: those that it has, its hits, and new ones."""
         every_new = list[Block]()
         for (group, _), blocks, needed in zip(self._groups, served.blocks, numbers, strict=True):
-            new = {n: Block(False, served.number, n, group) for n in needed if n not in blocks}
+            missing = [n for n in needed if n not in blocks]
+            fields = zip(repeat(False), repeat(served.number), missing, repeat(group))
+            new = dict(zip(missing, map(_NEW_BLOCK, fields), strict=False))
             every_new += new.values()
             blocks.update(new)
         self.tiers.admit(hit, every_new)
@@ -214,11 +220,13 @@ class Scheduler:
     def _release(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
         """Release all blocks of a sequence except those of the numbers in `kept`, the last tokens first."""
         full = served.cached // self._asked.block if self._shares else 0
-        gone = [(n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]}]
-        for index, group in sorted(gone, key=lambda place: (-place[0], place[1])):
-            block = served.blocks[group].pop(index)
-            is_double = not block.is_shared and bool(served.shared) and index < len(served.shared[group])
-            self.tiers.release(block, is_kept=index < full and not is_double)
+        alike, released = [*map(len, served.shared)] or [0] * len(self._groups), list[tuple[Block, bool]]()
+        gone = ((-n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]})
+        for before, group in sorted(gone):
+            block = served.blocks[group].pop(-before)
+            is_double = not block.is_shared and -before < alike[group]
+            released.append((block, -before < full and not is_double))
+        self.tiers.release(released)
 
     def _slide_windows(self, served: Served) -> None:
         """Release the blocks that the windows of a sequence have passed, and hold those that they reach."""
