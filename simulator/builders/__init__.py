@@ -29,8 +29,8 @@ from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
 
 __all__ = [
-    "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration", "largest_size",
-    "layouts", "least_iteration", "limited_reaches", "weight_bytes",
+    "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration",
+    "largest_size", "layouts", "least_iteration", "limited_reaches", "weight_bytes",
 ]  # fmt: skip
 
 ReadGraph = Callable[[Path], Graph]

@@ -317,6 +317,10 @@ class Iterations:
         self._first = {block: first[kind] for block, kind in laid.layers.items()}
         self._kept: dict[Hashable, tuple[Graph, list[int], list[int]]] = {}
 
+    def __len__(self) -> int:
+        """Count the shapes so far."""
+        return len(self._kept)
+
     def graph(self, work: Iteration, room_bytes: int) -> Graph:
         """Return the graph of an iteration; the parameters are those of `iteration`."""
         few = _iteration(self._laid, work, room_bytes, [*dict.fromkeys(self._first.values())])

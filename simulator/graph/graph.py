@@ -225,7 +225,7 @@ class Graph:
         numbers = [*map(_NUMBERS, like.ops)]
         made = [Op(*_USES(op), *numbers[i], *_TRAITS(op)) for op, i in zip(self.ops, ops, strict=True)]
         sized = zip(self.tensors, map(like.tensors.__getitem__, tensors), strict=True)
-        same = [t if t.size_bytes == other.size_bytes else replace(t, size_bytes=other.size_bytes) for t, other in sized]
+        same = [Tensor(t.name, other.size_bytes, t.kind, t.persistent, t.shared) for t, other in sized]
         graph = replace(self, tensors=tuple(same), ops=tuple(made))
         vars(graph).update({name: vars(self)[name] for name in _OF_ORDER if name in vars(self)})
         sizes, workspaces = like.columns.size_bytes[tensors], like.columns.workspace_bytes[ops]
