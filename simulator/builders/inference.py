@@ -327,8 +327,8 @@ class Iterations:
         shape = few.shape
         if shape not in self._kept:
             whole = _iteration(self._laid, work, room_bytes, [*self._first])
-            both = zip((few.tensors, few.ops), (whole.tensors, whole.ops), strict=True)
-            self._kept[shape] = (whole, *(self._alike(*named) for named in both))
+            tensors, ops = self._alike(few.tensors, whole.tensors), self._alike(few.ops, whole.ops)
+            self._kept[shape] = whole, tensors, ops
             return whole
         kept, tensors, ops = self._kept[shape]
         graph = kept.with_numbers(few, tensors, ops)
