@@ -338,8 +338,8 @@ class Iterations:
 
     def _alike(self, few: Sequence[Tensor | Op], whole: Sequence[Tensor | Op]) -> list[int]:
         """Return, for each tensor or op of the whole, the one of the few that stands in the first layer of its kind."""
-        position = {one.name: index for index, one in enumerate(few)}
-        paths = (map(self._first.get, parts := one.name.split("/"), parts) for one in whole)
+        position = {of_few.name: index for index, of_few in enumerate(few)}
+        paths = (map(self._first.get, parts := wanted.name.split("/"), parts) for wanted in whole)
         return [position["/".join(path)] for path in paths]
 
 

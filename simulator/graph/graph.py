@@ -85,7 +85,7 @@ def _joined(ids: list[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 _USES = attrgetter("name", "reads", "writes")
 _NUMBERS = attrgetter("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
-_TRAITS = attrgetter(*(one.name for one in fields(Op)[8:]))
+_TRAITS = attrgetter(*(field.name for field in fields(Op)[8:]))
 """The fields of an op, in order: what it uses, its numbers, and all others."""
 _OF_ORDER = ("inputs", "meets", "dynamic_reads", "cacheable")
 """What a graph derives from the order of its ops alone."""
@@ -206,7 +206,7 @@ class Graph:
     @property
     def shape(self) -> Hashable:
         """All that it says but its numbers, to compare."""
-        tensors = tuple([(one.name, one.kind, one.persistent, one.shared) for one in self.tensors])
+        tensors = tuple([(tensor.name, tensor.kind, tensor.persistent, tensor.shared) for tensor in self.tensors])
         ops = tuple([(_USES(op), _TRAITS(op)) for op in self.ops])
         return self.name, tensors, ops, self.outputs, self.steps, self.groups
 

@@ -35,7 +35,7 @@ class Block(NamedTuple):
     Attributes
     ----------
     is_shared
-        Whether it is part of a prefix, with which other prompts may begin.
+        Whether it is part of a prefix, with which other prompts may begin; all others are *private*.
     owner, number
         Its prefix or its request, and its position there.
     group

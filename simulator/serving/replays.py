@@ -10,6 +10,9 @@ two below the time of its ops), but never to 0. The price of a number is the mos
 is higher the fewer experts the other tokens have chosen. Copied tokens are rounded in the same way, to whole blocks, at
 the price of their links. A part is 1/8; if compute then waits for more than 1/100 of the time, it is 1/64.
 
+*Graphs.* Iterations with the same ops differ in numbers, so that the graph of the ops is kept, and gets the numbers of
+each class (`simulator.builders.Iterations`).
+
 *One stands for all.* An iteration takes as long as the replayed one of its class, corrected by the difference between
 the times of their ops, each alone. So the class shares how ops, copies and the host wait for one another.
 
@@ -105,7 +108,7 @@ class _Shape:
         both, self._counts = np.unique(both, axis=-1, return_counts=True)
         self._constant, self._slopes = both[0], both[1:].reshape(len(both) - 1, -1)
         self._prices_ns: Numbers = both[1:].max(axis=1) @ self._counts
-        self._units, self.known_ops_ns = cache(self._units_that_cost), cache(self.ops_ns)
+        self._units, self.known_ops_ns = cache(self._units_that_cost), cache(self.ops_ns)  # of those that are replayed
 
     def _numbers(self, work: Iteration) -> list[int]:
         """List the numbers of an iteration; answers are none of their own if every token has one."""
