@@ -91,6 +91,7 @@ class GraphBuilder:
         self._op_ids: dict[str, int] = {}
         self.groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members were checked for this kind
+        self._sound_names = set[object]()  # classes and data types of ops that were checked
         self._sizes: list[int] = []
         self._shared: set[int] = set()
         self._present: set[int] = set()  # from the start, or written by an op so far
@@ -225,8 +226,9 @@ class GraphBuilder:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, certain))
         if "write_bytes" not in more:
             more["write_bytes"] = sum(map(self._sizes.__getitem__, write_ids))
-        for t in filterfalse(self._present.__contains__, read_ids):
-            self._early.setdefault(t, (name, self.line))
+        if not self._present.issuperset(read_ids):
+            for t in filterfalse(self._present.__contains__, read_ids):
+                self._early.setdefault(t, (name, self.line))
         if not self._shared.isdisjoint(write_ids):
             must, found = "no op writes a shared tensor", "one among its writes"
             raise self._error("op", name, must, found, "do not share the tensor")
@@ -298,11 +300,14 @@ class GraphBuilder:
 
     def _check_fields(self, op: str, kind: str, fields: OpFields) -> None:
         for field, value in fields.items():
-            if field in _NUMBERS and (type(value) is not int or not 0 <= value <= LARGEST):
-                if value is not None or field != "duration_ns":
+            if field in _NUMBERS:
+                is_missing = value is None and field == "duration_ns"
+                if (type(value) is not int or not 0 <= value <= LARGEST) and not is_missing:
                     raise self._number_error("op", op, field, value)
-            elif field in ("op_class", "dtype") and (found := flaw(str(value))):
-                raise self._error("op", op, f"its {field} is a name", found, "correct it")
+            elif field in ("op_class", "dtype") and value not in self._sound_names:
+                if found := flaw(str(value)):
+                    raise self._error("op", op, f"its {field} is a name", found, "correct it")
+                self._sound_names.add(value)
         if kind not in _OP_KINDS:
             raise self._choice_error("op", op, "kind", kind, _OP_KINDS)
         if fields.get("stream", 0) not in range(MOST_STREAMS):

@@ -151,27 +151,29 @@ class Layout:
         """The same layout, summed up."""
         return Layout(self.mesh, self.tensor_map) if self.partial else self
 
-    def local_shape(self, shape: Sequence[int], where: str = "layout") -> tuple[int, ...]:
+    def local_shape(self, shape: Sequence[int], where: str = "layout", name: str = "") -> tuple[int, ...]:
         """Return the shape of a rank's part of a tensor.
 
         Parameters
         ----------
         shape
             Shape of the whole tensor.
-        where
-            Name of the tensor in messages.
+        where, name
+            Place and name of the tensor in messages.
 
         Raises
         ------
         ConfigError
             If a dimension does not divide; the message says over how many ranks it would.
         """
+        if self.parts == 1 and len(shape) == len(self.divisors):
+            return tuple(shape)
         local = list[int]()
         for dimension, (length, parts) in enumerate(zip(shape, self.divisors, strict=True)):
             if length % parts:
                 axes = " x ".join(self.tensor_map[dimension])
                 must, found = f"dimension {dimension} of the tensor divides over {axes}", f"{length} over {parts}"
-                raise ConfigError(where, must, found, would_divide(axes, length, parts))
+                raise ConfigError(f"{where}, {name}" if name else where, must, found, would_divide(axes, length, parts))
             local.append(length // parts)
         return tuple(local)
 

@@ -25,6 +25,7 @@ from simulator.builders.inference import (
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
+from simulator.interrupts import no_garbage_search
 from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
 
@@ -39,6 +40,7 @@ _MOST = 1000
 tensors of their own: training sparse attention with experts and all options takes about 240."""
 
 
+@no_garbage_search()
 def build_job(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Job:
     """Build the graphs that the ranks of a workload run.
 

@@ -165,37 +165,39 @@ class CacheRoom:
         for name, span in spans:
             first, last = ((sparse.compress.number(n) if sparse else 0) for n in (span.cached, span.length))
             if last > first:
-                sizes = {f"{name}.compressed": work.batch * (last - first)}
+                sizes = {f"{name}.compressed": work.batch * (last - first) * self.tape.token_bytes}
                 self._add_segment(cache.compressed, last, sizes, lasts=span.length <= before)
         if work.kv is not None:
             self._add_blocks(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, before)
             return
         for name, span in spans:
             tokens = cache.seen if span.length <= before else work.batch * span.new
-            sizes = {name: tokens * self.tape.attention.views} if self.tape.token_bytes else {}
+            size_bytes = tokens * self.tape.attention.views * self.tape.token_bytes
+            sizes = {name: size_bytes} if self.tape.token_bytes else {}
             self._add_segment(cache.store, span.length, sizes, lasts=span.length <= before)
 
     def _add_blocks(self, layer: str, tokens: range, kv: KvBlocks, before: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
-        work, together = self.work, kv.together(self.work.batch)
+        work, together, token_bytes = self.work, kv.together(self.work.batch), self.tape.token_bytes
+        block_bytes = kv.block * self.tape.attention.views * token_bytes
         end = work.sequence + work.new_tokens if before else work.sequence
         reach = Reach.of(self.tape.attention)
         (sinks, near), (last_sinks, last_near) = reach.near(before), reach.near(end)
         names, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
-        of_each = (min(together, work.batch - start) * kv.block * self.tape.attention.views for start in starts)
+        of_each = (min(together, work.batch - start) * block_bytes for start in starts)
         groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
         for block in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = block * kv.block, (block + 1) * kv.block
             is_begun, is_new = start >= before, kv.new == "as_needed" and start > before
             is_seen = not is_begun or start < last_sinks or stop > last_near
             sizes = {f"{layer}/kv/{group}/{names[block]}": size for group, size in groups.items()}
-            if not self.tape.token_bytes or not (is_begun or start < sinks or stop > near):
+            if not token_bytes or not (is_begun or start < sinks or stop > near):
                 sizes = {}
             self._add_segment(self.stores[layer][0], stop, sizes, lasts=before > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []
 
     def _add_segment(self, store: Store, stop: int, sizes: dict[str, int], *, lasts: bool) -> None:
-        """Add tensors of so many tokens, which hold those up to before `stop`."""
-        for name, tokens in sizes.items():
-            self.tape.graph.tensor(name, tokens * self.tape.token_bytes, "kv_cache", persistent=lasts)
+        """Add tensors of these sizes [B], which hold the tokens up to before `stop`."""
+        for name, size_bytes in sizes.items():
+            self.tape.graph.tensor(name, size_bytes, "kv_cache", persistent=lasts)
         store.add(stop, list(sizes))

@@ -32,7 +32,6 @@ from functools import partial
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, TENSOR, numbered
 from simulator.graph_builder import OpFields
-from simulator.layout import Layout
 from simulator.workload import Experts
 
 _REDUCED = 3
@@ -98,7 +97,7 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     sent, shares = _route(t, part, routed)
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
-    taken = t.to(taken, Layout(t.mesh, (experts, tuple(axis for axis in tokens if axis not in experts), ())))
+    taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
     made = gated_feed_forward(t, "ffn", taken) if t.workload.experts == "together" else ""
     shared = [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
@@ -127,7 +126,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block]["ffn.gate"].layout.tensor_map[0]) if t.is_forward else 1
-    rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
+    rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])

@@ -9,7 +9,7 @@ from typing import NamedTuple, Unpack
 from simulator.builders.weights import BATCH, TENSOR, Laid
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
-from simulator.layout import Axes, Layout, Weight, laid_out
+from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Attention, Layer
 
 _MADE = {
@@ -20,6 +20,9 @@ _MADE = {
 }
 """End of the name of a tensor that a change of layout makes."""
 
+
+_SHORT = {"forward": "fwd", "backward": "bwd"}
+"""Phase -> its part of the names of ops, if that is shorter."""
 
 Rows = tuple[int, ...]
 
@@ -77,8 +80,10 @@ class StepBuilder:
         self.workload, self.where = workload, f"workload {workload.name}"
         self.graph = GraphBuilder(name or workload.name, self.where)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
-        self.element_bytes = workload.dtypes.element_bytes
+        self.dtype, self.element_bytes = workload.dtypes.compute, workload.dtypes.element_bytes
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
+        self._layouts: dict[tuple[tuple[Axes, ...], Axes], Layout] = {}
+        self.whole_rows = self.cut()
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
         self.again = ""  # end of the names of tensors that are made again within backward
@@ -126,7 +131,14 @@ class StepBuilder:
 
     def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
         """Return the layout of rows cut along `tokens`, and of features cut along `features`."""
-        return laid_out(self.mesh, (tokens, features), partial)
+        return self.lay_out((tokens, features), partial)
+
+    def lay_out(self, tensor_map: tuple[Axes, ...], partial: Axes = ()) -> Layout:
+        """Return a layout on the mesh; a model has few, and each is made once."""
+        layout = self._layouts.get((tensor_map, partial))
+        if layout is None:
+            layout = self._layouts[tensor_map, partial] = Layout(self.mesh, tensor_map, partial)
+        return layout
 
     def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
         """Add an activation of `width` elements a row to the current block; return its name.
@@ -134,8 +146,8 @@ class StepBuilder:
         By default rows are cut along the batch, and are all tokens; `size` is that of an element [B], by default of the
         model's data type.
         """
-        spread = Spread(rows or self.rows, width, layout or self.cut(), size or self.element_bytes)
-        return self.add(self.name(name), spread)
+        layout, size = layout or self.whole_rows, size or self.element_bytes
+        return self.add(self.name(name), Spread(rows or self.rows, width, layout, size))
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with `width` elements a row for this rank's heads; return its name."""
@@ -144,7 +156,7 @@ class StepBuilder:
     def add(self, name: str, spread: Spread) -> str:
         """Add an activation by its full name and its spread; return the name."""
         rows, width, layout, element_bytes, origin, _ = spread
-        elements = prod(layout.local_shape((*rows, width), f"{self.where}, {name}"))
+        elements = prod(layout.local_shape((*rows, width), self.where, name))
         spread = self.spread[name] = Spread(rows, width, layout, element_bytes, origin, elements)
         if self.phase != "again":  # else it is declared once its op is known to run again
             self.graph.tensor(name, spread.size_bytes, self.kinds.get(name.rpartition("/")[2], "activation"))
@@ -182,21 +194,21 @@ class StepBuilder:
 
     def op_name(self, name: str) -> str:
         """Return the full name of an op of the current block and phase."""
-        short = {"forward": "fwd", "backward": "bwd"}.get(self.phase, self.phase)
-        return f"{self.micro}{self.block}/{short}/{name}"
+        return f"{self.micro}{self.block}/{_SHORT.get(self.phase, self.phase)}/{name}"
 
     def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
         """Add an op of the current block and phase; if it has FLOPs, its class is ``matmul`` by default."""
         is_again, reads, made = self.phase == "again", [*reads], [*writes]
         more["phase"] = "backward" if is_again else self.phase
-        more.setdefault("dtype", self.workload.dtypes.compute)
-        if more.get("flops"):
-            more.setdefault("op_class", "matmul")
+        if "dtype" not in more:
+            more["dtype"] = self.dtype
+        if more.get("flops") and "op_class" not in more:
+            more["op_class"] = "matmul"
         if self.is_forward and not self.wanting.isdisjoint(reads):
             self.wanting.update(made)
         if not self._narrow.isdisjoint(reads):
             more.setdefault("read_bytes", self.made_bytes(*(x for x in reads if x in self.spread)))
-        names = [self._stands_for.get(x, x) for x in reads]
+        names = [self._stands_for.get(x, x) for x in reads] if self._stands_for else reads
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.pending is None:
             self.graph.op(*op, **more)
@@ -257,9 +269,10 @@ class StepBuilder:
 
     def to(self, x: str, layout: Layout) -> str:
         """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
-        spread, key = self.spread[x], (x, layout, self.phase)
-        if spread.layout == layout:
+        spread = self.spread[x]
+        if spread.layout is layout or spread.layout == layout:
             return x
+        key = x, layout, self.phase
         if key in self._changed:
             return self._changed[key]
         made = x

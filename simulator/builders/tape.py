@@ -21,7 +21,7 @@ from simulator.builders.step_builder import Spread, StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
-from simulator.layout import Axes, Layout, Weight, laid_out
+from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Experts
 
 FP32_BYTES = 4
@@ -166,19 +166,19 @@ class Tape(StepBuilder):
         if heads:
             inner, inputs, outputs, sums, shares = outer, width, heads, (), ()
         tokens = tuple(axis for axis in layout.tensor_map[-2] if axis not in weight.layout.cut)
-        taken, made = (laid_out(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
+        taken, made = self.lay_out((*experts, tokens, inner)), self.lay_out((*experts, tokens, outer))
         inside = self.to(x, taken)
         elements = self.spread[inside].elements
         each = weight.parameters * (weight.layout.divisors[0] if experts else 1) // prod(many)
         flops = 2 * (elements * self.mesh.size(inner) // width) * each
-        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, sums), size, rows)
+        out = self.tensor(f"{name}.out", outputs, self.lay_out(made.tensor_map, sums), size, rows)
         read_bytes = elements * inputs // width * self.element_bytes + sum(map(self.read_bytes, weights))
         self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:
             dy, dx = self.to(dy, made), list[str]()
             if self.wants(x):
-                partial_sum = laid_out(self.mesh, taken.tensor_map, shares)
+                partial_sum = self.lay_out(taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, partial_sum, size, rows)]
                 self.op(f"{name}.dgrad", [dy, self._converted_weight(name, weight)], dx, flops=flops)
             if any(held.is_trained for held in weights):

@@ -260,25 +260,37 @@ def lay(workload: Workload, model: Model) -> Laid:
     parts = dict(zip(blocks(model.layers), map(model.decoder.layer, range(model.layers)), strict=True))
     of_rank = {kind: kind.attention.of_one(mesh.size(TENSOR)) for kind in {*parts.values()}}
     laid = Laid(workload, model.decoder, mesh, {}, parts, {name: of_rank[kind] for name, kind in parts.items()})
-    frozen, dtypes = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen, workload.dtypes
+    frozen = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen
+    alike: dict[tuple[str, bool, Spec, tuple[Axes, ...], bool], Weight] = {}  # weights of other layers, if laid alike
     for block, part in specs(laid.model):
-        adapted = _adapted(part, workload.lora) if workload.lora and block in parts else part
-        for module, whole in adapted.items():
+        is_layer, weights = block in parts, laid.weights.setdefault(block, {})
+        adapted = _adapted(part, workload.lora) if workload.lora and is_layer else part
+        for module, spec in adapted.items():
             name = f"{block}/{module}.weight"
-            layout = laid_out(mesh, _tensor_map(workload, name, whole))
-            replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
-            spec, copies = whole.copied(layout.divisors[-1])
-            shape = layout.local_shape(spec.shape, f"{where}, {name}")
-            is_frozen = module == "ffn.router_bias" or _fits(name, frozen) or workload.phase != "train"
-            is_trained, size_bytes = module.endswith(ADAPTER) or not is_frozen, prod(shape) * dtypes.element_bytes
-            if block in parts and len(shape) > 1 and not is_trained and not module.endswith(("ffn.router", ".bias")):
-                size_bytes = dtypes.matrix_bytes(shape, is_expert=spec.kind == "expert")
-            about = (layout, spec.kind, prod(shape), size_bytes, replicas, is_trained, copies)
-            laid.weights.setdefault(block, {})[module] = Weight(name, spec.shape, *about)
+            is_frozen = workload.phase != "train" or module == "ffn.router_bias" or _fits(name, frozen)
+            is_trained, tensor_map = module.endswith(ADAPTER) or not is_frozen, _tensor_map(workload, name, spec)
+            key = module, is_layer, spec, tensor_map, is_trained
+            other = alike.get(key)
+            if other is None:
+                other = alike[key] = _weight(laid, name, spec, tensor_map, is_trained=is_trained)
+            weights[module] = Weight(name, *other[1:])
     _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
     if workload.phase == "train" and model == workload.model:  # and not the same with fewer layers
         _check_trained(laid, frozen)
     return laid
+
+
+def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *, is_trained: bool) -> Weight:
+    """Lay one weight over the ranks."""
+    mesh, dtypes, block, module = laid.mesh, laid.workload.dtypes, *name.removesuffix(".weight").split("/")
+    layout = laid_out(mesh, tensor_map)
+    replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
+    spec, copies = whole.copied(layout.divisors[-1])
+    shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)
+    size_bytes = prod(shape) * dtypes.element_bytes
+    if block in laid.layers and len(shape) > 1 and not is_trained and not module.endswith(("ffn.router", ".bias")):
+        size_bytes = dtypes.matrix_bytes(shape, is_expert=spec.kind == "expert")
+    return Weight(name, spec.shape, layout, spec.kind, prod(shape), size_bytes, replicas, is_trained, copies)
 
 
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:

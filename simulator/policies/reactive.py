@@ -111,16 +111,19 @@ def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> 
     eviction, revealed = cache.eviction, sets.dynamic.revealed
     codes, resident, awaited, unused = cache.codes, cache.resident, cache.awaited, cache.unused
     computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
-    fences, ops = sets.problem.fences, len(computes)
+    fences, ops, room, tier = sets.problem.fences, len(computes), cache.room, cache.tier
+    workspaces = [op.workspace_bytes for op in sets.ops]
     in_view = [min(op + ahead + 1, bisect_right(fences, op, 0, ops)) for op in range(ops)] if ahead else ()
     for step in range(view.steps):
         base, seen = step * ops, 0
-        for op, (compute, uses) in enumerate(zip(computes, sets.uses, strict=True)):
-            eviction.use(chain.from_iterable(awaited.values()))
+        for op, (compute, uses, workspace_bytes) in enumerate(zip(computes, sets.uses, workspaces, strict=True)):
+            if awaited:
+                eviction.use(chain.from_iterable(awaited.values()))
             eviction.now = base + op
-            others = eviction.use(uses)
+            absent = [tensor for tensor in eviction.use(uses) if tensor not in resident]
             unused.difference_update(uses)
-            _admit(sets, cache, op, [tensor for tensor in others if tensor not in resident])
+            if absent or room[tier] < workspace_bytes:
+                _admit(sets, cache, op, absent)
             if in_view and in_view[op] > (seen := max(seen, op + 1)):
                 _look_ahead(sets, cache, op, base, range(seen, in_view[op]))
                 seen = in_view[op]

@@ -1,0 +1,1 @@
+"""The compiled replay of tables of actions."""
