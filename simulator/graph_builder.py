@@ -25,6 +25,7 @@ from simulator.graph import (
     OpKind,
     Tensor,
     TensorKind,
+    check_sums,
 )
 from simulator.units import suggestion
 
@@ -269,11 +270,7 @@ class GraphBuilder:
         groups = tuple(self.groups.values())
         graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
         graph = graph.repeated(steps, self._where)
-        sizes = sum(self._sizes) + int(graph.columns.workspace_bytes.max())
-        times = steps * sum(op.duration_ns or 0 for op in self._ops)
-        for figures, total in (("sizes", sizes), ("durations of all steps", times)):
-            must, do = f"the {figures} add up to at most 2**62", "correct the largest ones"
-            insist(total <= LARGEST, self._where, must, str(total), do)
+        check_sums(graph, self._where)
         return graph
 
     def _error(self, noun: str, name: object, must: str, found: str, do: str) -> ConfigError:

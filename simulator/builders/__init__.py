@@ -15,6 +15,7 @@ from simulator.builders import inference, stage
 from simulator.builders.inference import (
     CachedLayers,
     Iteration,
+    Iterations,
     cached_layers,
     decoder_of,
     iteration,
@@ -29,8 +30,8 @@ from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
 
 __all__ = [
-    "CachedLayers", "Iteration", "build_job", "cached_layers", "check", "decoder_of", "iteration", "largest_size",
-    "layouts", "least_iteration", "limited_reaches", "weight_bytes",
+    "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration",
+    "largest_size", "layouts", "least_iteration", "limited_reaches", "weight_bytes",
 ]  # fmt: skip
 
 ReadGraph = Callable[[Path], Graph]

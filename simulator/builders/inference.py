@@ -35,7 +35,7 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ from simulator.builders.layer import embed, forward, sample_tokens
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, part_prefixes
 from simulator.builders.weights import Laid, lay, numbered
 from simulator.errors import ConfigError
-from simulator.graph import CollectiveKind, Graph, Job
+from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
+from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Attention, DecoderModel, Linear, Pools, Workload
 
@@ -267,15 +268,21 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     room_bytes
         Room of the KV cache of all layers in the compute tier, less what leaves it [B].
     """
-    laid, kv_bytes, rows = lay(workload, decoder_of(workload)), workload.dtypes.kv_bytes, work.decoding + work.reading
+    laid = lay(workload, decoder_of(workload))
+    return _iteration(laid, work, room_bytes, [*laid.layers])
+
+
+def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
+    """Build the graph of an iteration, of these layers alone."""
+    kv_bytes, rows = laid.workload.dtypes.kv_bytes, work.decoding + work.reading
     groups, t = cached_layers(laid.model, kv_bytes), Tape(laid, rows=rows)
-    t.phase, layers, reaches = "prefill" if work.reading else "decode", [*laid.layers], [part.reach for part in groups]
+    t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
     for t.block in layers:
         name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
-        t.declare(t.name(name), max(0, room_bytes - coming) // len(layers), "kv_cache")
+        t.declare(t.name(name), max(0, room_bytes - coming) // len(laid.layers), "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
                 t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, kv_bytes), "kv_cache")
@@ -289,6 +296,51 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     if work.answers:
         x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
+
+
+class Iterations:
+    """Graphs of the iterations of a workload, equal to those that `iteration` builds.
+
+    Iterations of one *shape* have the same ops on the same tensors, and differ in numbers. The graph of a shape is
+    built once, and kept. Of every iteration only the *few* are built, the first layer of each kind with what is before
+    and behind all layers: they tell its shape, and the numbers of all layers.
+
+    Parameters
+    ----------
+    workload
+        Workload with a model and requests.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._laid = laid = lay(workload, decoder_of(workload))
+        first = {kind: block for block, kind in reversed(laid.layers.items())}
+        self._first = {block: first[kind] for block, kind in laid.layers.items()}
+        self._kept: dict[Hashable, tuple[Graph, list[int], list[int]]] = {}
+
+    def __len__(self) -> int:
+        """Count the shapes so far."""
+        return len(self._kept)
+
+    def graph(self, work: Iteration, room_bytes: int) -> Graph:
+        """Return the graph of an iteration; the parameters are those of `iteration`."""
+        few = _iteration(self._laid, work, room_bytes, [*dict.fromkeys(self._first.values())])
+        shape = few.shape
+        if shape not in self._kept:
+            whole = _iteration(self._laid, work, room_bytes, [*self._first])
+            tensors, ops = self._alike(few.tensors, whole.tensors), self._alike(few.ops, whole.ops)
+            self._kept[shape] = whole, tensors, ops
+            return whole
+        kept, tensors, ops = self._kept[shape]
+        graph = kept.with_numbers(few, tensors, ops)
+        check_sums(graph, f"workload {self._laid.workload.name}")
+        graph.known[Lifetimes] = Lifetimes.of(kept)
+        return graph
+
+    def _alike(self, few: Sequence[Tensor | Op], whole: Sequence[Tensor | Op]) -> list[int]:
+        """Return, for each tensor or op of the whole, the one of the few that stands in the first layer of its kind."""
+        position = {of_few.name: index for index, of_few in enumerate(few)}
+        paths = (map(self._first.get, parts := wanted.name.split("/"), parts) for wanted in whole)
+        return [position["/".join(path)] for path in paths]
 
 
 def cache_name(attention: Attention) -> str:

@@ -15,6 +15,7 @@ from simulator.graph.graph import LARGEST_RUN as LARGEST_RUN
 from simulator.graph.graph import Graph as Graph
 from simulator.graph.graph import GraphColumns as GraphColumns
 from simulator.graph.graph import check_run as check_run
+from simulator.graph.graph import check_sums as check_sums
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import LARGEST as LARGEST
 from simulator.graph.ops import OP_CLASSES as OP_CLASSES

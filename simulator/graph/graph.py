@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ConfigError, insist
-from simulator.graph.ops import AGAIN, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
+from simulator.graph.ops import AGAIN, LARGEST, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
 from simulator.units import counted
 
 LARGEST_RUN = 4_000_000
@@ -80,6 +81,14 @@ def _joined(ids: list[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.i
     starts = np.zeros(len(ids) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)), out=starts[1:])
     return starts, np.fromiter(chain.from_iterable(ids), np.int32, int(starts[-1]))
+
+
+_USES = attrgetter("name", "reads", "writes")
+_NUMBERS = attrgetter("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
+_TRAITS = attrgetter(*(field.name for field in fields(Op)[8:]))
+"""The fields of an op, in order: what it uses, its numbers, and all others."""
+_OF_ORDER = ("inputs", "meets", "dynamic_reads", "cacheable")
+"""What a graph derives from the order of its ops alone."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,35 @@ class Graph:
         vars(again).update({name: value for name, value in vars(self).items() if name not in vars(again)})
         return again
 
+    @property
+    def shape(self) -> Hashable:
+        """All that it says but its numbers, to compare."""
+        tensors = tuple([(tensor.name, tensor.kind, tensor.persistent, tensor.shared) for tensor in self.tensors])
+        ops = tuple([(_USES(op), _TRAITS(op)) for op in self.ops])
+        return self.name, tensors, ops, self.outputs, self.steps, self.groups
+
+    def with_numbers(self, like: Graph, tensors: Sequence[int], ops: Sequence[int]) -> Self:
+        """Return the same ops on the same tensors with the numbers of another graph; what order alone implies is kept.
+
+        Numbers are sizes, traffic, FLOPs, workspaces and durations.
+
+        Parameters
+        ----------
+        like
+            Graph whose numbers are taken.
+        tensors, ops
+            For each tensor and op of this graph, that of the other (ids) which has its numbers.
+        """
+        numbers = [*map(_NUMBERS, like.ops)]
+        made = [Op(*_USES(op), *numbers[i], *_TRAITS(op)) for op, i in zip(self.ops, ops, strict=True)]
+        sized = zip(self.tensors, map(like.tensors.__getitem__, tensors), strict=True)
+        same = [Tensor(t.name, other.size_bytes, t.kind, t.persistent, t.shared) for t, other in sized]
+        graph = replace(self, tensors=tuple(same), ops=tuple(made))
+        vars(graph).update({name: vars(self)[name] for name in _OF_ORDER if name in vars(self)})
+        sizes, workspaces = like.columns.size_bytes[tensors], like.columns.workspace_bytes[ops]
+        vars(graph)["columns"] = replace(self.columns, size_bytes=sizes, workspace_bytes=workspaces)
+        return graph
+
     def repeated(self, steps: int, where: str = "") -> Self:
         """Return the graph run `steps` times.
 
@@ -243,3 +281,23 @@ def check_run(ops: int, steps: int, where: str, tensors: int = 0) -> None:
     must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
     found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"
     insist(ops * steps <= LARGEST_RUN, where, must, found, "lower the number of layers or of steps")
+
+
+def check_sums(graph: Graph, where: str) -> None:
+    """Refuse sizes or durations that add up to more than `LARGEST`.
+
+    Parameters
+    ----------
+    graph, where
+        The graph, and what a message calls its origin.
+
+    Raises
+    ------
+    ConfigError
+        If they do.
+    """
+    sizes = int(graph.columns.size_bytes.sum(dtype=object)) + int(graph.columns.workspace_bytes.max())
+    times = graph.steps * sum(op.duration_ns or 0 for op in graph.ops)
+    for figures, total in (("sizes", sizes), ("durations of all steps", times)):
+        must, do = f"the {figures} add up to at most 2**62", "correct the largest ones"
+        insist(total <= LARGEST, where, must, str(total), do)

@@ -12,6 +12,7 @@ The room for blocks follows from the scenario, and from what the largest iterati
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,7 +35,7 @@ class Block(NamedTuple):
     Attributes
     ----------
     is_shared
-        Whether it is part of a prefix, with which other prompts may begin.
+        Whether it is part of a prefix, with which other prompts may begin; all others are *private*.
     owner, number
         Its prefix or its request, and its position there.
     group
@@ -67,19 +68,20 @@ class Tiers:
 
     def __init__(self, rooms: Rooms, block: int) -> None:
         self.names, self.rooms, self.sizes, self._keeps = rooms.names, rooms.room_bytes, rooms.sizes(block), rooms.keeps
-        self._held: dict[Block, int] = {}
-        self._cached: list[OrderedDict[Block, None]] = [OrderedDict() for _ in rooms.names]
-        self.held_bytes, self._cached_bytes = 0, [0 for _ in rooms.names]
+        self._whole_rooms = [room if room == math.inf else int(room) for room in self.rooms]
+        self._held, self._private = dict[Block, int](), 0  # shared blocks and by how many; number of all others
+        self._cached: list[OrderedDict[Block, int]] = [OrderedDict() for _ in rooms.names]  # first of a run -> length
+        self._counts, self._cached_bytes, self.held_bytes = [0 for _ in rooms.names], [0 for _ in rooms.names], 0
         self.stores: Counter[tuple[tuple[str, str], int]] = Counter()
 
     def used(self, tier: int) -> int:
         """Count the blocks in a tier."""
-        return len(self._cached[tier]) + (0 if tier else len(self._held))
+        return self._counts[tier] + (0 if tier else self.held)
 
     @property
     def held(self) -> int:
         """Number of blocks that the running sequences hold."""
-        return len(self._held)
+        return len(self._held) + self._private
 
     def where(self, block: Block) -> int:
         """Return the first tier that has a block; -1 if none does."""
@@ -90,7 +92,7 @@ class Tiers:
         more = sum(self.sizes[block.group] for block in hit if block not in self._held)
         return self.held_bytes + new_bytes + more <= self.rooms[0]
 
-    def admit(self, hit: Sequence[Block], new: Sequence[Block]) -> None:
+    def admit(self, hit: Sequence[Block], new: Sequence[int]) -> None:
         """Give a sequence its cached blocks and new ones, and store the blocks that have to leave for them.
 
         Parameters
@@ -98,7 +100,7 @@ class Tiers:
         hit
             Blocks of its prefix that are in some tier.
         new
-            Blocks that are in none.
+            Number of new private blocks of each group.
         """
         for block in hit:
             self._hold(block)
@@ -106,46 +108,69 @@ class Tiers:
             for below in self._cached[1:]:
                 if block in below:
                     below.move_to_end(block)
-        self._make_room(0, sum(self.sizes[block.group] for block in new))
-        for block in new:
-            self._hold(block)
+        new_bytes = sum(size * count for size, count in zip(self.sizes, new, strict=True))
+        self._make_room(0, new_bytes)
+        self._private += sum(new)
+        self.held_bytes += new_bytes
 
-    def share_computed(self, private: Block, shared: Block) -> bool:
-        """Share a computed block of a prefix with others; return False if the compute tier already has the same."""
-        if shared in self._held or shared in self._cached[0]:
+    def share_computed(self, block: Block) -> bool:
+        """Share a computed private block with others; return False if the compute tier already has the same."""
+        if block in self._held or block in self._cached[0]:
             return False
-        self._held[shared] = self._held.pop(private)
+        self._private -= 1
+        self._held[block] = 1
         return True
 
-    def release(self, block: Block, *, is_kept: bool) -> None:
-        """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached."""
-        self._held[block] -= 1
-        if self._held[block]:
+    def release(self, block: Block, count: int = 1, *, is_kept: bool) -> None:
+        """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached.
+
+        Parameters
+        ----------
+        block, count
+            A shared block; or the first of a run of `count` private ones, each with the number below.
+        is_kept
+            Whether the tokens of these blocks are cached, and in no other block.
+        """
+        if not block.is_shared:
+            self._private -= count
+        elif self._held[block] > 1:
+            self._held[block] -= 1
             return
-        del self._held[block]
-        self.held_bytes -= self.sizes[block.group]
+        else:
+            del self._held[block]
+        self.held_bytes -= count * self.sizes[block.group]
         if is_kept and self._keeps:
-            self._cache(block, 0)
+            self._cache(block, 0, count)
         elif is_kept:
-            self._push(block, 0)
+            for place in range(count):
+                self._push(block._replace(number=block.number - place), 0)
 
     def _hold(self, block: Block) -> None:
         self.held_bytes += 0 if block in self._held else self.sizes[block.group]
         self._held[block] = self._held.get(block, 0) + 1
 
-    def _cache(self, block: Block, tier: int) -> None:
-        self._cached[tier][block] = None
-        self._cached_bytes[tier] += self.sizes[block.group]
+    def _cache(self, block: Block, tier: int, count: int = 1) -> None:
+        self._cached[tier][block] = count
+        self._counts[tier] += count
+        self._cached_bytes[tier] += count * self.sizes[block.group]
 
     def _drop(self, block: Block, tier: int) -> None:
-        if self._cached[tier].pop(block, block) is None:
-            self._cached_bytes[tier] -= self.sizes[block.group]
+        count = self._cached[tier].pop(block, 0)
+        self._counts[tier] -= count
+        self._cached_bytes[tier] -= count * self.sizes[block.group]
 
     def _make_room(self, tier: int, more_bytes: int) -> None:
-        held_bytes = 0 if tier else self.held_bytes
-        while self._cached[tier] and held_bytes + self._cached_bytes[tier] + more_bytes > self.rooms[tier]:
-            block = next(iter(self._cached[tier]))
+        """Let the least recently used blocks go; of a run those that are needless where there is no tier below."""
+        cached, other_bytes, is_last = self._cached[tier], more_bytes, tier + 1 == len(self.names)
+        other_bytes += 0 if tier else self.held_bytes
+        while cached and (excess := other_bytes + self._cached_bytes[tier] - self._whole_rooms[tier]) > 0:
+            block, count = next(iter(cached.items()))
             self._drop(block, tier)
+            gone = min(count, -int(-excess // self.sizes[block.group])) if is_last else 1
+            if gone < count:
+                rest = block._replace(number=block.number - gone)
+                self._cache(rest, tier, count - gone)
+                cached.move_to_end(rest, last=False)
             self._push(block, tier)
 
     def _push(self, block: Block, source: int) -> None:

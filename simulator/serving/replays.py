@@ -10,6 +10,9 @@ two below the time of its ops), but never to 0. The price of a number is the mos
 is higher the fewer experts the other tokens have chosen. Copied tokens are rounded in the same way, to whole blocks, at
 the price of their links. A part is 1/8; if compute then waits for more than 1/100 of the time, it is 1/64.
 
+*Graphs.* Iterations with the same ops differ in numbers, so that the graph of the ops is kept, and gets the numbers of
+each class (`simulator.builders.Iterations`).
+
 *One stands for all.* An iteration takes as long as the replayed one of its class, corrected by the difference between
 the times of their ops, each alone. So the class shares how ops, copies and the host wait for one another.
 
@@ -41,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import metrics
-from simulator.builders import Iteration, decoder_of, iteration, least_iteration, limited_reaches
+from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
 from simulator.builders.inference import cache_name, loaded_name, stored_name
 from simulator.builders.tape import read_experts
 from simulator.builders.weights import blocks
@@ -50,6 +53,7 @@ from simulator.cost import memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
 from simulator.errors import CapacityError, InvariantError, PlanError, ScopeError
 from simulator.graph import Job
+from simulator.interrupts import no_garbage_search
 from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
@@ -77,14 +81,15 @@ class _Shape:
 
     Parameters
     ----------
-    loaded
-        The scenario, its machine and its workload of requests.
+    loaded, graphs
+        The scenario, its machine and its workload of requests; the graphs of that workload's iterations.
     some
         One of these iterations, without copies.
     """
 
-    def __init__(self, loaded: Loaded, some: Iteration) -> None:
-        self._loaded, self._is_all = loaded, some.answers == some.decoding + some.reading
+    def __init__(self, loaded: Loaded, graphs: Iterations, some: Iteration) -> None:
+        self._loaded, self._graphs = loaded, graphs
+        self._is_all = some.answers == some.decoding + some.reading
         parts = dict.fromkeys(part for _, part in decoder_of(loaded.workload).kinds if isinstance(part, Experts))
         self._experts = [part for part in parts if part.top_k < part.routed]
         numbers = self._numbers(some)
@@ -103,6 +108,7 @@ class _Shape:
         both, self._counts = np.unique(both, axis=-1, return_counts=True)
         self._constant, self._slopes = both[0], both[1:].reshape(len(both) - 1, -1)
         self._prices_ns: Numbers = both[1:].max(axis=1) @ self._counts
+        self._units, self.known_ops_ns = cache(self._units_that_cost), cache(self.ops_ns)  # of those that are replayed
 
     def _numbers(self, work: Iteration) -> list[int]:
         """List the numbers of an iteration; answers are none of their own if every token has one."""
@@ -110,14 +116,19 @@ class _Shape:
 
     def rounded(self, work: Iteration, part_ns: float, most_sequences: int, most_tokens: int) -> Iteration:
         """Round the numbers of an iteration to multiples that cost `part_ns`, up to the given limits."""
-        prices_ns, tokens = self._prices_ns[: len(self._flops_slopes)].copy(), work.decoding + work.reading
-        if self._experts:  # the fewer experts others chose, the more one more token costs
-            more = np.subtract(self._unread(tokens), self._unread(tokens // 2))
-            prices_ns[[*_TOKENS]] += more @ self._prices_ns[len(prices_ns) :] / max(1, tokens - tokens // 2)
-        rounded = [_rounded(n, price_ns, part_ns) for n, price_ns in zip(self._numbers(work), prices_ns, strict=True)]
+        units = self._units(part_ns, work.decoding + work.reading if self._experts else 0)
+        rounded = [*map(_rounded, self._numbers(work), units)]
         rounded[0] = min(rounded[0], most_sequences)
         rounded[2] = min(rounded[2], most_tokens - rounded[0])
         return self._iteration(rounded)
+
+    def _units_that_cost(self, part_ns: float, tokens: int) -> list[float]:
+        """Return, for each number, how many cost `part_ns`, in an iteration of so many tokens."""
+        prices_ns = self._prices_ns[: len(self._flops_slopes)].copy()
+        if self._experts:  # the fewer experts others chose, the more one more token costs
+            more = np.subtract(self._unread(tokens), self._unread(tokens // 2))
+            prices_ns[[*_TOKENS]] += more @ self._prices_ns[len(prices_ns) :] / max(1, tokens - tokens // 2)
+        return [_unit(price_ns, part_ns) for price_ns in prices_ns.tolist()]
 
     def _iteration(self, numbers: Sequence[int]) -> Iteration:
         """Make the iteration with these numbers."""
@@ -138,7 +149,7 @@ class _Shape:
 
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
         """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
-        hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self._iteration(numbers), 1)
+        hardware, graph = self._loaded.hardware, self._graphs.graph(self._iteration(numbers), 1)
         cap, launch_ns, sides = memory_rate_cap(hardware), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
@@ -184,6 +195,7 @@ class Replays:
         self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches = limited_reaches(decoder_of(loaded.workload))
+        self._graphs = Iterations(loaded.workload)
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._replayed = cache(self._replay)
 
@@ -212,10 +224,11 @@ class Replays:
                 return counted
             if counted["stall_ns"] + counted["drain_ns"] <= WAITS * counted["took_ns"]:
                 break
-        took_ns = counted["took_ns"] + round(own_ns - shape.ops_ns(alike))
-        more = self._moved(work)
-        more.subtract(self._moved(alike))
-        moved = {(column := f"moved_{link}_bytes"): counted[column] + size for link, size in more.items()}
+        took_ns, moved = counted["took_ns"] + round(own_ns - shape.known_ops_ns(alike)), dict[str, int]()
+        if work.loads or work.stores:
+            more = self._moved(work)
+            more.subtract(self._moved(alike))
+            moved = {(column := f"moved_{link}_bytes"): counted[column] + size for link, size in more.items()}
         return {**counted, "took_ns": took_ns, **moved, "flops": shape.flops(work)}
 
     def shape(self, work: Iteration) -> _Shape:
@@ -223,7 +236,7 @@ class Replays:
         near = map(bool, chain.from_iterable(work.near))
         kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading, *near)
         if kind not in self._shapes:
-            self._shapes[kind] = _Shape(self._loaded, work)
+            self._shapes[kind] = _Shape(self._loaded, self._graphs, work)
         return self._shapes[kind]
 
     def _representative(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
@@ -233,7 +246,8 @@ class Replays:
         def rounded(tokens: Sequence[int], *way: str) -> tuple[int, ...]:
             rates = [links[link].bandwidth_bytes_per_s for link in self._links(*way)]
             block_ns = [sum(size * NS_PER_S / rate for rate in rates) for size in self._sizes]
-            return tuple(block * _rounded(n // block, each, part_ns) for n, each in zip(tokens, block_ns, strict=True))
+            units = (_unit(each, part_ns) for each in block_ns)
+            return tuple(block * _rounded(n // block, unit) for n, unit in zip(tokens, units, strict=True))
 
         loads = tuple((tier, rounded(tokens, tier, self._loaded.hardware.compute_tier)) for tier, tokens in work.loads)
         stores = tuple((way, rounded(tokens, *way)) for way, tokens in work.stores)
@@ -255,10 +269,11 @@ class Replays:
                 moved[link] += size_bytes
         return moved
 
+    @no_garbage_search()
     def _replay(self, work: Iteration) -> dict[str, Any]:
         leaving = [tokens for (tier, _), tokens in work.stores if tier == self._loaded.hardware.compute_tier]
         left = sum(n * group.token_bytes for tokens in leaving for group, n in zip(self._groups, tokens, strict=True))
-        job = Job.of(iteration(self._loaded.workload, work, self._room_bytes - left))
+        job = Job.of(self._graphs.graph(work, self._room_bytes - left))
         case = prepare(_with_homes(self._loaded, work), job)
         queued = self._asked.queued_blocks
         try:
@@ -343,7 +358,11 @@ def _copies(tensor: int, path: Sequence[int]) -> Iterator[Code]:
     yield from ((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
 
-def _rounded(count: int, price_ns: float, part_ns: float) -> int:
-    """Round to a multiple of the count that costs one part; a count without a price becomes 1, and only 0 becomes 0."""
-    step = max(1.0, part_ns / price_ns) if price_ns > 0 else math.inf
-    return min(1, count) if step == math.inf else max(min(1, count), round(round(count / step) * step))
+def _unit(price_ns: float, part_ns: float) -> float:
+    """Return how many cost a part, at least 1; infinitely many without a price."""
+    return max(1.0, part_ns / price_ns) if price_ns > 0 else math.inf
+
+
+def _rounded(count: int, unit: float) -> int:
+    """Round to a multiple of a unit; with an infinite one a count becomes 1, and only 0 becomes 0."""
+    return min(1, count) if unit == math.inf else max(min(1, count), round(round(count / unit) * unit))

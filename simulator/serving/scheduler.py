@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from simulator.builders import CachedLayers, Iteration
@@ -47,7 +48,7 @@ class Served:
     cached, made
         Number of its tokens that are cached, and of tokens that it has added.
     blocks
-        The blocks that it holds in each group of layers: number -> block, in order.
+        The blocks that it holds in each group of layers: number -> block of a prefix, or None for a private one.
     shared
         The blocks of its prefix in each group, whoever computes them.
     """
@@ -60,7 +61,7 @@ class Served:
     hit: list[int] = field(default_factory=list)
     cached: int = 0
     made: int = 0
-    blocks: list[dict[int, Block]] = field(default_factory=list)
+    blocks: list[dict[int, Block | None]] = field(default_factory=list)
     shared: list[list[Block]] = field(default_factory=list)
 
     @property
@@ -204,21 +205,30 @@ class Scheduler:
 
     def _hold(self, served: Served, numbers: Sequence[Sequence[int]], hit: Sequence[Block] = ()) -> None:
         """Make a sequence hold the blocks of these numbers: those that it has, its hits, and new ones."""
-        every_new = list[Block]()
-        for (group, _), blocks, needed in zip(self._groups, served.blocks, numbers, strict=True):
-            new = {n: Block(False, served.number, n, group) for n in needed if n not in blocks}
-            every_new += new.values()
-            blocks.update(new)
-        self.tiers.admit(hit, every_new)
+        counts = list[int]()
+        for blocks, needed in zip(served.blocks, numbers, strict=True):
+            missing = [n for n in needed if n not in blocks]
+            blocks.update(dict.fromkeys(missing))
+            counts.append(len(missing))
+        self.tiers.admit(hit, counts)
 
     def _release(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
         """Release all blocks of a sequence except those of the numbers in `kept`, the last tokens first."""
         full = served.cached // self._asked.block if self._shares else 0
-        gone = [(n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]}]
-        for index, group in sorted(gone, key=lambda place: (-place[0], place[1])):
-            block = served.blocks[group].pop(index)
-            is_double = not block.is_shared and bool(served.shared) and index < len(served.shared[group])
-            self.tiers.release(block, is_kept=index < full and not is_double)
+        alike = [*map(len, served.shared)] or [0] * len(self._groups)
+        gone = ((-n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]})
+
+        def run(place: tuple[int, tuple[int, int]]) -> tuple[Block | None, int, bool, int]:
+            """Return the same for private blocks of a run, which have a number less each, and the same fate."""
+            index, (before, group) = place
+            block = served.blocks[group].pop(-before)
+            is_kept = -before < full and (block is not None or -before >= alike[group])
+            return block, group, is_kept, index - before
+
+        for (block, group, is_kept, _), places in groupby(enumerate(sorted(gone)), run):
+            (_, (before, _)), *others = places
+            first = block or Block(False, served.number, -before, group)
+            self.tiers.release(first, 1 + len(others), is_kept=is_kept)
 
     def _slide_windows(self, served: Served) -> None:
         """Release the blocks that the windows of a sequence have passed, and hold those that they reach."""
@@ -238,7 +248,7 @@ class Scheduler:
             before, served.cached = served.cached // size, served.cached + new
             for shared, blocks in zip(served.shared, served.blocks, strict=False):
                 for block in shared[before : served.cached // size]:
-                    if self.tiers.share_computed(blocks[block.number], block):
+                    if self.tiers.share_computed(block):
                         blocks[block.number] = block
             if not served.is_reading:
                 served.first_ns, served.made = now_ns, 1

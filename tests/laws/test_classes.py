@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import product
 
 import pytest
@@ -11,8 +12,11 @@ from serving_cases import BOX, DRAWN, EXPERTS, MODELS, toy, write
 
 import simulator as hosim
 from simulator import catalog
-from simulator.builders import Iteration, iteration
+from simulator.builders import Iteration, Iterations, cached_layers, iteration, limited_reaches
 from simulator.cost import durations_ns
+from simulator.errors import ConfigError
+from simulator.graph import LARGEST, GraphColumns
+from simulator.lifetime import Lifetimes
 from simulator.serving.replays import PARTS, Replays
 
 BLOCK, TOKEN_BYTES, OPS = 8, 2 * 2 * 2 * 16 * 2, 40
@@ -48,6 +52,52 @@ def both(tmp_path_factory):
         loaded = catalog.resolve(write(tmp_path_factory.mktemp("box"), box=box))
         made[row, rate] = [Replays(loaded, row, 256_000, exact=exact) for exact in (False, True)]
     return made
+
+
+SERVED = list(product(MODELS, (None, EXPERTS)))
+"""Each model that is served, with dense layers and with experts."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Each of them with five layers, and the graphs of its iterations, which are kept from case to case."""
+    made = {}
+    for name, part in SERVED:
+        text = toy(MODELS[name], *([part] if part else [])).replace("layers: 2", "layers: 5")
+        workload = catalog.resolve(write(tmp_path_factory.mktemp("kept"), workload=text)).workload
+        made[name, part] = workload, Iterations(workload)
+    return made
+
+
+@given(works(), st.sampled_from(SERVED), st.integers(0, 1 << 20), st.integers(1, 9), st.data())
+def test_a_kept_graph_with_other_numbers_is_the_graph_that_is_built_anew(kept, work, case, room_bytes, times, data):
+    """The graph of an iteration a few times as large is kept before."""
+    workload, graphs = kept[case]
+    model, kv_bytes = workload.model.decoder, workload.dtypes.kv_bytes
+    triples = st.tuples(*(st.integers(0, 300),) * 3)
+    tokens = st.tuples(*(st.sampled_from((0, BLOCK, 5 * BLOCK)),) * len(cached_layers(model, kv_bytes)))
+    near = data.draw(st.tuples(*(triples for _ in limited_reaches(model))))
+    loads, stores = (tuple((way, data.draw(tokens)) for way, _ in ways) for ways in (work.loads, work.stores))
+    work = work._replace(near=near, loads=loads, stores=stores)
+    numbers = [*(times * n for n in work[:6]), tuple(tuple(times * n for n in triple) for triple in near)]
+    copied = [tuple((way, tuple(times * n for n in each)) for way, each in ways) for ways in (loads, stores)]
+    graphs.graph(Iteration(*numbers, *copied), times * room_bytes)
+    shapes = len(graphs)
+    graph, anew = graphs.graph(work, room_bytes), iteration(workload, work, room_bytes)
+    assert len(graphs) == shapes
+    assert graph == anew
+    assert graph.inputs == anew.inputs
+    assert vars(Lifetimes.of(graph)) == vars(Lifetimes.of(anew))
+    for column in fields(GraphColumns):
+        assert getattr(graph.columns, column.name).tolist() == getattr(anew.columns, column.name).tolist()
+
+
+def test_sizes_that_add_up_to_too_much_are_refused_of_a_kept_graph_as_well(kept):
+    _, graphs = kept["all tokens", None]
+    work = Iteration(decoding=1, context=40, answers=1)
+    graphs.graph(work, 256_000)
+    with pytest.raises(ConfigError, match=r"workload toy: the sizes add up to at most 2\*\*62"):
+        graphs.graph(work, LARGEST)
 
 
 @given(works())

@@ -13,7 +13,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.builders import CachedLayers, Iteration
 from simulator.reach import Reach
-from simulator.serving.blocks import blocks_to_hold
+from simulator.serving.blocks import Block, Rooms, Tiers, blocks_to_hold
 from simulator.serving.replays import Replays
 from simulator.workload import Request, Requests
 
@@ -106,6 +106,31 @@ def test_no_tier_holds_more_blocks_than_fit_and_nothing_is_held_in_the_end(reque
     if story.status == "ok" and story.iterations:
         last = story.iterations[-1]
         assert last["decoding"] or last["prompt_tokens"] or last["held_blocks"] == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(1, 9), st.sampled_from((True, True, False))), min_size=4, max_size=20
+    ),
+    st.lists(st.integers(9, 14), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_a_run_of_private_blocks_stays_and_leaves_as_its_blocks_one_by_one(released, rooms, keeps):
+    groups = tuple(CachedLayers(Reach(window), size) for window, size in ((None, 2), (8, 1)))
+    found = Rooms(("hbm", "ddr", "pool")[: len(rooms)], tuple(2.0 * room for room in rooms), keeps, groups)
+    in_run, one_by_one = tiers = [Tiers(found, 1) for _ in range(2)]
+    for request, (group, count, is_kept) in enumerate(released):
+        first = Block(False, request, 10, group)
+        for one in tiers:
+            one.admit((), [count * (number == group) for number in range(2)])
+        in_run.release(first, count, is_kept=is_kept)
+        for number in range(10, 10 - count, -1):
+            one_by_one.release(first._replace(number=number), is_kept=is_kept)
+        places = [[one.used(tier) for tier in range(len(rooms))] for one in tiers]
+        assert places[0] == places[1]
+        assert (in_run.stores, in_run.held_bytes) == (one_by_one.stores, one_by_one.held_bytes)
+        for runs, single in zip(in_run._cached, one_by_one._cached, strict=True):
+            assert [run._replace(number=run.number - i) for run, n in runs.items() for i in range(n)] == [*single]
 
 
 @given(crowds(), ROOMS, st.booleans())

@@ -7,8 +7,9 @@ from building import build
 from serving_cases import write
 
 from simulator import catalog
-from simulator.builders import Iteration, iteration, limited_reaches
+from simulator.builders import Iteration, Iterations, iteration, limited_reaches
 from simulator.cost import durations_ns
+from simulator.graph_builder import GraphBuilder
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Served, Work
 from simulator.workload import LlamaModel, Request, Workload
@@ -120,6 +121,25 @@ def test_both_together_share_all_but_attention():
     assert ops["decode/L00/decode/attn.core"].flops == 4 * 64 * (120 + 3)
     assert ops["prefill/L00/prefill/attn.core"].flops == 4 * 64 * 1176
     assert ops["head/prefill/lm"].flops == 2 * 4 * 64 * 128
+
+
+def test_a_graph_is_built_once_for_a_shape_and_then_the_first_layer_of_each_kind(monkeypatch):
+    built, add = [], GraphBuilder.op
+    monkeypatch.setattr(GraphBuilder, "op", lambda self, *op, **more: built.append(op[0]) or add(self, *op, **more))
+    model = served(DENSE, GQA, [{"start": 1, "attention": WINDOW}])
+    model = model.model_copy(update={"model": model.model.model_copy(update={"layers": 12})})
+    graphs, layers = Iterations(model), {f"L{layer:02}" for layer in range(12)}
+
+    def layers_built(**sequences):
+        built.clear()
+        graph = graphs.graph(works(model, **sequences), 256_000)
+        assert layers == {part for op in graph.ops for part in op.name.split("/")} & layers
+        return {part for name in built for part in name.split("/")} & layers
+
+    assert layers_built(decoding=[40]) == layers
+    assert layers_built(decoding=[90, 7]) == {"L00", "L01"}
+    assert layers_built(decoding=[40], reading=[(0, 9)]) == layers
+    assert layers_built(decoding=[9, 9, 9], reading=[(30, 20)]) == {"L00", "L01"}
 
 
 def test_the_copy_of_a_layer_ends_before_its_prompts_attend(tmp_path):

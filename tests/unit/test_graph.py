@@ -255,6 +255,28 @@ def test_a_phase_is_one_that_policies_know():
         GraphBuilder("g").op("f", phase="fwd")
 
 
+def sized(*sizes, **numbers):
+    builder = GraphBuilder("g")
+    for name, size in zip("xyz", sizes, strict=True):
+        builder.tensor(name, size, "input" if name == "x" else "activation")
+    builder.op("f", ["x"], ["y"], **numbers)
+    builder.op("g", ["y"], ["z"], workspace_bytes=1)
+    return builder.build(["z"])
+
+
+def test_a_graph_takes_the_numbers_of_another_and_keeps_its_shape():
+    graph, other = sized(1, 2, 3), sized(9, 8, 7, flops=6, workspace_bytes=5, duration_ns=4)
+    _ = graph.inputs, graph.columns
+    made = graph.with_numbers(other, [0, 1, 2], [0, 1])
+    assert made == other
+    assert made.shape == graph.shape
+    assert made.inputs is graph.inputs
+    assert made.columns.size_bytes.tolist() == [9, 8, 7]
+    assert made.columns.workspace_bytes.tolist() == [5, 1]
+    assert graph.with_numbers(other, [2, 2, 0], [1, 0]).ops[1].flops == 6
+    assert sized(1, 2, 3, barrier=True).shape != graph.shape
+
+
 ONE, TWO = Graph("one", (), ()), Graph("two", (), ())
 
 

@@ -114,8 +114,6 @@ class Analysis:
         By op: live bytes if everything stays in the compute tier [B].
     forced
         Idle intervals of tensors that live elsewhere: they are away whether it helps or not.
-    candidates
-        All other idle intervals.
     idle_homes
         Tensors whose home is free and that no op uses: they live away at no cost.
     moving_homes
@@ -126,9 +124,16 @@ class Analysis:
     asked: frozenset[int]
     live_bytes: NDArray[np.int64]
     forced: tuple[PricedIdle, ...]
-    candidates: tuple[PricedIdle, ...]
     idle_homes: tuple[int, ...]
     moving_homes: frozenset[int]
+
+    @cached_property
+    def candidates(self) -> tuple[PricedIdle, ...]:
+        """All other idle intervals; where everything fits, nobody asks for their prices."""
+        problem, uses = self.problem, self.problem.lifetimes.uses
+        free = (t for t in sorted(problem.lifetimes.inputs) if uses[t] and problem.homes[t] == FREE and problem.away(t))
+        over_boundary = (_over_step_boundary(problem, tensor) for tensor in free)
+        return (*_between_uses(problem, self.moving_homes), *over_boundary)
 
     @cached_property
     def ranking(self) -> list[tuple[PricedIdle, Score]]:
@@ -159,20 +164,16 @@ def analyse(problem: Problem, asked: frozenset[int] = frozenset()) -> Analysis:
         Problem to plan for; tensors that were asked to leave.
     """
     live, lifetimes = live_bytes(problem.graph), problem.lifetimes
-    forced: list[PricedIdle] = []
-    leaving = moving_homes(problem)
-    candidates, unused = [*_between_uses(problem, leaving)], []
-    for tensor, uses in enumerate(lifetimes.uses):
-        if tensor not in lifetimes.inputs or problem.pinned(tensor):
+    forced, unused = list[PricedIdle](), list[int]()
+    for tensor in sorted(lifetimes.inputs):
+        if problem.pinned(tensor):
             continue
-        free = problem.homes[tensor] == FREE
-        if uses:
-            (candidates if free else forced).append(_over_step_boundary(problem, tensor))
+        if lifetimes.uses[tensor]:
+            forced += [] if problem.homes[tensor] == FREE else [_over_step_boundary(problem, tensor)]
             continue
         live -= problem.sizes[tensor]
-        if free:
-            unused.append(tensor)
-    return Analysis(problem, asked, live, tuple(forced), tuple(candidates), tuple(unused), leaving)
+        unused += [tensor] if problem.homes[tensor] == FREE else []
+    return Analysis(problem, asked, live, tuple(forced), tuple(unused), moving_homes(problem))
 
 
 def moving_homes(problem: Problem) -> frozenset[int]:

@@ -64,6 +64,8 @@ def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
     limit_bytes
         The limit of live bytes [B].
     """
+    if not analysis.asked and not analysis.forced and analysis.live_bytes.max(initial=0) <= limit_bytes:
+        return Selection(analysis, (), analysis.live_bytes, limit_bytes)
     taker = _Taker(analysis, limit_bytes)
     taker.run()
     live, chosen, given_back = taker.live, list(analysis.forced), []
