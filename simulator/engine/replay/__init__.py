@@ -1,25 +1,31 @@
 """The compiled replay: the rules of the engine in C++, for programs whose actions are known before the run.
 
-It takes programs and the machine as columns of numbers (`tables`, `machine`), and returns the same trace as the other
+It takes programs and the machine as columns of numbers (`programs`, `shared`), and returns the same trace as the other
 engine. What it does not cover, and what is blocked or wrong, is left to that one, which knows the sentences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
-from simulator.engine.replay.machine import Shared
-from simulator.engine.replay.tables import ENDLESS, Tables, machine_columns
+from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
+from simulator.engine.replay.shared import ENDLESS, NOTHING, Shared, Stored
+from simulator.errors import HosimError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import ISSUED, RATES, RESIDENCIES, SPANS, WAITS, Table, Trace, pick
+from simulator.trace import ISSUED, TABLES, Table, Trace, pick
 
 _replay = loaded()
+
+_WRITTEN = ("spans", "waits", "residencies", "rates")
+"""The tables that the extension writes, in their order."""
 
 Progress = Callable[[int, int], None]
 
@@ -30,11 +36,18 @@ def is_built() -> bool:
 
 
 def why_not(programs: Sequence[Program], hardware: Hardware, switches: Switches) -> str:
-    """Return why these programs are not replayed; empty if they are."""
-    return _Run(programs, hardware, switches, range(len(programs))).reason
+    """Return why programs are not covered; empty if they are.
+
+    Parameters
+    ----------
+    programs, hardware, switches
+        See `simulator.engine.run`.
+    """
+    run = _Run(programs, hardware, switches, tuple(range(len(programs))))
+    return run.reason
 
 
-def replay(
+def replay(  # noqa: PLR0913 - what runs, by three names; how far, and what is told
     programs: Sequence[Program],
     hardware: Hardware,
     budget_bytes: int | float | None,
@@ -45,80 +58,112 @@ def replay(
     progress: Progress | None = None,
     stop_ns: int = ENDLESS,
 ) -> Trace | None:
-    """Replay one program per rank; None if that is left to the other engine."""
+    """Replay one program per rank.
+
+    Parameters
+    ----------
+    programs, hardware, budget_bytes, switches, progress
+        See `simulator.engine.run`.
+    stands_in
+        For each rank, the rank that is simulated in its place.
+    waits
+        Whether the trace says why streams wait.
+    stop_ns
+        Give up once the clock is past this time [ns].
+
+    Returns
+    -------
+    Trace or None
+        What happened; None if it is left to the other engine: it is not covered, or blocked, or wrong; or given up.
+    """
     run = _Run(programs, hardware, switches, stands_in)
-    if run.reason:
+    if (columns := run.columns(budget_bytes)) is None:
         return None
-    shared = Shared(programs, hardware, budget_bytes, stands_in, run.contended)
-    for number, tables in enumerate(run.tables):
-        first = run.numbers.index(number)
-        tables.add_timings([path >= 0 for path in shared.link_paths[first]])
-    columns = machine_columns(shared, run.tables, run.numbers) | {"keeps_waits": int(waits), "stop_ns": stop_ns}
-    told = None if progress is None else lambda ended: progress(ended, run.computes)
-    found = _replay.run(columns, [tables.columns for tables in run.tables], told)
-    return None if found is None else run.trace(found, shared)
+    computes = sum(tables.computes for tables in run.of_ranks)
+    tell = None if progress is None else lambda ended: progress(ended, computes)
+    columns |= {"keeps_waits": int(waits), "stop_ns": stop_ns}
+    rows = _replay.run(columns, [tables.columns for tables in run.tables], tell)
+    if rows is None:
+        return None
+    trace = run.trace({name: _table(TABLES[name], part) for name, part in zip(_WRITTEN, rows, strict=True)})
+    begin_together = len({program.starts_ns for program in programs}) == 1
+    return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
 
 
 class _Run:
+    """Programs and their machine, as tables.
+
+    Parameters
+    ----------
+    programs, hardware, switches, stands_in
+        See `replay`.
+
+    Attributes
+    ----------
+    tables, of_ranks
+        Each program once; that of each simulated rank.
+    """
+
     def __init__(
-        self, programs: Sequence[Program], hardware: Hardware, switches: Switches, stands_in: Sequence[int]
+        self, programs: Sequence[Program], hardware: Hardware, switches: Switches, stands_in: tuple[int, ...]
     ) -> None:
-        self._programs, self._stands_in = programs, stands_in
-        self.ranks = [rank for rank, by in enumerate(stands_in) if rank == by]
-        ids: dict[int, int] = {}
-        self.numbers = [ids.setdefault(id(programs[rank]), len(ids)) for rank in self.ranks]
-        distinct = [programs[self.ranks[self.numbers.index(number)]] for number in range(len(ids))]
-        self.reason = next((reason for program in distinct if (reason := self._obstacle(program))), "")
-        if self.reason:
-            return
-        self.tables = [Tables(program, hardware, switches) for program in distinct]
-        self.reason = next((tables.reason for tables in self.tables if tables.reason), "")
-        if self.reason:
-            return
-        self.contended = {r for r, n in zip(self.ranks, self.numbers, strict=True) if self.tables[n].is_contended}
-        self.computes = sum(self.tables[n].computes for n in self.numbers)
+        self._programs, self._hardware, self._stands_in = programs, hardware, stands_in
+        self._ranks = [rank for rank, by in enumerate(stands_in) if rank == by]
+        distinct = {id(programs[rank]): programs[rank] for rank in self._ranks}
+        tables = {key: ReplayedProgram(program, hardware, switches) for key, program in distinct.items()}
+        self.tables, self.of_ranks = list(tables.values()), [tables[id(programs[rank])] for rank in self._ranks]
+        self._stored: tuple[tuple[int, int, int, int], ...] = ()
 
-    def _obstacle(self, program: Program) -> str:
-        if program.allocator != "ideal":
-            return f"places with addresses (allocator {program.allocator})"
-        return ""
+    @property
+    def reason(self) -> str:
+        """Why it is not covered; empty if it is."""
+        return next((tables.reason for tables in self.tables if tables.reason), "")
 
-    def trace(self, found: tuple[bytes, bytes, bytes, bytes], shared: Shared) -> Trace:
-        names = ("spans", "waits", "residencies", "rates")
-        tables = {name: Table(columns) for name, columns in zip(names, (SPANS, WAITS, RESIDENCIES, RATES), strict=True)}
-        for table, rows in zip(tables.values(), found, strict=True):
-            table.append(rows)
-        issued = [Table(ISSUED) for _ in self._stands_in]
-        laps = [0] * len(self._stands_in)
-        for rank, number in zip(self.ranks, self.numbers, strict=True):
-            program = self._programs[rank]
-            plan, actions = program.plan, self.tables[number].actions
-            if plan.fixed is not None and plan.repeats == program.graph.steps:
-                laps[rank] = len(plan.actions)
+    def columns(self, budget_bytes: int | float | None) -> dict[str, Any] | None:
+        """Return the machine in columns, and complete those of programs; None if some part is not covered."""
+        if self.reason:
+            return None
+        of_ranks = [*zip(self._ranks, self.of_ranks, strict=True)]
+        contended = frozenset(rank for rank, tables in of_ranks if tables.is_contended)
+        shared = Shared.of(self._hardware, budget_bytes, self._stands_in, contended)
+        for tables in self.tables:
+            paths = shared.link_paths[self.of_ranks.index(tables)]
+            tables.add_links(shared, [path != NOTHING for path in paths])
+        stored = Stored.of(self._programs, self._hardware, self._stands_in)
+        self._stored = stored.once
+        try:
+            return None if self.reason else machine_columns(shared, stored, self.tables, self.of_ranks)
+        except (HosimError, KeyError):  # a collective that cannot be: the other engine meets it in its place in the run
+            return None
+
+    def trace(self, tables_of_run: dict[str, Any]) -> Trace:
+        """Return the trace that has these tables."""
+        issued, laps = [Table(ISSUED) for _ in self._stands_in], [0] * len(self._stands_in)
+        for rank, tables in zip(self._ranks, self.of_ranks, strict=True):
+            plan = self._programs[rank].plan
+            if plan.fixed is not None and plan.repeats == self._programs[rank].graph.steps:
+                laps[rank] = len(tables.actions)
             else:
-                one = np.stack(
-                    [
-                        np.asarray(column, np.int64)
-                        for column in (actions.kind, actions.a, actions.b, actions.c)
-                    ],
-                    1,
-                )
-                issued[rank] = Table(ISSUED, np.tile(one, (self.tables[number].repeats, 1)))
-        once = tuple((*place, size) for place, size in shared.stored_once.items())
-        begin_together = len({self._programs[rank].starts_ns for rank in self._stands_in}) == 1
-        spans = tables["spans"].whole()
-        until = None
-        if not begin_together:
-            computes = pick(spans, spans["kind"] == COMPUTE)
-            last = np.full(len(issued), -1)
-            np.maximum.at(last, computes["rank"], computes["end_ns"])
-            until = int(min(last[last >= 0], default=0))
+                issued[rank] = Table(ISSUED, issued_rows(tables.actions, tables.repeats))
         return Trace(
             "ok",
+            **tables_of_run,
             issued=tuple(issued),
             laps=tuple(laps),
-            stands_in=tuple(self._stands_in),
-            until_ns=until,
-            stored_once=once,
-            **tables,
+            stands_in=self._stands_in,
+            stored_once=self._stored,
         )
+
+
+def _table(names: tuple[str, ...], rows: bytes) -> Table:
+    table = Table(names)
+    table.append(rows)
+    return table
+
+
+def _until_ns(trace: Trace) -> int:
+    """Return when the first of the ranks with computes has ended its last compute [ns]."""
+    spans = trace.spans.whole()
+    computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
+    np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
+    return int(min(last_ns[last_ns >= 0], default=0))

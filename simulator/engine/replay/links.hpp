@@ -77,9 +77,9 @@ protected:
     }
 
 private:
-    int32_t timing_of(const Link &link, int32_t tensor) const {
+    size_t timing_of(const Link &link, int32_t tensor) const {
         const Program &p = *ranks_[link.rank].program;
-        return p.timing_of[static_cast<size_t>(link.index) * p.tensors + tensor];
+        return static_cast<size_t>(link.index) * p.size_classes + p.size_class[tensor];
     }
 
     void start_copy(int32_t index) {

@@ -50,7 +50,7 @@ private:
 
 #define REPLAY_NUMBERS(NUMBER)                                                                                  \
     NUMBER(int32_t, ops) NUMBER(int32_t, tensors) NUMBER(int32_t, tiers) NUMBER(int32_t, compute_tier)          \
-    NUMBER(int32_t, streams) NUMBER(int32_t, links) NUMBER(int32_t, queues)                                     \
+    NUMBER(int32_t, streams) NUMBER(int32_t, links) NUMBER(int32_t, queues) NUMBER(int32_t, size_classes)       \
     NUMBER(int32_t, repeats) NUMBER(int32_t, steps) NUMBER(Time, starts_ns)                                     \
     NUMBER(bool, is_decided) /* by a runtime: nothing has checked yet that each action can act */               \
     NUMBER(bool, copies_wait_for_ends)
@@ -62,9 +62,9 @@ private:
     COLUMN(int64_t, size_bytes) COLUMN(int32_t, home) COLUMN(uint8_t, is_written) COLUMN(uint8_t, is_output)    \
     /* by action; a fixed plan has one price for all */                                                         \
     COLUMN(int8_t, kind) COLUMN(int32_t, a) COLUMN(int32_t, b) COLUMN(int32_t, c) COLUMN(int64_t, price_ns)     \
-    /* by link; by source and target tier; by link and tensor, a row of what follows */                         \
+    /* by link; by source and target tier; by tensor, the number of its size; by link and that */               \
     COLUMN(int32_t, queue_of) COLUMN(int32_t, channels) COLUMN(int32_t, source) COLUMN(int32_t, target)         \
-    COLUMN(int32_t, route) COLUMN(int32_t, timing_of) COLUMN(int64_t, lead_ns) COLUMN(int64_t, cap)             \
+    COLUMN(int32_t, route) COLUMN(int32_t, size_class) COLUMN(int64_t, lead_ns) COLUMN(int64_t, cap)            \
     /* by read, 0 if certain, 1 if only other ops choose it, 2 if its op does; by op, its draws; by draw */     \
     COLUMN(uint8_t, read_role) COLUMN(int32_t, draws_of) COLUMN(int64_t, chosen_at) COLUMN(int32_t, chosen)     \
     COLUMN(int64_t, drawn_ns) COLUMN(int64_t, drawn_traffic)                                                    \

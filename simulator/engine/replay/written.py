@@ -199,7 +199,9 @@ class _View:
 def _in_range(rows: Ints, graph: Graph, tiers: int) -> bool:
     """Return whether each row is an action on ops, streams, tensors and tiers that there are."""
     kind, a, b, c = rows.T
-    streams = 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)  # each group may have a stream of its own
+    streams = (
+        1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)
+    )  # each group may have a stream of its own
     is_compute, unused = kind == COMPUTE, 1 << 31
     limits = (
         (kind, SYNC + 1),

@@ -1,0 +1,309 @@
+"""Programs and the machine in columns of numbers, as the compiled replay takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.cost import UNITS, chosen_op, expected_op, memory_rate_cap, roofline, unit_work
+from simulator.cost.service import fabric_rate_cap
+from simulator.draws import Draws
+from simulator.engine.program import Program
+from simulator.engine.replay.shared import NOTHING, Columns, Shared, Stages, Stored, ids, ints, whole
+from simulator.engine.replay.written import written_out
+from simulator.graph import Collective, Graph, Op, Roles
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, COPY, Actions
+from simulator.scenario import Switches
+from simulator.trace import ISSUED, Bools, Ints
+
+T = TypeVar("T")
+
+_HALF = 32
+"""Bits of the lower part of a work, which may be too large for one number."""
+
+EMPTY: Columns = {
+    **dict.fromkeys(("draws_of", "chosen", "call_of", "collective_of"), np.empty(0, np.int32)),
+    **dict.fromkeys(("chosen_at", "drawn_ns", "drawn_traffic"), np.empty(0, np.int64)),
+    **dict.fromkeys(("unit", "unit_share", "unit_work", "traffic"), np.empty(0, np.int64)),
+    "read_role": np.empty(0, np.uint8),
+}
+"""What a program without dynamic reads, kernels that share the device, and collectives says of these."""
+
+
+NOBODY_MEETS: Columns = {
+    **dict.fromkeys(("fabrics", "phases"), np.empty(0, np.int64)),
+    **dict.fromkeys(
+        ("members", "senders", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)
+    ),
+    "members_at": np.zeros(1, np.int32),
+    **dict.fromkeys(("collectives", "stage_lists"), 0),
+}
+"""What a machine says of meetings where there are none."""
+
+
+class ReplayedProgram:
+    """A program in columns.
+
+    Parameters
+    ----------
+    program, hardware, switches
+        What a rank runs, the machine, and modelling choices about it.
+
+    Attributes
+    ----------
+    columns
+        The columns.
+    reason
+        Why it is not covered; empty if it is.
+    actions, repeats, computes
+        What is issued, how often, and the number of computes in all.
+    is_contended
+        Whether its kernels share the device.
+    roles
+        Its collectives.
+    """
+
+    def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
+        self._program, self._hardware, self.is_contended, self.reason = program, hardware, False, ""
+        graph, plan, host = program.graph, program.plan, hardware.host
+        self.roles = _kept(graph, Roles)
+        written = None if plan.fixed is not None else written_out(program, hardware)
+        if program.allocator != "ideal":
+            self.reason = "places have addresses"
+            return
+        if plan.fixed is not None:
+            self.actions, prices_ns = plan.fixed, np.array([host.fixed.step_ns])
+        elif written is not None:
+            self.actions, prices_ns = written
+        else:
+            self.reason = "a plan looks at the machine, or breaks a rule"
+            return
+        self.repeats = plan.repeats if written is None else 1
+        kind, a, b, c = _columns_of(self.actions)
+        is_compute = kind == COMPUTE
+        self.computes = int(np.count_nonzero(is_compute)) * self.repeats
+        last_stream = int(b[is_compute].max(initial=0)) if written is None else self._last_stream_of_graph()
+        self.columns = {
+            **EMPTY, **_kept(graph, _graph_columns), "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns,
+            "tiers": len(hardware.tiers), "compute_tier": hardware.compute_tier_id, "streams": 1 + last_stream,
+            "steps": graph.steps, "repeats": self.repeats, "is_decided": int(written is not None),
+            "duration_ns": np.array(program.durations_ns, np.int64), "home": np.array(plan.home, np.int32),
+            "starts_ns": program.starts_ns + (host.fixed.launch_ns if written is None or plan.static_parts else 0),
+            "copies_wait_for_ends": int(switches.copies_wait_for == "end"),
+        }  # fmt: skip
+        if last_stream:
+            self.is_contended = _contends(graph, a[is_compute], b[is_compute], is_fixed=written is None)
+        if self.is_contended:
+            self._add_kernels()
+        if program.draws is not None:
+            self._add_draws(program.draws)
+
+    def _last_stream_of_graph(self) -> int:
+        """Return the last stream that a runtime may use: each group may have one of its own."""
+        graph = self._program.graph
+        return int(graph.columns.streams.max(initial=0)) + len(graph.groups)
+
+    def add_links(self, shared: Shared, is_shared: Sequence[bool]) -> None:
+        """Add the links, and the times of copies.
+
+        Parameters
+        ----------
+        shared
+            The machine.
+        is_shared
+            By link, whether other flows can slow a copy down.
+        """
+        links, columns = shared.columns, self.columns
+        columns |= {
+            name: links[name] for name in ("links", "queues", "queue_of", "source", "target", "channels", "route")
+        }
+        is_copy = columns["kind"] == COPY
+        over = links["route"][columns["b"][is_copy], columns["c"][is_copy]]
+        if (over == NOTHING).any():
+            self.reason = "a copy has no link"
+        sizes, is_used = columns["sizes"], np.zeros((len(is_shared), columns["size_classes"]), bool)
+        is_used[over, columns["size_class"][columns["a"][is_copy]]] = True
+        lead, cap = np.zeros((2, *is_used.shape), np.int64)
+        for link, size in zip(*(column.tolist() for column in np.nonzero(is_used)), strict=True):
+            lead[link, size], cap[link, size] = shared.timing(link, sizes[size], is_shared=is_shared[link])
+        columns |= {"lead_ns": lead, "cap": cap}
+
+    def _add_kernels(self) -> None:
+        """Add what each op does in the device, beside others, but for its launch; nothing if its time is given."""
+        sizes, of_kind = self.columns["size_bytes"].tolist(), dict[Any, tuple[int, int, int, int]]()
+        rows = list[tuple[int, int, int, int]]()
+        is_modelled = _kept(self._program.graph, _is_modelled).tolist()
+        for op, modelled in zip(self._program.graph.ops, is_modelled, strict=True):
+            kind = (modelled, op.dynamic, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
+            if kind not in of_kind:
+                of_kind[kind] = self._kernel(expected_op(op, sizes)) if modelled else (NOTHING, 0, 0, 0)
+            rows.append(of_kind[kind])
+        units, shares, work, traffic = zip(*rows, strict=True)
+        self.columns |= {
+            "unit": ints(units), "unit_share": ints(shares), "unit_work": _halves(work), "traffic": _halves(traffic),
+        }  # fmt: skip
+
+    def _kernel(self, op: Op) -> tuple[int, int, int, int]:
+        """Return the unit of an op, the share of it that it reaches, and its work there and in the memory."""
+        unit, share, work = unit_work(op, self._hardware)
+        _, traffic = roofline(op, self._hardware)
+        return (UNITS.index(unit), share, work, traffic) if work or traffic else (NOTHING, 0, 0, 0)
+
+    def _add_draws(self, draws: Draws) -> None:
+        """Add what dynamic reads choose in each step, and how long their ops take with that."""
+        graph, columns = self._program.graph, self.columns
+        draws_of, role = np.full(len(graph.ops), NOTHING, np.int32), np.zeros(len(columns["reads"]), np.uint8)
+        is_candidate = np.zeros(len(graph.tensors), bool)
+        is_candidate[list(graph.candidates)] = True
+        role[is_candidate[columns["reads"]]] = 1
+        chosen, counts = list[NDArray[np.int32]](), list[Ints]()
+        takes, traffic = list[int](), list[int]()
+        for op, reads in graph.dynamic_reads.items():
+            draws_of[op] = len(chosen)
+            first, last = columns["reads_at"][op : op + 2]
+            role[first:last][np.isin(columns["reads"][first:last], reads.candidates)] = 2
+            flags = draws.chosen_flags[op]
+            chosen.append(np.array(reads.candidates, np.int32)[np.nonzero(flags)[1]])
+            counts.append(flags.sum(axis=1))
+            takes += draws.durations_ns(op)
+            if self.is_contended:
+                traffic += [self._kernel(chosen_op(graph.ops[op], size))[3] for size in draws.chosen_bytes(op).tolist()]
+        self.columns |= {
+            "draws_of": draws_of, "read_role": role, "drawn_ns": np.array(takes, np.int64),
+            "chosen_at": np.cumsum([0, *np.concatenate([np.empty(0, np.int64), *counts])], dtype=np.int64),
+            "chosen": np.concatenate([np.empty(0, np.int32), *chosen]), "drawn_traffic": _halves(traffic),
+        }  # fmt: skip
+
+    def add_collectives(self, kinds: dict[Collective, int]) -> None:
+        """Add the call of each op that is a collective, and its number; new ones are numbered on."""
+        calls, of_call = {call: position for position, call in enumerate(self.roles.ops)}, self.roles.calls
+        call_of, collective_of = np.full((2, len(self._program.graph.ops)), NOTHING, np.int32)
+        for op, call in of_call.items():
+            if (collective := self._program.graph.ops[op].collective) is not None:
+                call_of[op], collective_of[op] = calls[call], kinds.setdefault(collective, len(kinds))
+        self.columns |= {"call_of": call_of, "collective_of": collective_of}
+
+
+def _halves(works: Iterable[int]) -> Ints:
+    """Return works, each as its upper and its lower half."""
+    return ints(half for work in works for half in (work >> _HALF, work & (1 << _HALF) - 1))
+
+
+def _kept(graph: Graph, make: Callable[[Graph], T]) -> T:
+    """Return what follows from a graph alone, which is made once."""
+    if make not in graph.known:
+        graph.known[make] = make(graph)
+    return cast(T, graph.known[make])
+
+
+def _columns_of(actions: Actions) -> list[NDArray[Any]]:
+    """Return the columns of actions, without a copy."""
+    return [np.frombuffer(getattr(actions, name), np.int8 if name == "kind" else np.int32) for name in ISSUED]
+
+
+def issued_rows(actions: Actions, repeats: int) -> Ints:
+    """Return rows of the codes of actions that are issued so often.
+
+    Parameters
+    ----------
+    actions, repeats
+        The actions, and how often.
+    """
+    return np.tile(np.stack([column.astype(np.int64) for column in _columns_of(actions)], 1), (repeats, 1))
+
+
+def _contends(graph: Graph, ops: NDArray[np.int32], streams: NDArray[np.int32], *, is_fixed: bool) -> bool:
+    """Return whether ops whose time is modelled run on several streams: those of a fixed plan, or of the graph."""
+    is_modelled = _kept(graph, _is_modelled)
+    of = streams[is_modelled[ops]] if is_fixed else graph.columns.streams[is_modelled]
+    return bool(len(of)) and bool((of != of[0]).any())
+
+
+def _is_modelled(graph: Graph) -> Bools:
+    """Return for each op whether its time is modelled: neither measured nor that of a collective."""
+    return np.array([op.collective is None and op.duration_ns is None for op in graph.ops], bool)
+
+
+def _graph_columns(graph: Graph) -> Columns:
+    """Return what follows from the graph alone; sizes are numbered, and times are kept for each of them."""
+    columns = graph.columns
+    sizes, size_class = np.unique(columns.size_bytes, return_inverse=True)
+    names = ("reads_at", "reads", "writes_at", "writes", "workspace_bytes", "is_collective", "size_bytes", "is_written")
+    return {
+        **{name: getattr(columns, name) for name in names},
+        "ops": len(graph.ops), "tensors": len(graph.tensors), "sizes": sizes.tolist(), "size_classes": len(sizes),
+        "size_class": size_class.astype(np.int32), "is_output": columns.is_output & ~columns.is_persistent & 1,
+    }  # fmt: skip
+
+
+def machine_columns(
+    shared: Shared, stored: Stored, programs: Sequence[ReplayedProgram], of_ranks: Sequence[ReplayedProgram]
+) -> Columns:
+    """Return the machine that ranks share in columns.
+
+    Parameters
+    ----------
+    shared, stored
+        What ranks share, and which tensors are stored once for several.
+    programs, of_ranks
+        The programs, and that of each simulated rank.
+    """
+    meetings, number_of = _meetings(shared, programs, of_ranks), {id(p): i for i, p in enumerate(programs)}
+    return {
+        **shared.columns, **meetings, **shared.network_columns(),
+        "programs": ids(number_of[id(program)] for program in of_ranks),
+        "memory_cap": memory_rate_cap(shared.hardware),
+        "stored_at": np.cumsum([0, *map(len, stored.elsewhere)], dtype=np.int32),
+        "stored": ids(tensor for of_rank in stored.elsewhere for tensor in of_rank),
+    }  # fmt: skip
+
+
+def _meetings(shared: Shared, programs: Sequence[ReplayedProgram], of_ranks: Sequence[ReplayedProgram]) -> Columns:
+    """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
+    if not any(program.roles.calls for program in programs):
+        return NOBODY_MEETS
+    hardware, names = shared.hardware, list(shared.hardware.fabrics)
+    of_rank = {rank: program.roles for rank, program in zip(shared.ranks, of_ranks, strict=True)}
+    meets, of_call = shared.meetings(of_rank)
+    kinds: dict[Collective, int] = {}
+    wanted: dict[tuple[int, Collective], tuple[int, ...]] = {}
+    for program in programs:
+        program.add_collectives(kinds)
+    for rank, roles in of_rank.items():
+        for call, ops in roles.ops.items():
+            meeting = of_call[rank, call]
+            for collective in {roles.graph.ops[op].collective: None for op in ops}:
+                if collective is not None:
+                    wanted[meeting, collective] = meets[meeting].ranks
+    most_calls = max(len(roles.ops) for roles in of_rank.values())
+    calls = [[of_call[rank, call] for call in roles.ops] for rank, roles in of_rank.items()]
+    lists: dict[Stages, int] = {}
+    stages_of = np.full((len(meets), len(kinds)), NOTHING, np.int32)
+    for (meeting, collective), stages in shared.stages(wanted).items():
+        stages_of[meeting, kinds[collective]] = lists.setdefault(stages, len(lists))
+    rows = [
+        (position, stage, names.index(phase.fabric), phase.hops, phase.port_bytes)
+        for stages, position in lists.items()
+        for stage, parts in enumerate(stages)
+        for phase in parts
+    ]
+    fabrics = [
+        (fabric.latency_ns, fabric_rate_cap(fabric), whole(fabric.planes * fabric.bandwidth_bytes_per_s))
+        for fabric in hardware.fabrics.values()
+    ]
+    ports = [[shared.ports_path(name, rank, rank) for name in names] for rank in shared.ranks]
+    nowhere = [NOTHING] * len(names)
+    return {
+        "fabrics": np.array(fabrics, np.int64), "collectives": len(kinds), "stage_lists": len(lists),
+        "stages_of": stages_of,
+        "members_at": np.cumsum([0, *(len(of.members) for of in meets)], dtype=np.int32),
+        "members": ids(member for of in meets for member in of.members), "senders": ids(of.sender for of in meets),
+        "sender_paths": np.array([of.paths or nowhere for of in meets], np.int32),
+        "phases": np.array(rows, np.int64),
+        "meetings": np.array([row + [NOTHING] * (most_calls - len(row)) for row in calls], np.int32),
+        "port_paths": np.array(ports, np.int32),
+    }  # fmt: skip

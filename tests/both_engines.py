@@ -1,0 +1,78 @@
+"""Runs each replay by both engines, and compares all that they tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulator.engine import Program, choice, replay
+from simulator.engine.program import simulated_for
+from simulator.hardware import Hardware
+from simulator.scenario import Switches
+from simulator.trace import TABLES, Table, Trace
+
+
+class BothEngines:
+    """Stands in for `simulator.engine.run`: runs what it is given by both engines.
+
+    Attributes
+    ----------
+    counts
+        How many replays were compared, and how many were left to the reference, by the reason.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __call__(
+        self, programs: Sequence[Program], hardware: Hardware, *, fold: Any = "never", progress: Any = None,
+        budget_bytes: int | float | None = None, switches: Switches | None = None,
+    ) -> Trace:  # fmt: skip
+        switches = switches or Switches()
+        given = programs, hardware, budget_bytes, switches, simulated_for(programs, hardware, fold)
+        try:
+            with choice.using("simpy"):
+                expected = choice.run(programs, hardware, budget_bytes=budget_bytes, switches=switches, fold=fold)
+        except Exception:
+            self.counts["refused" if replay.replay(*given) is None else "not refused"] += 1
+            raise
+        if reason := replay.why_not(programs, hardware, switches):
+            self.counts[reason] += 1
+            assert replay.replay(*given) is None
+            return expected
+        found = replay.replay(*given)
+        if expected.status == "blocked":
+            assert found is None
+            self.counts["blocked"] += 1
+            return expected
+        assert found is not None
+        assert differences(expected, found) == []
+        self.counts["compared"] += 1
+        return expected
+
+    @property
+    def left_out(self) -> set[str]:
+        """Why some were left to the reference."""
+        return set(self.counts) - {"compared", "blocked", "refused", "not refused"}
+
+
+def differences(one: Trace, other: Trace) -> list[str]:
+    """What two traces do not have in common, rows in their order included."""
+    fields = ("status", "laps", "until_ns", "stored_once", "stands_in", "blocked")
+    found = [name for name in fields if getattr(one, name) != getattr(other, name)]
+    tables = [(name, getattr(one, name), getattr(other, name)) for name in TABLES]
+    tables += [(f"issued {rank}", *both) for rank, both in enumerate(zip(one.issued, other.issued, strict=True))]
+    return found + [f"{name}, row {row}" for name, *both in tables if (row := _first_difference(*both)) is not None]
+
+
+def _first_difference(one: Table, other: Table) -> int | None:
+    """The first row in which two tables differ; None if they are the same."""
+    rows = [np.stack([*table.whole().values()], 1) for table in (one, other)]
+    shared = min(map(len, rows))
+    differs = np.flatnonzero((rows[0][:shared] != rows[1][:shared]).any(1))
+    if len(differs):
+        return int(differs[0])
+    return None if len(rows[0]) == len(rows[1]) else shared

@@ -1,0 +1,109 @@
+"""Both engines tell the same: all tables of a trace row by row, and what is said of it as a whole.
+
+What the compiled one leaves to the reference is counted, so that a law which compares nothing fails.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import digest_cases
+import pytest
+from both_engines import BothEngines
+from digest_cases import CASES, GROUP, KINDS
+from digests import SMALL, is_served
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracle_cases import Run, choosing, ranks_that_meet, staged, with_holes
+from strategies import Case, cases
+
+import simulator as hosim
+from simulator import catalog, engine
+from simulator.cost import durations_ns
+from simulator.engine import replay
+from simulator.scenario import Switches
+
+pytestmark = pytest.mark.skipif(not replay.is_built(), reason="the compiled engine is not built")
+
+ADDRESSES = "places have addresses"
+LOOKS = "a plan looks at the machine, or breaks a rule"
+
+
+def _of_case(drawn: tuple[Case, str]) -> tuple[Run, Switches]:
+    case, waits_for = drawn
+    program = engine.Program(case.graph, case.plan, durations_ns(case.graph, case.hardware))
+    return Run([program], case.hardware, case.budget_bytes), Switches(copies_wait_for=waits_for)
+
+
+any_case = st.integers(1, 3).flatmap(lambda streams: cases(max_ops=8, streams=streams))
+runs = {"ranks": ranks_that_meet(), "staged": staged(), "dynamic": choosing(), "best_fit": with_holes()}
+kinds: dict[str, st.SearchStrategy[tuple[Run, Switches]]] = {
+    "one": st.tuples(any_case, st.sampled_from(["start", "end"])).map(_of_case),
+    **{name: drawn.map(lambda run: (run, Switches())) for name, drawn in runs.items()},
+}
+"""The kinds of `test_oracle`."""
+
+LEFT_OUT = {"ranks": (ADDRESSES,), "dynamic": (LOOKS,), "best_fit": (ADDRESSES,)}
+COVERED = {"one": 0.98, "staged": 0.98, "ranks": 0.5, "dynamic": 0.4, "best_fit": 0}
+"""At least such a share of the cases of a kind is covered, and ends well."""
+
+
+def _compare(kind: str, examples: int) -> None:
+    """Compare so many cases of a kind."""
+    both = BothEngines()
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(kinds[kind])
+    def compare(drawn: tuple[Run, Switches]) -> None:
+        run, switches = drawn
+        with suppress(hosim.HosimError):
+            both(run.programs, run.hardware, budget_bytes=run.budget_bytes, switches=switches)
+
+    compare()
+    assert both.counts["compared"] >= COVERED[kind] * examples, both.counts
+    assert not both.counts["not refused"]
+    assert both.left_out == set(LEFT_OUT.get(kind, ())), both.counts
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_they_tell_the_same(kind: str) -> None:
+    _compare(kind, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", kinds)
+def test_they_tell_the_same_of_many(kind: str) -> None:
+    _compare(kind, 2000)
+
+
+DEFAULT = 1
+GROUPS = [pytest.param(group, marks=[pytest.mark.slow] * (group >= DEFAULT)) for group in range(CASES // GROUP)]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_they_tell_the_same_of_what_policies_try(group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = BothEngines()
+    monkeypatch.setattr(engine, "run", both)
+    for scenario in range(group * KINDS, (group + 1) * KINDS):
+        digest_cases.run(scenario, tmp_path)
+    assert both.left_out <= {ADDRESSES, LOOKS}, both.counts
+    assert not both.counts["not refused"]
+    assert both.counts["compared"] >= 200, both.counts
+
+
+SHIPPED = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in SMALL))
+    for name in catalog.names("scenario")
+    if not is_served(name)
+]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_they_tell_the_same_of_shipped_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = BothEngines()
+    monkeypatch.setattr(engine, "run", both)
+    hosim.run(name)
+    assert both.left_out <= {ADDRESSES, LOOKS}, both.counts
+    assert not both.counts["not refused"]
+    assert both.counts["compared"] > 0, both.counts
