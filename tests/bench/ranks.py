@@ -116,7 +116,7 @@ def main() -> int:
         return bool(misses)
     for engine, row in ((name, row) for name in ENGINES for row in rows[name]):
         beyond = (row["most_bytes"] - row["base_bytes"]) / 1e6
-        print(f"{engine:8} {row['ranks']:6,} ranks  {row['ops']:8,} ops  "
+        print(f"{engine:8} {row['ranks']:6,.0f} ranks  {row['ops']:8,.0f} ops  "
               f"{row['processor_seconds']:6.2f} s of processor  {row['most_bytes'] / 1e6:6.0f} MB, "
               f"{1e3 * beyond / row['ranks']:.0f} kB a rank")  # fmt: skip
     print(f"compiled: grows with exponent {grows}")

@@ -14,8 +14,8 @@ import numpy as np
 
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
+from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
 from simulator.engine.replay.shared import ENDLESS, NOTHING, Shared, Stored
-from simulator.engine.replay.programs import ProgramColumns, issued_rows, machine_columns
 from simulator.errors import HosimError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
@@ -110,7 +110,7 @@ class _Run:
         self._programs, self._hardware, self._stands_in = programs, hardware, stands_in
         self._ranks = [rank for rank, by in enumerate(stands_in) if rank == by]
         distinct = {id(programs[rank]): programs[rank] for rank in self._ranks}
-        tables = {key: ProgramColumns(program, hardware, switches) for key, program in distinct.items()}
+        tables = {key: ReplayedProgram(program, hardware, switches) for key, program in distinct.items()}
         self.tables, self.of_ranks = list(tables.values()), [tables[id(programs[rank])] for rank in self._ranks]
         self._stored: tuple[tuple[int, int, int, int], ...] = ()
 

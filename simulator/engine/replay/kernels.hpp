@@ -80,7 +80,8 @@ private:
         }
         const auto &members = meeting.members;
         const int32_t number = ranks_[streams_[stream].rank].number;
-        meeting.has_arrived[std::lower_bound(members.begin(), members.end(), number) - members.begin()] = 1;
+        uint8_t &has_arrived = meeting.has_arrived[std::lower_bound(members.begin(), members.end(), number) - members.begin()];
+        if (std::exchange(has_arrived, 1)) throw NotCovered{};  // it is in two collectives of the group at once
         meeting.arrivals.push_back({stream, clock.now});
         streams_[stream].meeting = index;
         const size_t awaited = meeting.awaited;

@@ -45,7 +45,7 @@ NOBODY_MEETS: Columns = {
 """What a machine says of meetings where there are none."""
 
 
-class ProgramColumns:
+class ReplayedProgram:
     """A program in columns.
 
     Parameters
@@ -160,7 +160,8 @@ class ProgramColumns:
         is_candidate = np.zeros(len(graph.tensors), bool)
         is_candidate[list(graph.candidates)] = True
         role[is_candidate[columns["reads"]]] = 1
-        chosen, counts, takes, traffic = [], [], [], []
+        chosen, counts = list[NDArray[np.int32]](), list[Ints]()
+        takes, traffic = list[int](), list[int]()
         for op, reads in graph.dynamic_reads.items():
             draws_of[op] = len(chosen)
             first, last = columns["reads_at"][op : op + 2]
@@ -173,7 +174,7 @@ class ProgramColumns:
                 traffic += [self._kernel(chosen_op(graph.ops[op], size))[3] for size in draws.chosen_bytes(op).tolist()]
         self.columns |= {
             "draws_of": draws_of, "read_role": role, "drawn_ns": np.array(takes, np.int64),
-            "chosen_at": np.cumsum([0, *np.concatenate(counts or [[]])], dtype=np.int64),
+            "chosen_at": np.cumsum([0, *np.concatenate([np.empty(0, np.int64), *counts])], dtype=np.int64),
             "chosen": np.concatenate([np.empty(0, np.int32), *chosen]), "drawn_traffic": _halves(traffic),
         }  # fmt: skip
 
@@ -240,7 +241,7 @@ def _graph_columns(graph: Graph) -> Columns:
 
 
 def machine_columns(
-    shared: Shared, stored: Stored, programs: Sequence[ProgramColumns], of_ranks: Sequence[ProgramColumns]
+    shared: Shared, stored: Stored, programs: Sequence[ReplayedProgram], of_ranks: Sequence[ReplayedProgram]
 ) -> Columns:
     """Return the machine that ranks share in columns.
 
@@ -261,7 +262,7 @@ def machine_columns(
     }  # fmt: skip
 
 
-def _meetings(shared: Shared, programs: Sequence[ProgramColumns], of_ranks: Sequence[ProgramColumns]) -> Columns:
+def _meetings(shared: Shared, programs: Sequence[ReplayedProgram], of_ranks: Sequence[ReplayedProgram]) -> Columns:
     """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
     if not any(program.roles.calls for program in programs):
         return NOBODY_MEETS
