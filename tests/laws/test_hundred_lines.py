@@ -1,4 +1,4 @@
-"""The engine in a hundred lines of SimPy, as the page of the engines shows it, finds the steps of fixed plans exactly."""
+"""The engine in a hundred lines of SimPy, as the page of the engines shows it, finds steps of fixed plans exactly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from digests import SMALL, is_served
+from digests import is_served
 
 from simulator import catalog
 from simulator.run import read
