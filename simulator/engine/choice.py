@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
+
+import numpy as np
 
 from simulator.engine import reference, replay
 from simulator.engine.program import Program, simulated_for
 from simulator.engine.reference import Progress
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
+from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import Trace
+from simulator.trace import Trace, pick
 from simulator.units import nearest
 
 CHOICE = "HOSIM_ENGINE"
@@ -69,14 +73,24 @@ def run(
         If ranks must be folded and cannot be; or if the compiled engine must run what it does not cover.
     """
     name, switches, stands_in = chosen(), switches or Switches(), simulated_for(programs, hardware, fold)
+    trace = None
     if name != "simpy" and replay.is_built():
         trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress=progress)
-        if trace is not None:
-            return trace
-        if name == "compiled":  # what blocks or fails is covered, and left to the other one, which says why
+        if trace is None and name == "compiled":  # what blocks or fails is covered: the other one says why
             reason = replay.why_not(programs, hardware, switches)
             insist(not reason, CHOICE, "the compiled engine covers what it must run", reason, "choose auto")
-    return reference.run(programs, hardware, budget_bytes, switches, stands_in, progress)
+    if trace is None:
+        trace = reference.run(programs, hardware, budget_bytes, switches, stands_in, progress)
+    begin_together = len({program.starts_ns for program in programs}) == 1
+    return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
+
+
+def _until_ns(trace: Trace) -> int:
+    """Return when the first of the ranks with computes has ended its last compute [ns]."""
+    spans = trace.spans.whole()
+    computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
+    np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
+    return int(min(last_ns[last_ns >= 0], default=0))
 
 
 def chosen(name: str | None = None) -> str:

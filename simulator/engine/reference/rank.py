@@ -128,7 +128,7 @@ class Rank:
             compute.lacked = sorted(((self._last_copy(t, compute.key), t) for t in named), reverse=True)
         while compute.lacked:
             tensor = compute.lacked[-1][1]
-            if not valid[tensor] and tensor in compute.reads or not _all_ended(compute.moves.get(tensor, ())):
+            if (not valid[tensor] and tensor in compute.reads) or not _all_ended(compute.moves.get(tensor, ())):
                 return tensor
             compute.lacked.pop()
         return None

@@ -7,20 +7,16 @@ engine. What it does not cover, and what is blocked or wrong, is left to that on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
 from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
-from simulator.engine.replay.shared import ENDLESS, NOTHING, Shared, Stored
+from simulator.engine.shared import ENDLESS, NOTHING, Shared, Stored
 from simulator.errors import HosimError
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import ISSUED, TABLES, Table, Trace, pick
+from simulator.trace import ISSUED, TABLES, Table, Trace
 
 _replay = loaded()
 
@@ -85,9 +81,7 @@ def replay(  # noqa: PLR0913 - what runs, by three names; how far, and what is t
     rows = _replay.run(columns, [tables.columns for tables in run.tables], tell)
     if rows is None:
         return None
-    trace = run.trace({name: _table(TABLES[name], part) for name, part in zip(_WRITTEN, rows, strict=True)})
-    begin_together = len({program.starts_ns for program in programs}) == 1
-    return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
+    return run.trace({name: _table(TABLES[name], part) for name, part in zip(_WRITTEN, rows, strict=True)})
 
 
 class _Run:
@@ -159,11 +153,3 @@ def _table(names: tuple[str, ...], rows: bytes) -> Table:
     table = Table(names)
     table.append(rows)
     return table
-
-
-def _until_ns(trace: Trace) -> int:
-    """Return when the first of the ranks with computes has ended its last compute [ns]."""
-    spans = trace.spans.whole()
-    computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
-    np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
-    return int(min(last_ns[last_ns >= 0], default=0))

@@ -12,8 +12,8 @@ from simulator.cost import UNITS, chosen_op, expected_op, memory_rate_cap, roofl
 from simulator.cost.service import fabric_rate_cap
 from simulator.draws import Draws
 from simulator.engine.program import Program
-from simulator.engine.replay.shared import NOTHING, Columns, Shared, Stages, Stored, ids, ints, whole
 from simulator.engine.replay.written import written_out
+from simulator.engine.shared import NOTHING, Columns, Shared, Stages, Stored, ids, ints, whole
 from simulator.graph import Collective, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, Actions
