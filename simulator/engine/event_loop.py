@@ -154,7 +154,8 @@ class Rounds:
     heads
         Heads to be tried, by the keys of their first actions.
     frees, resets
-        Calls of this instant: those that free a place (with its tensor and tier), and those that set rates anew.
+        Calls of this instant: those that free a place (by key, with its tensor and tier), and those that
+        set rates anew.
     accounts
         Accounts of waits to look at again, once the instant is settled: their causes may have changed.
     """
@@ -162,7 +163,7 @@ class Rounds:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
-        self.frees: deque[tuple[Callable[[int, int], None], int, int]] = deque()
+        self.frees: list[tuple[int, Callable[[int, int], None], int, int]] = []
         self.resets: list[Callable[[], None]] = []
         self.accounts: Watchers = []
 
@@ -199,7 +200,7 @@ class Rounds:
         heads, frees = self.heads, self.frees
         while frees or heads:
             while frees:
-                free, tensor, tier = frees.popleft()
+                _, free, tensor, tier = heappop(frees)
                 free(tensor, tier)
             while heads:
                 head = heappop(heads)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from heapq import heappush
 from itertools import chain, repeat
 
 from simulator.cost.service import ceil_div
@@ -167,7 +168,7 @@ class HostThread:
         elif places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, key, partial(self._detach, detach, key, issued_ns, lap))
         elif issued_ns > self._clock.now:
-            freed = places.free, tensor, detach.tier
-            self._clock.at(issued_ns, Recurring(self._clock, lambda _: frees.append(freed)))
+            freed = key, places.free, tensor, detach.tier
+            self._clock.at(issued_ns, Recurring(self._clock, lambda _: heappush(frees, freed)))
         else:
-            frees.append((places.free, tensor, detach.tier))
+            heappush(frees, (key, places.free, tensor, detach.tier))
