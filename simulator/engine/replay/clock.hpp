@@ -32,41 +32,20 @@ struct Call {
     int32_t who, item = 0, tier = 0;
 };
 
-// Calls by when they are due; of equals the one that was put in first comes first.
-class Schedule {
-public:
-    bool empty() const { return heap_.empty(); }
-    int64_t next() const { return heap_.front().when; }
-
-    void put(int64_t when, int64_t order, Call call) {
-        heap_.push_back({when, order, call});
-        std::push_heap(heap_.begin(), heap_.end());
-    }
-
-    Call take() {
-        std::pop_heap(heap_.begin(), heap_.end());
-        const Call call = heap_.back().call;
-        heap_.pop_back();
-        return call;
-    }
-
-private:
-    struct Due {
-        int64_t when, order;
-        Call call;
-        bool operator<(const Due &other) const {
-            return when != other.when ? when > other.when : order > other.order;
-        }
-    };
-    std::vector<Due> heap_;
+// A call, and when it is due: at a time, or a count; of equals the one that was put in first comes first.
+struct Due {
+    int64_t when, order;
+    Call call;
+    bool operator<(const Due &other) const { return when != other.when ? when > other.when : order > other.order; }
 };
+using Schedule = std::priority_queue<Due>;
 
 struct Clock {
     Time now = 0;
     Schedule events;
-    int64_t put = 0;  // numbers calls
+    int64_t put = 0;  // numbers what is due
 
-    void at(Time time, Call call) { events.put(time, put++, call); }
+    void at(Time time, Call call) { events.push({time, put++, call}); }
 };
 
 // What to try in the present round of an instant. Heads (streams, then links) are numbered through.

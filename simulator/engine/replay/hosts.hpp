@@ -131,7 +131,7 @@ private:
         const Call look{What::FILL_QUEUE, number, ++rank.asked};
         for (int32_t i = 0; i < streams; i++) {
             Count &started = counts_[streams_[rank.first_stream + i].started];
-            started.waiters.put(started.reached + (excess + streams - 1) / streams, clock.put++, look);
+            started.waiters.push({started.reached + (excess + streams - 1) / streams, clock.put++, look});
         }
     }
 };

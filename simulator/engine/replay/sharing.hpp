@@ -36,6 +36,18 @@ struct Share {
     int64_t flows, cap, rate = 0;
 };
 
+// A share of an amount, for so many.
+struct Level {
+    Wide amount;
+    int64_t among;
+
+    bool operator<(const Level &other) const {
+        const Wide whole = amount / among, of_other = other.amount / other.among;
+        if (whole != of_other) return whole < of_other;
+        return (amount - whole * among) * other.among < (other.amount - of_other * other.among) * among;
+    }
+};
+
 // Progressive filling: raise the rates of all flows together; a flow stops at its cap or when a resource on its path is
 // used up; go on with the rest. Amounts are whole numbers of 2^-32 / scale B/s: the scale grows to keep a level whole.
 class Filling {
@@ -60,17 +72,6 @@ private:
         Wide cap;
     };
 
-    struct Level {
-        Wide amount;
-        int64_t among;
-
-        bool operator<(const Level &other) const {
-            const Wide whole = amount / among, of_other = other.amount / other.among;
-            if (whole != of_other) return whole < of_other;
-            return (amount - whole * among) * other.among < (other.amount - of_other * other.among) * among;
-        }
-    };
-
     std::vector<Resource> &resources_;
     std::vector<Rising> rising_;
     std::vector<Resource *> used_;
@@ -83,36 +84,32 @@ private:
         for (const Resource *used : used_)
             if (used->users) lowest = std::min(lowest, Level{used->left, used->users});
         for (Resource *used : used_) used->is_full = used->users && !(lowest < Level{used->left, used->users});
-        if (const auto part = static_cast<int64_t>(lowest.amount % lowest.among))
-            grow(lowest.among / std::gcd(part, lowest.among), lowest.amount);
-        return lowest.amount / lowest.among;
-    }
-
-    void grow(int64_t factor, Wide &amount) {
-        const auto times = [factor](Wide &number) {
+        const int64_t part = static_cast<int64_t>(lowest.amount % lowest.among);
+        const int64_t factor = lowest.among / std::gcd(part, lowest.among);
+        const auto grow = [factor](Wide &number) {
             if (number > (Wide{1} << 124) / factor) throw NotCovered{};
             number *= factor;
         };
-        times(scale_);
-        times(amount);
-        for (Rising &rising : rising_) times(rising.cap);
-        for (Resource *used : used_) times(used->left);
+        grow(scale_);
+        grow(lowest.amount);
+        for (Rising &rising : rising_) grow(rising.cap);
+        for (Resource *used : used_) grow(used->left);
+        return lowest.amount / lowest.among;
     }
 
     void stop_at(Wide level) {
+        const auto is_full = [this](const Use &use) { return resources_[use.resource].is_full; };
         std::vector<Rising> still;
         for (const Rising &rising : rising_) {
             const Path &path = *rising.share->path;
-            const auto is_full = [this](const Use &use) { return resources_[use.resource].is_full; };
             if (rising.cap > level && std::none_of(path.uses.begin(), path.uses.end(), is_full)) {
                 still.push_back(rising);
                 continue;
             }
             rising.share->rate = std::max(int64_t{1}, static_cast<int64_t>(level / (finite(path.unit) * scale_)));
             for (const Use &use : path.uses) {
-                const int64_t flows = rising.share->flows * use.count;
-                resources_[use.resource].left -= level * flows;
-                resources_[use.resource].users -= flows;
+                resources_[use.resource].left -= level * rising.share->flows * use.count;
+                resources_[use.resource].users -= rising.share->flows * use.count;
             }
         }
         for (Resource *used : used_) used->is_full = false;

@@ -209,14 +209,18 @@ protected:
         const Wait *wait = unmet(waits, rank, lap);
         if (wait == nullptr) return false;
         Count &count = counts_[rank.first_count + wait->count];
-        count.waiters.put(wait->goal + lap * count.per_lap, clock.put++, call);
+        count.waiters.push({wait->goal + lap * count.per_lap, clock.put++, call});
         return true;
     }
 
     void reach(int32_t index) {
         Count &count = counts_[index];
         count.reached++;
-        while (!count.waiters.empty() && count.waiters.next() == count.reached) call(count.waiters.take());
+        while (!count.waiters.empty() && count.waiters.top().when == count.reached) {
+            const Call due = count.waiters.top().call;
+            count.waiters.pop();
+            call(due);
+        }
     }
 };
 

@@ -50,10 +50,12 @@ public:
         for (int32_t rank = 0; rank < size_of(ranks_); rank++) advance_host(rank);
         settle();
         for (int64_t events = 1; !clock.events.empty(); events++) {
-            clock.now = clock.events.next();
+            const Due due = clock.events.top();
+            clock.events.pop();
+            clock.now = due.when;
             if (clock.now > stop_ns || (events % EVENTS_PER_CHECKPOINT == 0 && !goes_on())) return false;
-            call(clock.events.take());
-            if (clock.events.empty() || clock.events.next() > clock.now) settle();
+            call(due.call);
+            if (clock.events.empty() || clock.events.top().when > clock.now) settle();
         }
         return is_done();
     }
