@@ -91,7 +91,7 @@ class GraphBuilder:
         self._op_ids: dict[str, int] = {}
         self.groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members were checked for this kind
-        self._sound_names = set[object]()  # classes and data types of ops that were checked
+        self._sound_names = set[str]()  # classes and data types of ops that were checked
         self._sizes: list[int] = []
         self._shared: set[int] = set()
         self._present: set[int] = set()  # from the start, or written by an op so far
@@ -212,6 +212,10 @@ class GraphBuilder:
             If the name is taken, a tensor is not known, the members that its collective names cannot meet, its dynamic
             reads cannot be chosen as it says, or a field breaks its rule.
         """
+        return self.add_op(name, reads, writes, kind, more)
+
+    def add_op(self, name: str, reads: Iterable[str], writes: Iterable[str], kind: str, more: OpFields) -> int:
+        """Add the next op as `op` does, from other fields in a dictionary, which takes those that are missing."""
         if name in self._op_ids or not name or flaw(name):
             raise self._name_error("op", name)
         self._check_fields(name, kind, more)
@@ -223,13 +227,13 @@ class GraphBuilder:
             self._check_dynamic_reads(name, dynamic, kind, read_ids, write_ids)
             certain, more["repeatable"] = {*read_ids}.difference(dynamic.candidates), False
         if "read_bytes" not in more:
-            more["read_bytes"] = sum(map(self._sizes.__getitem__, certain))
+            more["read_bytes"] = sum([self._sizes[t] for t in certain])
         if "write_bytes" not in more:
-            more["write_bytes"] = sum(map(self._sizes.__getitem__, write_ids))
+            more["write_bytes"] = sum([self._sizes[t] for t in write_ids])
         if not self._present.issuperset(read_ids):
             for t in filterfalse(self._present.__contains__, read_ids):
                 self._early.setdefault(t, (name, self.line))
-        if not self._shared.isdisjoint(write_ids):
+        if self._shared and not self._shared.isdisjoint(write_ids):
             must, found = "no op writes a shared tensor", "one among its writes"
             raise self._error("op", name, must, found, "do not share the tensor")
         self._present.update(write_ids)
@@ -300,17 +304,18 @@ class GraphBuilder:
 
     def _check_fields(self, op: str, kind: str, fields: OpFields) -> None:
         for field, value in fields.items():
+            if type(value) is int and 0 <= value <= LARGEST:
+                continue
             if field in _NUMBERS:
-                is_missing = value is None and field == "duration_ns"
-                if (type(value) is not int or not 0 <= value <= LARGEST) and not is_missing:
+                if value is not None or field != "duration_ns":
                     raise self._number_error("op", op, field, value)
-            elif field in ("op_class", "dtype") and value not in self._sound_names:
+            elif field in ("op_class", "dtype") and str(value) not in self._sound_names:
                 if found := flaw(str(value)):
                     raise self._error("op", op, f"its {field} is a name", found, "correct it")
-                self._sound_names.add(value)
+                self._sound_names.add(str(value))
         if kind not in _OP_KINDS:
             raise self._choice_error("op", op, "kind", kind, _OP_KINDS)
-        if fields.get("stream", 0) not in range(MOST_STREAMS):
+        if "stream" in fields and fields["stream"] not in range(MOST_STREAMS):
             must = f"its stream is from 0 to {MOST_STREAMS - 1}"
             raise self._error("op", op, must, repr(fields["stream"]), "correct it")
         if fields.get("phase") and fields["phase"] not in PHASES:

@@ -115,7 +115,7 @@ def _attend(t: Tape, heads: Heads) -> str:
         dy, *saved = (t.to(x, layout) for x in (dy, *heads.own))
         grads = [t.add(f"{x}{end}", t.spread[taken]) for x, taken in zip(heads.own, saved, strict=True)]
         summed = t.cut(partial=layout.tensor_map[1])
-        shared = [t.add(f"{x}{end}", t.spread[x]._replace(layout=summed)) for x in heads.shared]
+        shared = [t.add(f"{x}{end}", t.spread[x], summed) for x in heads.shared]
         old, new = t.weight_gradients(layout.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))
         made = [context, *statistics] if statistics else []
         reads = [*saved, *heads.shared, *heads.chosen[:1], *made, dy, *sinks, *old]
@@ -136,8 +136,8 @@ def _whole_keys(t: Tape, mla: Mla, k: str, latent: str) -> str:
     t.op("attn.keys", [k, latent], [out])
 
     def back(dy: str) -> None:
-        summed = t.spread[latent]._replace(layout=t.cut(partial=t.spread[k].layout.tensor_map[1]))
-        grads = [t.add(f"{k}.grad", t.spread[k]), t.add(f"{latent}.grad", summed)]
+        summed = t.cut(partial=t.spread[k].layout.tensor_map[1])
+        grads = [t.add(f"{k}.grad", t.spread[k]), t.add(f"{latent}.grad", t.spread[latent], summed)]
         t.op("attn.keys", [dy, k], grads)
         t.add_gradients([k, latent], grads)
 
@@ -221,7 +221,7 @@ def _divide_among_views(t: Tape, x: str, caches: str) -> list[str]:
     def back(dy: str) -> None:
         whole = t.spread[x].layout.whole
         grads = [t.to(grad, whole) for grad in (dy, *map(t.grads.pop, parts[1:]))]
-        dx = t.add(f"{x}.grad", t.spread[x]._replace(layout=whole))
+        dx = t.add(f"{x}.grad", t.spread[x], whole)
         t.op(f"attn.views.{x.rpartition('/')[2]}", grads, [dx])
         t.add_gradients([x], [dx])
 

@@ -185,14 +185,15 @@ class CacheRoom:
         (sinks, near), (last_sinks, last_near) = reach.near(before), reach.near(end)
         names, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
         of_each = (min(together, work.batch - start) * block_bytes for start in starts)
-        groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
+        groups = [
+            (f"{layer}/kv/{group}/", size) for group, size in zip(numbered("s", len(starts)), of_each, strict=True)
+        ]
         for block in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = block * kv.block, (block + 1) * kv.block
             is_begun, is_new = start >= before, kv.new == "as_needed" and start > before
             is_seen = not is_begun or start < last_sinks or stop > last_near
-            sizes = {f"{layer}/kv/{group}/{names[block]}": size for group, size in groups.items()}
-            if not token_bytes or not (is_begun or start < sinks or stop > near):
-                sizes = {}
+            is_held = token_bytes and (is_begun or start < sinks or stop > near)
+            sizes = {f"{group}{names[block]}": size for group, size in groups} if is_held else {}
             self._add_segment(self.stores[layer][0], stop, sizes, lasts=before > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []
 

@@ -101,7 +101,7 @@ def build_pools(laid: Laid, pools: Pools) -> Job:
         One graph for each prefill rank of a decode rank, and one for decode.
     """
     work, share = laid.workload, pools.prefill // pools.decode
-    groups = numbered("kv.", share) if share > 1 else ["kv"]
+    groups = numbered("kv.", share) if share > 1 else ("kv",)
     labels = [*(f"prefill for {group}" for group in groups), "decode"] if share > 1 else ["prefill", "decode"]
     graphs = list[Graph]()
     for slot, label in enumerate(labels):
@@ -128,7 +128,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
     return t.graph.build(steps=t.workload.steps)
 
 
-def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
+def _serve(t: Tape, new_tokens: int, groups: Sequence[str]) -> Graph:
     """Build the graph of a decode rank."""
     t.phase, (rows,), prompts, length = "decode", t.rows, t.workload.batch, t.workload.sequence
     room, layers = CacheRoom(t, rows), [*t.layers]

@@ -166,7 +166,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
         names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
     gate, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
     summed = replace(t.spread[x].layout, partial=down.layout.tensor_map[1])
-    out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=summed))
+    out = t.add(t.name("ffn.experts.out"), t.spread[x], summed)
     inside = 3 * rows * gate.layout.local_shape(gate.shape)[-1] * t.element_bytes
     flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(gate.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}

@@ -9,7 +9,7 @@ from typing import NamedTuple, Unpack
 from simulator.builders.weights import BATCH, TENSOR, Laid
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
-from simulator.layout import Axes, Layout, Weight
+from simulator.layout import Axes, Layout, LayoutChange, Weight
 from simulator.workload import Attention, Layer
 
 _MADE = {
@@ -25,6 +25,12 @@ _SHORT = {"forward": "fwd", "backward": "bwd"}
 """Phase -> its part of the names of ops, if that is shorter."""
 
 Rows = tuple[int, ...]
+Cut = tuple[tuple[Axes, ...], Axes]
+"""A layout on the mesh: the axes that cut each dimension, and those of partial sums."""
+
+
+def _cut(layout: Layout) -> Cut:
+    return layout.tensor_map, layout.partial
 
 
 class Spread(NamedTuple):
@@ -82,7 +88,7 @@ class StepBuilder:
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.dtype, self.element_bytes = workload.dtypes.compute, workload.dtypes.element_bytes
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
-        self._layouts: dict[tuple[tuple[Axes, ...], Axes], Layout] = {}
+        self._layouts: dict[Cut, Layout] = {}
         self.whole_rows = self.cut()
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
@@ -94,7 +100,8 @@ class StepBuilder:
         self.held: dict[str, str] = {}  # weight, or other tensor declared once -> the tensor that ops read for it
         self._stands_for: dict[str, str] = {}  # another name of a tensor -> its own
         self._narrow = set[str]()  # other names of a part of each row
-        self._changed: dict[tuple[str, Layout, str], str] = {}  # tensor, layout, phase -> tensor in that layout
+        self._changed: dict[tuple[str, Cut, str], str] = {}  # tensor, layout, phase -> tensor in that layout
+        self._changes: dict[tuple[Cut, Cut], list[LayoutChange]] = {}  # from a layout to another
 
     # the current layer
 
@@ -147,19 +154,22 @@ class StepBuilder:
         model's data type.
         """
         layout, size = layout or self.whole_rows, size or self.element_bytes
-        return self.add(self.name(name), Spread(rows or self.rows, width, layout, size))
+        return self._add(self.name(name), rows or self.rows, width, layout, size)
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with `width` elements a row for this rank's heads; return its name."""
         return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
 
-    def add(self, name: str, spread: Spread) -> str:
-        """Add an activation by its full name and its spread; return the name."""
-        rows, width, layout, element_bytes, origin, _ = spread
+    def add(self, name: str, spread: Spread, layout: Layout | None = None) -> str:
+        """Add an activation by its full name and its spread, perhaps in another layout; return the name."""
+        return self._add(name, spread.rows, spread.width, layout or spread.layout, spread.element_bytes, spread.origin)
+
+    def _add(self, name: str, rows: Rows, width: int, layout: Layout, size: int, origin: str = "") -> str:
         elements = prod(layout.local_shape((*rows, width), self.where, name))
-        spread = self.spread[name] = Spread(rows, width, layout, element_bytes, origin, elements)
+        self.spread[name] = Spread(rows, width, layout, size, origin, elements)
         if self.phase != "again":  # else it is declared once its op is known to run again
-            self.graph.tensor(name, spread.size_bytes, self.kinds.get(name.rpartition("/")[2], "activation"))
+            kind = self.kinds.get(name.rpartition("/")[2], "activation") if self.kinds else "activation"
+            self.graph.tensor(name, elements * size, kind)
         return name
 
     def alias(self, name: str, end: str, width: int = 0) -> str:
@@ -206,12 +216,12 @@ class StepBuilder:
             more["op_class"] = "matmul"
         if self.is_forward and not self.wanting.isdisjoint(reads):
             self.wanting.update(made)
-        if not self._narrow.isdisjoint(reads):
+        if self._narrow and not self._narrow.isdisjoint(reads):
             more.setdefault("read_bytes", self.made_bytes(*(x for x in reads if x in self.spread)))
         names = [self._stands_for.get(x, x) for x in reads] if self._stands_for else reads
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.pending is None:
-            self.graph.op(*op, **more)
+            self.graph.add_op(*op, more)
         else:
             self.pending.append((is_again, op, more))
 
@@ -272,18 +282,19 @@ class StepBuilder:
         spread = self.spread[x]
         if spread.layout is layout or spread.layout == layout:
             return x
-        key = x, layout, self.phase
+        key, way = (x, _cut(layout), self.phase), (_cut(spread.layout), _cut(layout))
         if key in self._changed:
             return self._changed[key]
         made = x
-        for change in spread.layout.changes(layout):
+        if way not in self._changes:
+            self._changes[way] = spread.layout.changes(layout)
+        for change in self._changes[way]:
             taken, module = made, made.rpartition("/")[2]
-            spread = self.spread[taken]._replace(layout=change.layout)
             if change.kind is CollectiveKind.ALL_REDUCE:
-                self.spread[taken] = spread
+                self.spread[taken] = self.spread[taken]._replace(layout=change.layout)
             else:
                 end = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else self.again
-                made = self.add(f"{taken}.{_MADE[change.kind]}{end}", spread)
+                made = self.add(f"{taken}.{_MADE[change.kind]}{end}", self.spread[taken], change.layout)
             made_bytes = self.spread[made].size_bytes
             if change.kind is None:
                 self.op(f"{module}.slice", [taken], [made], read_bytes=made_bytes)

@@ -81,8 +81,7 @@ class Tape(StepBuilder):
         size
             Size of an element of its output [B]; default: that of the model's data type.
         """
-        layouts = [self.spread[x].layout.whole for x in reads]
-        target = adds or max(layouts, key=attrgetter("parts"))
+        target = adds or max([self.spread[x].layout.whole for x in reads], key=attrgetter("parts"))
         taken = [self.to(x, target) for x in reads]
         rows, width, *_ = self.spread[taken[0]]
         out = self.tensor(f"{name}.out", width, target, size, rows)
@@ -96,7 +95,7 @@ class Tape(StepBuilder):
             dy, *saved = (self.to(x, self.spread[out].layout) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
             layout = self.spread[dy].layout
-            grads = [self.add(f"{x}.grad", self.spread[x]._replace(layout=layout)) for x in wanted]
+            grads = [self.add(f"{x}.grad", self.spread[x], layout) for x in wanted]
             self.op(name, [dy, *saved], grads)
             wholes = (self.spread[x].layout.whole for x in wanted)
             self.add_gradients(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
@@ -308,7 +307,7 @@ class Tape(StepBuilder):
                 if name not in made:
                     self.add(name, self.spread[name])
                     made.add(name)
-            self.graph.op(*op, **more)
+            self.graph.add_op(*op, more)
 
     def add_gradients(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
         """Record gradients of tensors, or add each to its gradient so far, in an op that is named after `sums`."""

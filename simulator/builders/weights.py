@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -59,13 +60,14 @@ class Spec(NamedTuple):
 Specs = dict[str, Spec]
 
 
-def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
+@lru_cache(maxsize=16)
+def numbered(prefix: str, count: int, digits: int = 1) -> tuple[str, ...]:
     """Return names with numbers of equal width, at least `digits`, so that they sort."""
     width = max(digits, len(str(count - 1)))
-    return [f"{prefix}{i:0{width}d}" for i in range(count)]
+    return tuple([f"{prefix}{i:0{width}d}" for i in range(count)])
 
 
-def blocks(layers: int) -> list[str]:
+def blocks(layers: int) -> tuple[str, ...]:
     """Return the names of the layers: ``L00``, ``L01`` ..."""
     return numbered("L", layers, 2)
 

@@ -132,11 +132,13 @@ class Graph:
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Ids of what exists before the first op: the persistent tensors, and those read before written."""
-        written, inputs = set[int](), {i for i, t in enumerate(self.tensors) if t.persistent}
-        for op in self.ops:
-            inputs.update(t for t in op.reads if t not in written)
-            written.update(op.writes)
-        return tuple(sorted(inputs))
+        columns, never = self.columns, len(self.ops)
+        read, written = first = np.full((2, len(self.tensors)), never)  # the first op that reads, and writes, each
+        named = (columns.reads_at, columns.reads), (columns.writes_at, columns.writes)
+        for ops, (starts, ids) in zip(first, named, strict=True):
+            ops[ids[::-1]] = np.repeat(np.arange(never), np.diff(starts))[::-1]  # where ids repeat, the last one counts
+        is_input = columns.is_persistent.astype(bool) | ((read < never) & (read <= written))
+        return tuple(np.flatnonzero(is_input).tolist())
 
     @cached_property
     def arithmetic(self) -> dict[str, int]:
