@@ -189,7 +189,8 @@ class Limits:
         """Return a peak in the compute tier [B] that no plan beats whose step takes at most `step_ns`.
 
         A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
-        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower. Few ops may show it.
+        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
+        Few ops may show that a budget is too small.
         """
         demand = self._demand
         least = max(int(demand.held.max()), self._at_home)
