@@ -166,7 +166,7 @@ class Limits:
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
     @cached_property
-    def step(self) -> Callable[[int | float], Bound]:
+    def step(self) -> Callable[..., Bound]:
         """Budget [B] -> shortest step that any plan can have: the largest bound, see the module's proof."""
         return cache(self._step)
 
@@ -199,7 +199,7 @@ class Limits:
             return least
         for _ in range(_HALVINGS):
             middle = (least + most) // 2
-            if self._step(middle, _FEWER).ns > step_ns or self.step(middle).ns > step_ns:
+            if self.step(middle, _FEWER).ns > step_ns or self.step(middle).ns > step_ns:
                 least = middle + 1
             else:
                 most = middle
