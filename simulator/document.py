@@ -85,7 +85,10 @@ class Part(BaseModel):
     The docstring of a part's class describes each key in its JSON Schema.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+    # Built when it is first read: a command reads few kinds of parts, and imports all.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True
+    )
 
     def _check(self) -> None:
         """Check rules beyond the types of single fields; raise a `FieldError` if one is broken."""

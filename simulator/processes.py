@@ -1,7 +1,8 @@
 """Processes that end with the one that started them: when it fails, when it is interrupted, and when it is killed.
 
-`spawned` starts processes afresh, for many tasks that share little; `forked` forks this one, for calls that need all
-that it has. Both hand out one task after another, through pipes.
+`spawned` does many tasks that share little, and that other processes can be sent; `forked` does calls that need all
+that this one has. Both hand out one task after another, through pipes, to forks of this process. Where it cannot fork
+safely, `spawned` starts processes afresh, each of which imports all anew.
 
 Why not a pool of `concurrent.futures`: it breaks as a whole when one process dies, its processes outlive a parent that
 is killed, its threads make forks unsafe, and its semaphores have names, so that they may stay behind.
@@ -44,7 +45,7 @@ Task = tuple[int, Any]
 
 
 def spawned(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, None, None]:
-    """Do tasks in processes that start afresh (spawn) and build what all tasks share once; closing it ends them.
+    """Do tasks in processes that each build what all tasks share once; closing it ends them.
 
     Parameters
     ----------
@@ -61,11 +62,12 @@ def spawned(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, 
         The index of a task and its outcome, as they end. A task whose process dies is done once more, in the end,
         if any process lived to tell; a task whose process dies again is left out.
     """
-    most = 0 if current_process().daemon else workers
-    if most:
+    most, can_fork = 0 if current_process().daemon else workers, _can_fork()
+    if most and not can_fork:
         with suppress(OSError):
             ensure_running()  # before interrupts wait: once the tracker has started, it lets them through again
-    left = yield from _hand_out(tasks, most, get_context("spawn").Process, partial(_work, make))
+    context: Any = get_context("fork" if can_fork else "spawn")
+    left = yield from _hand_out(tasks, most, context.Process, partial(_work, make))
     if left:
         do = make()
         yield from ((index, do(task)) for index, task in left)
@@ -93,7 +95,8 @@ def forked(calls: Sequence[Callable[[Tell], Any]], tell: Tell) -> Generator[Task
     BrokenProcessPool
         If a process dies.
     """
-    most = (os.cpu_count() or 1) if len(calls) > 1 and _can_fork() else 0
+    cores = os.cpu_count() or 1
+    most = cores if cores > 1 and len(calls) > 1 and _can_fork() else 0
     tasks = [*enumerate(range(len(calls)))]
     left = yield from _hand_out(tasks, most, get_context("fork").Process, partial(_call, calls), tell)
     yield from ((index, calls[index](tell)) for index, _ in left)
@@ -159,7 +162,7 @@ def _call(calls: Sequence[Callable[[Tell], Any]], index: int, tell: Tell) -> Any
 
 def _can_fork() -> bool:
     is_able = "fork" in get_all_start_methods() and not current_process().daemon
-    return is_able and (os.cpu_count() or 1) > 1 and active_count() == 1
+    return is_able and active_count() == 1
 
 
 def _serve(connection: Connection, do: Do) -> None:

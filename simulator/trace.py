@@ -98,10 +98,10 @@ def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
 
 def digest(*columns: Any) -> bytes:
     """Return what tells columns of numbers apart from others of the same types."""
-    found = sha256()
+    sha = sha256()
     for column in columns:
-        found.update(np.ascontiguousarray(column).data)
-    return found.digest()
+        sha.update(np.ascontiguousarray(column).data)
+    return sha.digest()
 
 
 def held_bytes(first: ArrayLike, last: ArrayLike, size: ArrayLike, positions: int) -> Ints:

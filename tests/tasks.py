@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +72,8 @@ def endless() -> Callable[[object], None]:
             pass
 
     return do
+
+
+def has_module() -> Callable[[str], bool]:
+    """Say whether a module of this name is imported there."""
+    return lambda name: name in sys.modules

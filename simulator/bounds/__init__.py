@@ -166,7 +166,7 @@ class Limits:
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
     @cached_property
-    def step(self) -> Callable[[int | float], Bound]:
+    def step(self) -> Callable[..., Bound]:
         """Budget [B] -> shortest step that any plan can have: the largest bound, see the module's proof."""
         return cache(self._step)
 
@@ -189,7 +189,8 @@ class Limits:
         """Return a peak in the compute tier [B] that no plan beats whose step takes at most `step_ns`.
 
         A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
-        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower. Few ops may show it.
+        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
+        Few ops may show that a budget is too small.
         """
         demand = self._demand
         least = max(int(demand.held.max()), self._at_home)
@@ -198,7 +199,7 @@ class Limits:
             return least
         for _ in range(_HALVINGS):
             middle = (least + most) // 2
-            if self._step(middle, _FEWER).ns > step_ns or self.step(middle).ns > step_ns:
+            if self.step(middle, _FEWER).ns > step_ns or self.step(middle).ns > step_ns:
                 least = middle + 1
             else:
                 most = middle

@@ -117,7 +117,8 @@ class Frames:
         with written(path) as (part,), part.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
             lines.writerow(columns)
-            lines.writerows(zip(*(np.asarray(column, object) for column in columns.values()), strict=True))
+            plain = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns.values())
+            lines.writerows(zip(*plain, strict=True))
 
     def columns(self, table: str) -> Columns:
         """Make a table as columns by name, which needs no pandas.

@@ -106,15 +106,15 @@ def _make(sets: WorkingSets, options: Options, evict: str, look_ahead: int) -> P
 
     def remembered(view: View) -> Iterator[Code]:
         about = evict, look_ahead, options.synchronous, options.drains, view.steps, sets.homes, problem.ways
-        known: dict[Any, Actions] = problem.graph.known.setdefault(Options, {})
-        if about not in known:
+        plans: dict[Any, Actions] = problem.graph.known.setdefault(Options, {})
+        if about not in plans:
             try:
-                known[about] = Actions.from_columns(*zip(*issue(view), strict=True))
+                plans[about] = Actions.from_columns(*zip(*issue(view), strict=True))
             except CapacityError:
                 return issue(view)  # a run may block before
-            while sum(map(len, known.values())) > _REMEMBERED:
-                del known[next(iter(known))]
-        return known[about].codes()
+            while sum(map(len, plans.values())) > _REMEMBERED:
+                del plans[next(iter(plans))]
+        return plans[about].codes()
 
     is_short = len(sets.ops) * problem.graph.steps <= _SHORT and not sets.dynamic.revealed
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""

@@ -5,10 +5,10 @@ Before a run, `check_job` compares the graphs of ranks that meet, `check_plan` w
 errors are for the author of the job (`ConfigError`), of the plan (`PlanError`), or of the engine (`InvariantError`).
 """
 
-from simulator.referee.facts import Fault, Report, describe, refuse
+from simulator.referee.facts import Fault, RankPlan, Report, describe, refuse
 from simulator.referee.findings import Findings
 from simulator.referee.job_laws import check_job, check_order
-from simulator.referee.plan_laws import RankPlan, check_plan
+from simulator.referee.plan_laws import check_plan
 from simulator.referee.trace_laws import check_trace
 
 __all__ = [

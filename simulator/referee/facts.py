@@ -7,16 +7,28 @@ their positions in `Facts.clock`, the sorted distinct times: positions are small
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.draws import Draws
 from simulator.errors import InvariantError, PlanError
 from simulator.graph import Graph
-from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code, Plan
 from simulator.referee.op_columns import ProgramColumns
+from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, distinct, firsts
+
+
+class RankPlan(NamedTuple):
+    """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
+
+    plan: Plan
+    draws: Draws | None
+    allocator: AllocatorKind = "ideal"
+    pinned: Collection[int] = ()
+
 
 Stretches = tuple[Ints, Ints, Ints]
 """Key, start and end of stretches of time."""

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.plan import COMPUTE, DETACH
+from simulator.errors import PlanError
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, DETACH, NOWHERE, Plan
 from simulator.referee.facts import Facts, among, covered
 from simulator.trace import NONE, Bools, Ints, ordinals, pick
 
@@ -147,3 +150,46 @@ def check_workspace(facts: Facts) -> None:
             odd = np.append(np.setxor1d(key, last), last)[:1]
             name, time_ns = facts.program.graph.ops[int(odd[0]) // facts.stride].name, facts.times(odd % facts.stride)
             raise facts.broken(law, "residencies", f"op {name!r} at {int(time_ns[0]):,} ns")
+
+
+def check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
+    """Check the tiers, homes and repeats of a plan.
+
+    Parameters
+    ----------
+    graph, hardware, plan
+        The graph, the machine, and the plan.
+
+    Raises
+    ------
+    PlanError
+        If one of them breaks a rule.
+    """
+    name = f"plan {plan.name!r}"
+    if plan.tiers != hardware.tier_names:
+        must = f"its tiers are those of {hardware.name!r} ({', '.join(hardware.tier_names)})"
+        raise PlanError(name, must, ", ".join(plan.tiers) or "none", "make the plan for this machine")
+    if len(plan.home) != len(graph.tensors):
+        found = f"{len(plan.home):,} homes for {len(graph.tensors):,} tensors"
+        raise PlanError(f"{name}, homes", "every tensor has an entry", found, "make the plan for this graph")
+    inputs, demand, tiers = set(graph.inputs), [0] * len(plan.tiers), ", ".join(plan.tiers)
+    for t, (tensor, home) in enumerate(zip(graph.tensors, plan.home, strict=True)):
+        where = f"{name}, home of {tensor.name!r}"
+        if not NOWHERE <= home < len(plan.tiers):
+            must = f"a home is a tier id from 0 to {len(plan.tiers) - 1}, or {NOWHERE} for none"
+            raise PlanError(where, must, str(home), "give it one of the tiers")
+        if (t in inputs) != (home != NOWHERE):
+            must = "what exists before the first op has a home, and nothing else (persistent tensors and inputs)"
+            found = "none" if home == NOWHERE else plan.tiers[home]
+            raise PlanError(where, must, found, f"give it one of {tiers}" if t in inputs else "leave it out")
+        demand[home] += tensor.size_bytes if home != NOWHERE else 0
+    for tier, used in zip(plan.tiers, demand, strict=True):
+        room, do = hardware.tiers[tier].usable_bytes, "give some tensors another home, or raise the capacity"
+        if tier != hardware.compute_tier and used > room:
+            must = f"what has its home in {tier} fits there ({room:,} B)"
+            raise PlanError(f"{name}, homes", must, f"{used:,} B", do)
+    if plan.fixed is not None and (plan.repeats < 1 or graph.steps % plan.repeats):
+        must = f"its repeats divide the {graph.steps} training steps of the graph"
+        raise PlanError(
+            name, must, f"{plan.repeats} repeats", "make a plan of one training step and repeat it for each"
+        )

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +25,9 @@ from simulator.errors import PlanError
 from simulator.graph import Call, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
-from simulator.referee.facts import Fault, Report, describe, refuse
+from simulator.referee.facts import Fault, RankPlan, Report, describe, refuse
+from simulator.referee.place_laws import check_homes
 from simulator.referee.values import Values
-from simulator.scenario import AllocatorKind
 from simulator.trace import Ints, digest
 
 ABSENT, VALID, STALE = range(3)
@@ -39,15 +38,6 @@ _END = "end of the plan"
 
 Position = tuple[int, Code]
 """The index of an action in the plan, and the action."""
-
-
-class RankPlan(NamedTuple):
-    """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
-
-    plan: Plan
-    draws: Draws | None
-    allocator: AllocatorKind = "ideal"
-    pinned: Collection[int] = ()
 
 
 def check_plan(
@@ -79,7 +69,7 @@ def check_plan(
     PlanError
         If a home, or an action, breaks a rule: it names the action, the tensor and the rule.
     """
-    _check_homes(graph, hardware, plan)
+    check_homes(graph, hardware, plan)
     if (fixed := plan.fixed) is not None:
         of_rank = RankPlan(plan, draws if plan.repeats == 1 else None, pinned=pinned)
         columns = [np.array(column, np.int64) for column in (fixed.kind, fixed.a, fixed.b, fixed.c)]
@@ -112,38 +102,6 @@ def check_actions(
     walk.finish(steps)
     if draws is None and report is refuse:
         graph.known[about] = None
-
-
-def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
-    """Check the tiers, homes and repeats of a plan."""
-    name = f"plan {plan.name!r}"
-    if plan.tiers != hardware.tier_names:
-        must = f"its tiers are those of {hardware.name!r} ({', '.join(hardware.tier_names)})"
-        raise PlanError(name, must, ", ".join(plan.tiers) or "none", "make the plan for this machine")
-    if len(plan.home) != len(graph.tensors):
-        found = f"{len(plan.home):,} homes for {len(graph.tensors):,} tensors"
-        raise PlanError(f"{name}, homes", "every tensor has an entry", found, "make the plan for this graph")
-    inputs, demand, tiers = set(graph.inputs), [0] * len(plan.tiers), ", ".join(plan.tiers)
-    for t, (tensor, home) in enumerate(zip(graph.tensors, plan.home, strict=True)):
-        where = f"{name}, home of {tensor.name!r}"
-        if not NOWHERE <= home < len(plan.tiers):
-            must = f"a home is a tier id from 0 to {len(plan.tiers) - 1}, or {NOWHERE} for none"
-            raise PlanError(where, must, str(home), "give it one of the tiers")
-        if (t in inputs) != (home != NOWHERE):
-            must = "what exists before the first op has a home, and nothing else (persistent tensors and inputs)"
-            found = "none" if home == NOWHERE else plan.tiers[home]
-            raise PlanError(where, must, found, f"give it one of {tiers}" if t in inputs else "leave it out")
-        demand[home] += tensor.size_bytes if home != NOWHERE else 0
-    for tier, used in zip(plan.tiers, demand, strict=True):
-        room, do = hardware.tiers[tier].usable_bytes, "give some tensors another home, or raise the capacity"
-        if tier != hardware.compute_tier and used > room:
-            must = f"what has its home in {tier} fits there ({room:,} B)"
-            raise PlanError(f"{name}, homes", must, f"{used:,} B", do)
-    if plan.fixed is not None and (plan.repeats < 1 or graph.steps % plan.repeats):
-        must = f"its repeats divide the {graph.steps} training steps of the graph"
-        raise PlanError(
-            name, must, f"{plan.repeats} repeats", "make a plan of one training step and repeat it for each"
-        )
 
 
 class PlanWalk:

@@ -10,11 +10,11 @@ import numpy as np
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
-from simulator.referee.facts import Facts, broken
+from simulator.referee.facts import Facts, RankPlan, broken
 from simulator.referee.findings import Findings, findings_of, merged
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
-from simulator.referee.plan_laws import RankPlan, check_actions
+from simulator.referee.plan_laws import check_actions
 from simulator.referee.room_laws import TierRoom, check_addresses, check_stored_once, stored_once
 from simulator.referee.start_laws import RoomRequests, check_durations, check_issued, check_starts, check_tracks
 from simulator.referee.traffic_laws import check_bandwidth, check_meetings, check_peers, meetings

@@ -15,7 +15,7 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.catalog.settings import amounts
 from simulator.errors import ConfigError
-from simulator.report.answers import crossover_view, frontier_view, is_bound
+from simulator.report.answers import FREE, crossover_view, frontier_view, is_bound
 from simulator.report.expectations import condition, unmet
 from simulator.run import what_if
 from simulator.run.bisection import Search
@@ -443,6 +443,17 @@ def test_the_page_of_a_run_that_is_asked_what_if_has_the_front_and_what_limits(h
     assert "<h2>What limits static</h2>" in text
     assert "no plan goes below its bound" in text
     assert text.count('alt="Curves over what varies') == 1
+
+
+def test_the_front_of_a_page_has_the_table_of_all_capacities_from_fewer(story):
+    """It tries where a row comes within a limit of the table, and where it bends, but nothing where it is flat."""
+    asked = {"set": {"links.*.bandwidth": "400 GB/s"}, "policies": ["static"]}
+    whole, page = (hosim_api.pareto(story, **asked, sparse=sparse) for sparse in (False, True))
+    assert [str(found.view.sections[0]) for found in (whole, page)] == [str(whole.view.sections[0])] * 2
+    assert len(page.tables["points"]) < len(whole.tables["points"]) / 2
+    steps = [{row["step_ns"] for row in found.rows if row["policy"] == "static"} for found in (whole, page)]
+    assert steps[1] <= steps[0]
+    assert min(steps[1]) <= FREE * min(steps[0])
 
 
 def test_on_a_front_is_only_what_nothing_beats():

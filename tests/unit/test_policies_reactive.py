@@ -11,7 +11,7 @@ from stories import graph
 
 from simulator.errors import CapacityError
 from simulator.hardware import Hardware
-from simulator.policies import FREE, POLICIES
+from simulator.policies import FREE, POLICIES, reactive
 from simulator.policies.runtime_cache import Eviction
 
 
@@ -253,3 +253,19 @@ def test_where_no_tier_has_room_it_says_so():
     p = problem(train(layers=6), 36, hardware=machine(ddr="20 B"))
     with pytest.raises(CapacityError, match="ddr"):
         POLICIES["reactive"].plan(p, {"look_ahead": 0})
+
+
+def test_what_a_runtime_decides_is_remembered_for_other_bandwidths_and_for_nothing_else(monkeypatch):
+    """Room, options and the ways between tiers are part of what it is remembered by."""
+    decided = []
+    batches = reactive._batches
+    monkeypatch.setattr(reactive, "_batches", lambda *about: decided.append(about) or batches(*about))
+    p, lru = problem(train(4), budget=28), {"evict": "lru", "look_ahead": 0}
+    faster = machine(d2h={"bandwidth": "7 GB/s"}, h2d={"bandwidth": "7 GB/s"})
+    assert tell(p, POLICIES["reactive"].plan(p, lru)) == tell(p, POLICIES["reactive"].plan(p, lru))
+    tell(again := replace(p, hardware=faster), POLICIES["reactive"].plan(again, lru))
+    assert len(decided) == 1
+    tell(p, POLICIES["reactive"].plan(p, lru | {"look_ahead": 2}))
+    tell(wider := replace(p, budget_bytes=30), POLICIES["reactive"].plan(wider, lru))
+    tell(below := replace(p, homes=(DDR, *p.homes[1:])), POLICIES["reactive"].plan(below, lru))
+    assert len(decided) == 4

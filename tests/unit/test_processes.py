@@ -121,9 +121,28 @@ def test_where_no_process_can_be_started_tasks_are_done_here(monkeypatch):
     def refused(process):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    monkeypatch.setattr(BaseProcess, "start", refused)
     found = list(spawned(tasks.whereabouts, list(enumerate("abc")), 2))
     assert found == [(number, os.getpid()) for number in range(3)]
+
+
+_WORKER = f"""
+import threading
+sys.path.insert(0, {str(Path(tasks.__file__).parent)!r})
+import tasks
+from simulator.processes import spawned
+ended, sys.modules["only_here"] = threading.Event(), tasks
+for _ in range(THREADS):
+    threading.Thread(target=ended.wait).start()
+((_, has_it),) = spawned(tasks.has_module, [(0, "only_here")], 1)
+ended.set()
+assert has_it == (THREADS == 0)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_workers_import_nothing_again_unless_another_thread_makes_forks_unsafe(threads, tmp_path):
+    _script(f"THREADS = {threads}\n" + _WORKER, tmp_path)
 
 
 def test_a_task_whose_process_dies_is_done_once_more(tmp_path):

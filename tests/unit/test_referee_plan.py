@@ -12,6 +12,7 @@ from stories import graph
 from simulator.errors import PlanError
 from simulator.plan import COMPUTE, COPY, DETACH
 from simulator.referee import check_plan
+from simulator.referee.plan_laws import PlanWalk
 
 WRONG_PLANS = {
     "reads what is only below": (
@@ -222,3 +223,17 @@ def test_no_copy_in_crosses_a_barrier():
     behind = crossing.replace("copy w ddr hbm; compute k", "compute k; copy w ddr hbm")
     for text in (behind, "copy w ddr hbm; compute f; compute k; compute h; detach w hbm; compute g"):
         check_plan(g, MACHINE, plan_of(f"{text}; detach a hbm", g))
+
+
+def test_the_same_actions_are_walked_once_and_a_fault_each_time(monkeypatch):
+    walked, take = [], PlanWalk.take
+    monkeypatch.setattr(PlanWalk, "take", lambda walk, codes: walked.append(walk) or take(walk, codes))
+    fresh = replace(GRAPH)
+    for _ in "ab":
+        check_plan(fresh, MACHINE, PLAN)
+    assert len(walked) == 1
+    check_plan(fresh, MACHINE, PLAN, pinned=[A])
+    for _ in "ab":
+        with pytest.raises(PlanError):
+            check_plan(fresh, MACHINE, plan_of("compute f; detach w hbm; compute g; detach a hbm"))
+    assert len(walked) == 4

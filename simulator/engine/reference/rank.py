@@ -320,7 +320,4 @@ class Rank:
 
 
 def _all_ended(actions: Iterable[Action]) -> bool:
-    for action in actions:  # not `all`, which takes three times as long where there are none or few
-        if not action.has_ended:
-            return False
-    return True
+    return next((False for action in actions if not action.has_ended), True)

@@ -96,8 +96,9 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
                 tensor_of.append(tensor)
                 tensors.append(replace(original, name=f"{original.name}#{remakes[tensor] + 1}"))
         runs[a] += 1
-        name = f"{op.name}#{runs[a]}" if runs[a] > 1 else op.name
-        ops.append(replace(op, name=name, reads=reads, writes=tuple([holder[t] for t in op.writes]), dynamic=None))
+        name, writes = f"{op.name}#{runs[a]}" if runs[a] > 1 else op.name, tuple([holder[t] for t in op.writes])
+        is_same = runs[a] == 1 and reads == op.reads and writes == op.writes and op.dynamic is None
+        ops.append(op if is_same else replace(op, name=name, reads=reads, writes=writes, dynamic=None))
         op_of.append(a)
     outputs = tuple([holder[t] for t in graph.outputs])
     written = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
