@@ -27,10 +27,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bars
+import numpy as np
 
 from simulator import engine
 from simulator.errors import ConfigError
-from simulator.trace import TABLES, Trace
+from simulator.trace import TABLES, Block, Trace, pick
 
 MOST = {"growth": 1.0, "bytes_per_op": 100.0}
 LEAST = {"decode": 0.035, "compute": 0.14, "reactive": 0.016, "pool1": 0.019, "pool64": 0.029, "pool384": 0.018}
@@ -70,7 +71,7 @@ def compared(name: str, ops: int, turns: int) -> dict[str, Any]:
                 begun = time.process_time()
                 trace = case.run()
                 times[by].append(time.process_time() - begun)
-                spans[by] = trace.spans.whole()
+                spans[by] = _in_order(trace.spans.whole())
                 if trace.status != "ok" or int((spans[by]["kind"] == 0).sum()) != case.computes:
                     raise SystemExit(f"{name}: not all computes were completed by {by}, status {trace.status}")
         rates.append((before + timeouts_per_s()) / 2)
@@ -84,6 +85,11 @@ def compared(name: str, ops: int, turns: int) -> dict[str, Any]:
         **{f"{by}_us_per_op": 1e6 * statistics.median(of) / steps for by, of in times.items() if of},
         **({"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else {}),
     }
+
+
+def _in_order(spans: Block) -> Block:
+    """Spans by rank and issue, in whatever order they ended."""
+    return pick(spans, np.lexsort((spans["issue"], spans["rank"])))
 
 
 def alone(ops: int) -> dict[str, float]:
