@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from simulator.cli.run import _paragraphs
+from simulator.cli.run import _findings, _notes
 from simulator.run.results import Results
 from simulator.run.row import silent
 from simulator.run.what_if import what_would_free
@@ -46,7 +46,7 @@ def commands(text: str) -> list[str]:
 def printed(results: Results) -> str:
     """What `hosim run` prints of results, into a pipe."""
     results.told = results.told or what_would_free([*results.values()], None, silent, is_asked=None)
-    return "\n\n".join(_paragraphs(results, None)) + "\n"
+    return "\n\n".join((*_findings(results), *_notes(results, None))) + "\n"
 
 
 def renew(*names: str) -> None:
