@@ -220,7 +220,7 @@ class StepBuilder:
         names = [self._stands_for.get(x, x) for x in reads] if self._stands_for else reads
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.pending is None:
-            self.graph.add_op(*op, more)
+            self.graph.op(*op, **more)
         else:
             self.pending.append((is_again, op, more))
 
