@@ -212,10 +212,6 @@ class GraphBuilder:
             If the name is taken, a tensor is not known, the members that its collective names cannot meet, its dynamic
             reads cannot be chosen as it says, or a field breaks its rule.
         """
-        return self.add_op(name, reads, writes, kind, more)
-
-    def add_op(self, name: str, reads: Iterable[str], writes: Iterable[str], kind: str, more: OpFields) -> int:
-        """Add the next op as `op` does, from other fields in a dictionary, which takes those that are missing."""
         if name in self._op_ids or not name or flaw(name):
             raise self._name_error("op", name)
         self._check_fields(name, kind, more)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import NamedTuple
@@ -207,10 +207,6 @@ class Layout:
             changes.append(LayoutChange(kind, axes, layout))
             done_before = done
         return changes
-
-
-laid_out = lru_cache(Layout)
-"""Return a layout; a model has few, and each is made once."""
 
 
 class Weight(NamedTuple):

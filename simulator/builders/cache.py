@@ -172,8 +172,7 @@ class CacheRoom:
             return
         for name, span in spans:
             tokens = cache.seen if span.length <= before else work.batch * span.new
-            size_bytes = tokens * self.tape.attention.views * self.tape.token_bytes
-            sizes = {name: size_bytes} if self.tape.token_bytes else {}
+            sizes = {name: tokens * self.tape.attention.views * self.tape.token_bytes} if self.tape.token_bytes else {}
             self._add_segment(cache.store, span.length, sizes, lasts=span.length <= before)
 
     def _add_blocks(self, layer: str, tokens: range, kv: KvBlocks, before: int) -> None:
@@ -185,9 +184,7 @@ class CacheRoom:
         (sinks, near), (last_sinks, last_near) = reach.near(before), reach.near(end)
         names, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
         of_each = (min(together, work.batch - start) * block_bytes for start in starts)
-        groups = [
-            (f"{layer}/kv/{group}/", size) for group, size in zip(numbered("s", len(starts)), of_each, strict=True)
-        ]
+        groups = [*zip([f"{layer}/kv/{group}/" for group in numbered("s", len(starts))], of_each, strict=True)]
         for block in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = block * kv.block, (block + 1) * kv.block
             is_begun, is_new = start >= before, kv.new == "as_needed" and start > before

@@ -142,10 +142,9 @@ class StepBuilder:
 
     def lay_out(self, tensor_map: tuple[Axes, ...], partial: Axes = ()) -> Layout:
         """Return a layout on the mesh; a model has few, and each is made once."""
-        layout = self._layouts.get((tensor_map, partial))
-        if layout is None:
-            layout = self._layouts[tensor_map, partial] = Layout(self.mesh, tensor_map, partial)
-        return layout
+        if (tensor_map, partial) not in self._layouts:
+            self._layouts[tensor_map, partial] = Layout(self.mesh, tensor_map, partial)
+        return self._layouts[tensor_map, partial]
 
     def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
         """Add an activation of `width` elements a row to the current block; return its name.
@@ -221,7 +220,7 @@ class StepBuilder:
         names = [self._stands_for.get(x, x) for x in reads] if self._stands_for else reads
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.pending is None:
-            self.graph.add_op(*op, more)
+            self.graph.op(*op, **more)
         else:
             self.pending.append((is_again, op, more))
 

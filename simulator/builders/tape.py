@@ -307,7 +307,7 @@ class Tape(StepBuilder):
                 if name not in made:
                     self.add(name, self.spread[name])
                     made.add(name)
-            self.graph.add_op(*op, more)
+            self.graph.op(*op, **more)
 
     def add_gradients(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
         """Record gradients of tensors, or add each to its gradient so far, in an op that is named after `sums`."""

@@ -14,7 +14,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from simulator.errors import insist
-from simulator.layout import Axes, Mesh, Weight, laid_out
+from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
 from simulator.workload import Attention, DecoderModel, Dense, Experts, Gqa, Layer, Linear, Lora, Mla, Model, Workload
 
@@ -285,7 +285,7 @@ def lay(workload: Workload, model: Model) -> Laid:
 def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *, is_trained: bool) -> Weight:
     """Lay one weight over the ranks."""
     mesh, dtypes, block, module = laid.mesh, laid.workload.dtypes, *name.removesuffix(".weight").split("/")
-    layout = laid_out(mesh, tensor_map)
+    layout = Layout(mesh, tensor_map)
     replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
     spec, copies = whole.copied(layout.divisors[-1])
     shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)
