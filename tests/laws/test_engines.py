@@ -142,9 +142,9 @@ def test_a_long_replay_tells_how_far_it_is_and_can_be_stopped() -> None:
     case = [engine.Program(builder.build(steps=40_000), plan, [5])], machine, None, Switches(), (0,)
     ended: list[tuple[int, int]] = []
     assert replay.replay(*case, progress=lambda computes, every: ended.append((computes, every))) is not None
-    assert len(ended) >= 2
+    assert len(ended) > 2
     assert ended == sorted(ended)
-    assert {every for _, every in ended} == {40_000}
+    assert ended[-1] == (40_000, 40_000)
 
     def stop(computes: int, every: int) -> None:
         raise KeyboardInterrupt

@@ -157,7 +157,9 @@ private:
             watch(pipe, watched);
             const Wide left = std::max(Wide{0}, pipe.tags.top().reading - pipe.advance(clock_.now));
             pipe.rate = shares[i].rate;
-            const Time due = clock_.now + static_cast<Time>(ceil_div(left, pipe.rate));
+            const Wide takes = ceil_div(left, pipe.rate);
+            if (takes > LONGEST) throw NotCovered{};
+            const Time due = clock_.now + static_cast<Time>(takes);
             if (due != pipe.due) clock_.at(pipe.due = due, {What::PIPE_DUE, connected[i], pipe.life});
         }
     }
