@@ -10,7 +10,7 @@ from pathlib import Path
 
 import digest_cases
 import pytest
-from both_engines import BothEngines
+from both_engines import BothEngines, differences
 from digest_cases import CASES, GROUP, KINDS
 from digests import SMALL, is_served
 from hypothesis import HealthCheck, given, settings
@@ -19,9 +19,10 @@ from oracle_cases import Run, choosing, ranks_that_meet, staged, with_holes
 from strategies import Case, cases
 
 import simulator as hosim
-from simulator import catalog, engine
+from simulator import GraphBuilder, Hardware, catalog, engine
 from simulator.cost import durations_ns
 from simulator.engine import replay
+from simulator.plan import Actions, Plan
 from simulator.scenario import Switches
 
 pytestmark = pytest.mark.skipif(not replay.is_built(), reason="the compiled engine is not built")
@@ -107,3 +108,46 @@ def test_they_tell_the_same_of_shipped_rows(name: str, monkeypatch: pytest.Monke
     assert both.left_out <= {ADDRESSES, LOOKS}, both.counts
     assert not both.counts["not refused"]
     assert both.counts["compared"] > 0, both.counts
+
+
+@given(kinds["one"])
+def test_a_replay_without_waits_tells_the_rest(drawn: tuple[Run, Switches]) -> None:
+    run, switches = drawn
+    case = run.programs, run.hardware, run.budget_bytes, switches, (0,)
+    whole, short = replay.replay(*case), replay.replay(*case, waits=False)
+    if whole is None or short is None:
+        assert whole is short
+        return
+    assert differences(whole, short) == (["waits, row 0"] if len(whole.waits) else [])
+    assert not len(short.waits)
+
+
+@given(kinds["one"])
+def test_a_replay_gives_up_once_the_clock_is_past_a_time(drawn: tuple[Run, Switches]) -> None:
+    run, switches = drawn
+    case = run.programs, run.hardware, run.budget_bytes, switches, (0,)
+    if (whole := replay.replay(*case)) is not None:
+        end_ns = int(whole.spans.whole()["end_ns"].max())
+        assert replay.replay(*case, stop_ns=end_ns - 1) is None
+        assert replay.replay(*case, stop_ns=end_ns + 10**6) is not None
+
+
+def test_a_long_replay_tells_how_far_it_is_and_can_be_stopped() -> None:
+    builder, steps = GraphBuilder("long"), Actions()
+    builder.tensor("x", 1, persistent=True)
+    steps.compute(builder.op("f", ["x"], ["x"]))
+    document = {"name": "machine", "compute_tier": "hbm", "tiers": {"hbm": {"capacity": "inf", "bandwidth": "inf"}}}
+    machine = Hardware.model_validate({"schema": "hosim/hardware/1", "compute": {"peak": {"bf16": "inf"}}, **document})
+    plan = Plan("long", machine.tier_names, (0,), steps, 40_000)
+    case = [engine.Program(builder.build(steps=40_000), plan, [5])], machine, None, Switches(), (0,)
+    ended: list[tuple[int, int]] = []
+    assert replay.replay(*case, progress=lambda computes, every: ended.append((computes, every))) is not None
+    assert len(ended) > 2
+    assert ended == sorted(ended)
+    assert ended[-1] == (40_000, 40_000)
+
+    def stop(computes: int, every: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replay.replay(*case, progress=stop)

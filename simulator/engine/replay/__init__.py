@@ -81,6 +81,8 @@ def replay(  # noqa: PLR0913 - what runs, by three names; how far, and what is t
     rows = _replay.run(columns, [tables.columns for tables in run.tables], tell)
     if rows is None:
         return None
+    if progress is not None:
+        progress(computes, computes)
     return run.trace({name: _table(TABLES[name], part) for name, part in zip(_WRITTEN, rows, strict=True)})
 
 

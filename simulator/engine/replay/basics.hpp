@@ -29,6 +29,7 @@ constexpr Key COPIES = Key{1} << 62;             // added to a copy's turn in a 
 constexpr Key NO_COPY = Key{1} << 62;            // stands for the key of no copy, above all keys
 constexpr int64_t ENDLESS = INT64_MAX;           // a bandwidth or a capacity without a limit
 constexpr int64_t FULL_RATE = int64_t{1} << 32;  // the whole of a bandwidth, in fixed point
+constexpr Time LONGEST = Time{1} << 61;          // no flow may take longer, so that no time is too large
 constexpr int64_t NS_PER_S = 1'000'000'000;
 constexpr int32_t NEVER = -(1 << 30);  // the count of what does not exist: too low to be waited for in any lap
 constexpr int32_t NONE = -1;

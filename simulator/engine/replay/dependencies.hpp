@@ -221,8 +221,10 @@ private:
     }
 
     void wait_for_last(std::vector<int32_t> Stream::*last, int32_t tensor) {
-        for (int32_t s = 0; s < p_.streams; s++)
-            if ((streams_[s].*last)[tensor] > NEVER) found_.ends.items.push_back({2 * s + 1, (streams_[s].*last)[tensor]});
+        for (int32_t s = 0; s < p_.streams; s++) {
+            const int32_t count = (streams_[s].*last)[tensor];
+            if (count > NEVER) found_.ends.items.push_back({2 * s + 1, count});
+        }
     }
 
     void count_copy(int32_t tensor, int32_t source, int32_t target) {

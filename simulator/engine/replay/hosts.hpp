@@ -1,4 +1,4 @@
-// Hosts: each issues the actions of its rank in order, pays for each, and waits only at a sync, or if its queue is full.
+// Hosts: each issues the actions of its rank in order, pays for each, and waits only at a sync or for a full queue.
 #pragma once
 
 #include "streams.hpp"

@@ -27,7 +27,8 @@ protected:
         const Program &p = *rank.program;
         const auto [op, _, draw, kind, is_free] = rank.action(stream.running);
         const auto wide = [](const int64_t *halves) { return Wide{halves[0]} * FULL_RATE + halves[1]; };
-        const Wide work = wide(&p.unit_work[2 * op]), traffic = wide(draw == NONE ? &p.traffic[2 * op] : &p.drawn_traffic[2 * draw]);
+        const Wide work = wide(&p.unit_work[2 * op]);
+        const Wide traffic = wide(draw == NONE ? &p.traffic[2 * op] : &p.drawn_traffic[2 * draw]);
         const Call end{What::END_KERNEL_FLOW, index};
         stream.flows_left = (work != 0) + (traffic != 0);
         if (work != 0) network.join(rank.kernels[p.unit[op]], p.unit_share[op], work, stream.running.key, end);
@@ -80,8 +81,9 @@ private:
         }
         const auto &members = meeting.members;
         const int32_t number = ranks_[streams_[stream].rank].number;
-        uint8_t &has_arrived = meeting.has_arrived[std::lower_bound(members.begin(), members.end(), number) - members.begin()];
-        if (std::exchange(has_arrived, 1)) throw NotCovered{};  // it is in two collectives of the group at once
+        const auto member = std::lower_bound(members.begin(), members.end(), number) - members.begin();
+        // a rank that is in two collectives of the group at once
+        if (std::exchange(meeting.has_arrived[member], 1)) throw NotCovered{};
         meeting.arrivals.push_back({stream, clock.now});
         streams_[stream].meeting = index;
         const size_t awaited = meeting.awaited;
@@ -93,10 +95,10 @@ private:
             agenda.wake(meeting.watchers);
         }
         if (!meeting.has_begun()) return;
-        for (const auto &[member, arrived] : meeting.arrivals) {
-            streams_[member].start = clock.now;
-            for (const Part &part : meeting.parts)
-                if (part.end > arrived) add_wait(streams_[member], {std::max(part.start, arrived), part.end, part.reason});
+        for (const auto &[of, arrived] : meeting.arrivals) {
+            streams_[of].start = clock.now;
+            for (const auto &[start, end, reason] : meeting.parts)
+                if (end > arrived) add_wait(streams_[of], {std::max(start, arrived), end, reason});
         }
         begin_stage(index);
     }

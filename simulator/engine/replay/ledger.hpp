@@ -1,4 +1,4 @@
-// The ledger: one root cause for every nanosecond that a stream waits, found by walking along what each thing waits for.
+// The ledger: one root cause for every nanosecond that a stream waits, found by a walk along what things wait for.
 #pragma once
 
 #include "links.hpp"
@@ -74,7 +74,7 @@ private:
         return {CAPACITY, NONE, rank.program->compute_tier, NONE};
     }
 
-    // Of what is ahead in line, return the stream, or else the copy, that was issued first; if none is, the same stream.
+    // Of what is ahead in line, return the stream, or the copy, that was issued first; the same stream if none is.
     std::pair<int32_t, int32_t> first_in_line(Span<Wait> line, const Rank &rank, int32_t lap, int32_t stream) const {
         std::pair<int32_t, int32_t> first{stream, NONE};
         Key lowest = NO_COPY;

@@ -27,9 +27,10 @@ void add_meetings(World &world, Columns &from) {
         world.fabrics.push_back({all[0], all[1], all[2]});
     const auto members = from.column<int32_t>("members"), members_at = from.column<int32_t>("members_at");
     const auto senders = from.column<int32_t>("senders"), paths = from.column<int32_t>("sender_paths");
-    for (size_t i = 0; i < senders.size(); i++)
-        world.meetings.push_back({copied({members.first + members_at[i], members.first + members_at[i + 1]}), senders[i],
-                                  copied(row(paths, i, senders.size()))});
+    for (size_t i = 0; i < senders.size(); i++) {
+        const Span<int32_t> meeting{members.first + members_at[i], members.first + members_at[i + 1]};
+        world.meetings.push_back({copied(meeting), senders[i], copied(row(paths, i, senders.size()))});
+    }
     world.stage_lists.resize(from.number("stage_lists"));
     for (auto all = from.column<int64_t>("phases"); !all.empty(); all.first += 5) {
         auto &stages = world.stage_lists[all[0]];
@@ -70,7 +71,8 @@ bool tell(PyObject *progress, int64_t ended) {
 // Replay a machine with its programs; return the tables, or None if that is left to the other engine.
 PyObject *run(PyObject *, PyObject *arguments) {
     PyObject *machine, *programs, *progress;
-    if (!PyArg_ParseTuple(arguments, "O!O!O", &PyDict_Type, &machine, &PyList_Type, &programs, &progress)) return nullptr;
+    if (!PyArg_ParseTuple(arguments, "O!O!O", &PyDict_Type, &machine, &PyList_Type, &programs, &progress))
+        return nullptr;
     try {
         std::deque<Columns> columns;
         std::deque<Program> read;

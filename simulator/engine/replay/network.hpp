@@ -67,7 +67,7 @@ private:
         bool operator<(const Tag &other) const { return std::tie(reading, key) > std::tie(other.reading, other.key); }
     };
 
-    // All flows of one path with one cap: they have the same rate at all times, so one clock of service serves them all.
+    // All flows of one path with one cap: they always have the same rate, so one clock of service serves them all.
     struct Pipe {
         int32_t path;
         int64_t cap, rate = 0;
@@ -100,9 +100,11 @@ private:
     }
 
     void close(const Pipe &pipe, int32_t index) {
-        const auto drop = [index](std::vector<int32_t> &from) { from.erase(std::find(from.begin(), from.end(), index)); };
-        drop(paths[pipe.path].pipes);
-        for (const Use &use : paths[pipe.path].uses) drop(resources[use.resource].pipes);
+        const auto drop_from = [index](std::vector<int32_t> &pipes) {
+            pipes.erase(std::find(pipes.begin(), pipes.end(), index));
+        };
+        drop_from(paths[pipe.path].pipes);
+        for (const Use &use : paths[pipe.path].uses) drop_from(resources[use.resource].pipes);
     }
 
     void touch(int32_t pipe) {
@@ -155,7 +157,9 @@ private:
             watch(pipe, watched);
             const Wide left = std::max(Wide{0}, pipe.tags.top().reading - pipe.advance(clock_.now));
             pipe.rate = shares[i].rate;
-            const Time due = clock_.now + static_cast<Time>(ceil_div(left, pipe.rate));
+            const Wide takes = ceil_div(left, pipe.rate);
+            if (takes > LONGEST) throw NotCovered{};
+            const Time due = clock_.now + static_cast<Time>(takes);
             if (due != pipe.due) clock_.at(pipe.due = due, {What::PIPE_DUE, connected[i], pipe.life});
         }
     }

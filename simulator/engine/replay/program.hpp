@@ -29,7 +29,7 @@ public:
         if (PyObject_GetBuffer(find(name), &buffer, PyBUF_C_CONTIGUOUS) < 0) throw Raised{};
         buffers_.push_back(buffer);
         if (buffer.itemsize != sizeof(T) && buffer.len) {
-            PyErr_Format(PyExc_TypeError, "column %s has numbers of %zd bytes, not %zu", name, buffer.itemsize, sizeof(T));
+            PyErr_Format(PyExc_TypeError, "column %s: numbers of %zd bytes, not %zu", name, buffer.itemsize, sizeof(T));
             throw Raised{};
         }
         const T *first = static_cast<const T *>(buffer.buf);
@@ -89,8 +89,11 @@ struct Program {
 #undef COLUMN
     }
 
-    Span<int32_t> reads_of(int32_t op) const { return {reads.first + reads_at[op], reads.first + reads_at[op + 1]}; }
-    Span<int32_t> writes_of(int32_t op) const { return {writes.first + writes_at[op], writes.first + writes_at[op + 1]}; }
+    Span<int32_t> reads_of(int32_t op) const { return part(reads, reads_at, op); }
+    Span<int32_t> writes_of(int32_t op) const { return part(writes, writes_at, op); }
+    static Span<int32_t> part(Span<int32_t> all, Span<int64_t> starts, int32_t i) {
+        return {all.first + starts[i], all.first + starts[i + 1]};
+    }
     bool has_draws() const { return !draws_of.empty(); }
     bool has_laps() const { return repeats > 1 && !has_draws(); }  // counted once for all
 };

@@ -124,10 +124,10 @@ inline void set_max_min_rates(std::vector<Resource> &resources, std::vector<Shar
         return;
     }
     Share &alone = shares.front();  // the same in one step
-    Wide rate = alone.cap;
+    Wide rate = alone.cap, unit = finite(alone.path->unit);
     for (const Use &use : alone.path->uses)
         if (const int64_t bandwidth = resources[use.resource].bandwidth; bandwidth != ENDLESS)
-            rate = std::min(rate, Wide{bandwidth} * FULL_RATE / (Wide{finite(alone.path->unit)} * alone.flows * use.count));
+            rate = std::min(rate, Wide{bandwidth} * FULL_RATE / (unit * alone.flows * use.count));
     alone.rate = std::max(int64_t{1}, static_cast<int64_t>(rate));
 }
 

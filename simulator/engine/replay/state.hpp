@@ -14,28 +14,17 @@ struct Count {
     Schedule waiters{};
 };
 
-struct Queued {
-    Key key;
-    Time issued;
-    int32_t action, lap;
-};
+struct Queued { Key key; Time issued; int32_t action, lap; };
 
 struct Transfer : Queued {
     int32_t link, tensor;
     int32_t next = NONE;  // the next transfer of the tensor that has not ended
 };
 
-struct Detach : Queued {
-    int32_t rank;
-};
+struct Detach : Queued { int32_t rank; };
 
 // Waits for moves of a tensor; those of one tensor are in the order of moves and keys.
-struct MoveWaiter {
-    int64_t moves;
-    Key key;
-    Call call;
-    int32_t next;
-};
+struct MoveWaiter { int64_t moves; Key key; Call call; int32_t next; };
 
 struct Tier {
     int64_t capacity, used = 0;
@@ -59,10 +48,7 @@ struct Reason {
     }
 };
 
-struct Part {
-    Time start, end;
-    Reason reason;
-};
+struct Part { Time start, end; Reason reason; };
 
 struct Stream {
     int32_t rank, index, started, ended;  // the last two are counts
@@ -90,37 +76,25 @@ struct Queue {
     std::vector<int32_t> running{}, watchers{};  // channels; streams
 };
 
-struct Channel {
-    int32_t link, index, transfer = NONE;
-    Time start = 0;
-};
+struct Channel { int32_t link, index, transfer = NONE; Time start = 0; };
 
 struct Link {
     int32_t rank, index, queue, first_channel, source, target;
     int32_t path;  // of its flows, or none if nothing else can slow it down
 };
 
-struct Phase {
-    int32_t fabric;
-    int64_t hops, port_bytes;
-};
-
-struct Fabric {
-    Time latency;
-    int64_t cap, unit;
-};
+struct Phase { int32_t fabric; int64_t hops, port_bytes; };
+struct Fabric { Time latency; int64_t cap, unit; };
+using Stages = std::vector<std::vector<Phase>>;
 
 // Ranks that run collectives together, one at a time.
 struct Meeting {
-    struct Arrival {
-        int32_t stream;
-        Time at;
-    };
+    struct Arrival { int32_t stream; Time at; };
 
     std::vector<int32_t> members;       // in order
     int32_t sender;                     // of a message: only it has a path
     std::vector<int32_t> sender_paths;  // by fabric
-    const std::vector<std::vector<Phase>> *stages = nullptr;
+    const Stages *stages = nullptr;
     size_t stage = 0, awaited = 0;        // the first member that has not arrived
     std::vector<uint8_t> has_arrived{};   // by member
     std::vector<Arrival> arrivals{};
@@ -142,8 +116,9 @@ struct Rank {
     const Program *program;
     const Actions *actions;
     int32_t first_stream, first_link, first_queue, first_count;
-    std::vector<int32_t> tiers, meetings, ports, kernels;  // instances; by call; paths by fabric; by unit, the memory last
-    std::vector<uint8_t> held, valid;                      // places by tier and tensor
+    std::vector<int32_t> tiers, meetings;  // its instances; by call
+    std::vector<int32_t> ports, kernels;   // paths by fabric; by unit, the memory last
+    std::vector<uint8_t> held, valid;      // places by tier and tensor
     std::vector<Tensor> tensors;
     // its host
     Time now = 0;
@@ -174,7 +149,7 @@ public:
     std::vector<Tier> tiers;
     std::vector<Fabric> fabrics;
     std::vector<Meeting> meetings;
-    std::vector<std::vector<std::vector<Phase>>> stage_lists;
+    std::vector<Stages> stage_lists;
     Span<int32_t> stages_of;  // by meeting and collective
     int64_t collectives = 0, queue_depth = 0, launch_ns = 0, memory_cap = 0;
     int64_t computes_ended = 0;

@@ -46,8 +46,10 @@ protected:
             record(rank, p.compute_tier, -1 - op, -workspace);
             release(rank.tiers[p.compute_tier], workspace);
         }
-        for (int32_t tensor : rank.actions->writes[ran.action])  // valid here, and stale elsewhere
-            for (int32_t tier = 0; tier < p.tiers; tier++) rank.valid[rank.place(tier, tensor)] = tier == p.compute_tier;
+        for (int32_t tensor : rank.actions->writes[ran.action]) {  // valid here, and stale elsewhere
+            for (int32_t tier = 0; tier < p.tiers; tier++) rank.valid[rank.place(tier, tensor)] = 0;
+            rank.valid[rank.place(p.compute_tier, tensor)] = 1;
+        }
         reach(stream.ended);
         agenda.wake(stream.watchers);
         if (stream.queue.empty()) agenda.look_at(index);
@@ -64,9 +66,9 @@ private:
             wait_for_moves(rank.tensors[lack->tensor], lack->moves, head.key, again);
             return false;
         }
-        if (const int64_t room = room_of(stream))
-            if (must_wait(actions.line[head.action], rank, head.lap, again) || !admit(rank.tiers[tier], again.who, head.key, room))
-                return false;
+        const int64_t room = room_of(stream);
+        if (room && must_wait(actions.line[head.action], rank, head.lap, again)) return false;
+        if (room && !admit(rank.tiers[tier], again.who, head.key, room)) return false;
         for (int32_t tensor : actions.writes[head.action]) hold(rank, tier, tensor);
         record(rank, tier, -1 - op, rank.program->workspace_bytes[op]);
         stream.knows_lacked = false;

@@ -20,10 +20,13 @@ public:
         }
         for (int32_t i = 0; i < p.queues; i++) queues_.push_back({rank.first_count + 2 * p.streams + i});
         for (int32_t i = 0; i < p.links; i++) {
-            Queue &queue = queues_[rank.first_queue + p.queue_of[i]];
-            links_.push_back({index, i, rank.first_queue + p.queue_of[i], size_of(channels_), p.source[i], p.target[i], link_paths[i]});
-            for (int32_t channel = 0; channel < p.channels[i]; channel++) channels_.push_back({size_of(links_) - 1, channel});
-            while (size_of(queue.free) < p.channels[i]) queue.free.push(size_of(queue.free));
+            const int32_t queue = rank.first_queue + p.queue_of[i];
+            links_.push_back({index, i, queue, size_of(channels_), p.source[i], p.target[i], link_paths[i]});
+            auto &free = queues_[queue].free;
+            for (int32_t channel = 0; channel < p.channels[i]; channel++) {
+                channels_.push_back({size_of(links_) - 1, channel});
+                if (size_of(free) < p.channels[i]) free.push(channel);
+            }
         }
         rank.held.assign(rank.place(p.tiers, 0), 0);
         rank.valid = rank.held;
@@ -43,7 +46,7 @@ public:
         ranks_.push_back(std::move(rank));
     }
 
-    // Run to the end; return whether all ranks have done all. The checkpoint is passed now and then, and may end the run.
+    // Run to the end; return whether all ranks have done all. The checkpoint comes now and then, and may end the run.
     template <typename Checkpoint>
     bool run(Time stop_ns, Checkpoint goes_on) {
         constexpr int64_t EVENTS_PER_CHECKPOINT = 1 << 14;
