@@ -14,7 +14,7 @@ import pytest
 from rank_stories import cluster, perform, spans, team
 from stories import graph, machine, timeline
 
-from simulator.engine.reference.collectives import Kernels
+from simulator.engine.reference.kernels import Kernels
 from simulator.errors import InvariantError
 from simulator.graph import Graph, Op
 from simulator.hardware import Hardware

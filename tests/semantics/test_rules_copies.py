@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
-from simulator.engine.reference.rooms import Ask, Claim, Gate, Room
+from simulator.engine.reference.rooms import Ask, Gate, Room, RoomClaim
 from simulator.errors import InvariantError
 from simulator.plan import Plan
 from simulator.referee import check_trace
@@ -156,7 +156,7 @@ def test_8_a_copy_that_fits_and_was_issued_before_who_waits_for_room_starts():
     assert timeline(t, g, h) == ["0-30 h2d z", "30-50 h2d a", "50-55 f", "55-125 read b", "125-130 g"]
 
 
-def stand_behind_all(self: Room, claim: Claim) -> Ask:
+def stand_behind_all(self: Room, claim: RoomClaim) -> Ask:
     """Queue whoever finds a queue, and look at nobody until something is freed."""
     gate = Gate()
     if any(other.claim.is_copy == claim.is_copy for other in self.get_queue):

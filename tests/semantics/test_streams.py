@@ -6,7 +6,7 @@ import pytest
 from rank_stories import perform
 from stories import graph, machine, peak_bytes, play, steps, timeline, waits
 
-from simulator.engine.reference.collectives import Kernels
+from simulator.engine.reference.kernels import Kernels
 from simulator.errors import InvariantError
 from simulator.graph import Graph, Op
 from simulator.hardware import Hardware

@@ -109,9 +109,9 @@ class Action:
     start_ns: int = -1
     has_started: bool = False
     has_ended: bool = False
-    after: list[Compute] = field(default_factory=list)
+    after: list[ComputeAction] = field(default_factory=list)
     moves: dict[int, list[Action]] = field(default_factory=dict)
-    line: list[Compute | Copy] = field(default_factory=list)
+    line: list[ComputeAction | CopyAction] = field(default_factory=list)
     _awaited: dict[str, simpy.Event] = field(default_factory=dict)
 
     def started(self, clock: simpy.Environment) -> simpy.Event:
@@ -137,7 +137,7 @@ class Action:
 
 
 @dataclass(slots=True, eq=False)
-class Compute(Action):
+class ComputeAction(Action):
     """A compute of an op on a stream.
 
     Attributes
@@ -164,7 +164,7 @@ class Compute(Action):
 
 
 @dataclass(slots=True, eq=False)
-class Copy(Action):
+class CopyAction(Action):
     """A copy of a tensor over a link.
 
     Attributes
@@ -177,7 +177,7 @@ class Copy(Action):
 
     tensor: int = -1
     link: RankLink = None  # type: ignore[assignment]
-    point: Compute | None = None
+    point: ComputeAction | None = None
     channel: int = -1
 
     @property

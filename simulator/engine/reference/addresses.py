@@ -8,7 +8,7 @@ from math import isfinite
 from simulator.engine.allocators import AddressSpace, BestFit, CachedSegments, Ranges, Wanted
 from simulator.engine.program import Program
 from simulator.engine.reference.clock import Clock
-from simulator.engine.reference.rooms import HOME, Claim, Room
+from simulator.engine.reference.rooms import HOME, Room, RoomClaim
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware.device import Allocator
@@ -49,7 +49,7 @@ class AddressedRoom(Room):
         super().__init__(clock, name, index, size)
         self._rank, self._recorder = rank, recorder
 
-    def _finds_place(self, claim: Claim) -> bool:
+    def _finds_place(self, claim: RoomClaim) -> bool:
         """Return whether there is a hole for each place; ask for a compaction where that would help."""
         wanted = claim.wanted
         if claim.key == HOME:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from simulator.engine.reference.actions import Compute, Copy
+from simulator.engine.reference.actions import ComputeAction, CopyAction
 from simulator.engine.reference.clock import ISSUE_MASK
 from simulator.engine.reference.host import HostThread
 from simulator.engine.reference.rank import Rank
@@ -59,10 +59,10 @@ class Explainer:
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
 
-    def _op_name(self, compute: Compute) -> str:
+    def _op_name(self, compute: ComputeAction) -> str:
         return f"op {self._graph.ops[compute.op].name!r} (action {compute.key & ISSUE_MASK})"
 
-    def _about_compute(self, head: Compute) -> Iterator[str]:
+    def _about_compute(self, head: ComputeAction) -> Iterator[str]:
         """Explain why a stream's head cannot start; not if it waits for another stream or a link, explained itself."""
         rank, name = self._rank, self._op_name(head)
         if any(not other.has_ended for other in head.after):
@@ -80,13 +80,13 @@ class Explainer:
         if first is None:
             yield f"no action that was issued brings tensor {self._name(tensor)}"
             return
-        head: Copy = first.queue.waiting[0]
+        head: CopyAction = first.queue.waiting[0]
         if head is not first:
             copy = f"the copy of {self._name(tensor)} (action {first.key & ISSUE_MASK})"
             yield f"{copy} is behind action {head.key & ISSUE_MASK} in its channel"
         yield from self._about_copy(head)
 
-    def _about_copy(self, head: Copy) -> Iterator[str]:
+    def _about_copy(self, head: CopyAction) -> Iterator[str]:
         """Explain why a link's head cannot start."""
         rank, link, rooms = self._rank, head.link, self._rank.rooms
         way = f"from {rooms[link.source].name} to {rooms[link.target].name}"

@@ -24,7 +24,7 @@ _PHASE, _PASS, _ROUND = 1 << 62, 1 << 65, 1 << 96
 """Weights of a phase, of a pass over frees and starts, and of a round in a priority; a key is below all of them."""
 
 
-class Turn(simpy.Event):
+class TurnEvent(simpy.Event):
     """An event that comes in its phase of the present instant; from then on the instant has come that far."""
 
     def __init__(self, clock: Clock, base: int, phase: int, key: int) -> None:
@@ -57,17 +57,17 @@ class Clock(simpy.Environment):
         super().__init__()
         self._instant = self.base = self.phase = 0
 
-    def turn(self, phase: int, key: int = 0) -> Turn:
+    def turn(self, phase: int, key: int = 0) -> TurnEvent:
         """Return an event in this phase of the round: in this pass, or in the next one if the phase is over."""
         now = self.now
         if self._instant != now:
             self._instant, self.base, self.phase = now, 0, 0
         if phase >= RATES:  # once, after all passes
-            return Turn(self, self.base - self.base % _ROUND + _ROUND // 2, phase, key)
-        return Turn(self, self.base + _PASS * (phase < self.phase), phase, key)
+            return TurnEvent(self, self.base - self.base % _ROUND + _ROUND // 2, phase, key)
+        return TurnEvent(self, self.base + _PASS * (phase < self.phase), phase, key)
 
     def end_after(self, delay_ns: int) -> simpy.Event:
         """Return the end of what takes so long: in this round, or in the next one if its ends are over."""
         if delay_ns or self._instant != self.now or not self.phase:
             return self.timeout(delay_ns)
-        return Turn(self, self.base - self.base % _ROUND + _ROUND, 0, 0)
+        return TurnEvent(self, self.base - self.base % _ROUND + _ROUND, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.engine.reference.actions import Compute, Copy, Queue
+from simulator.engine.reference.actions import ComputeAction, CopyAction, Queue
 from simulator.engine.reference.clock import ISSUE_MASK, LOOK
 from simulator.engine.reference.host import HostThread
 from simulator.engine.reference.rank import Rank
@@ -60,7 +60,7 @@ class Ledger:
             self._parts[stream].append((self._since[stream], now, reason))
         self._since[stream] = now
 
-    def end(self, compute: Compute) -> None:
+    def end(self, compute: ComputeAction) -> None:
         """Write the parts of the wait, which ends as its stream starts this compute."""
         stream = compute.stream
         self._close_part(stream)
@@ -69,7 +69,7 @@ class Ledger:
         self._parts[stream].clear()
         self._reasons[stream] = None
 
-    def write(self, compute: Compute, start_ns: int, end_ns: int, reason: Reason) -> None:
+    def write(self, compute: ComputeAction, start_ns: int, end_ns: int, reason: Reason) -> None:
         """Write a part of the wait for a compute: before it started, or for its peers."""
         row = (compute.op, compute.key & ISSUE_MASK, start_ns, end_ns, *reason)
         self._rows += _row(self._rank.id, compute.stream, *row)
@@ -92,7 +92,7 @@ class Ledger:
             if not queue.waiting:
                 return self._reason_of_host()
             passed.append(queue)
-            head: Compute = queue.waiting[0]
+            head: ComputeAction = queue.waiting[0]
             streams = [other.stream for other in head.after if not other.has_ended]
             if streams:
                 queue = rank.streams[min(streams)]
@@ -102,12 +102,12 @@ class Ledger:
                 return self._reason_of_tensor(lacked, head.key)
             if ahead := rank.ahead_in_line(head):
                 first = min((other.queue for other in ahead), key=lambda queue: queue.waiting[0].key).waiting[0]
-                if isinstance(first, Copy):
+                if isinstance(first, CopyAction):
                     return self._reason_of_tensor(first.tensor, head.key)
                 queue = first.queue
         return CAPACITY, -1, rank.tier, -1
 
-    def _reason_of_running(self, compute: Compute) -> Reason:
+    def _reason_of_running(self, compute: ComputeAction) -> Reason:
         """Return the cause of a wait for a compute that another stream runs."""
         if compute.meeting is None:
             is_collective = self._rank.columns.is_collective[compute.op]
@@ -131,7 +131,7 @@ class Ledger:
             if not copy.link.free:
                 first = copy.queue.running[0]
                 return TRANSFER, lacked, first.link.index, first.tensor
-            head: Copy = copy.queue.waiting[0]
+            head: CopyAction = copy.queue.waiting[0]
             before, tensor = head.key, head.tensor
             if rank.is_early(head):
                 break

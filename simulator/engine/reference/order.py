@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from simulator.draws import Draws
 from simulator.engine.program import Columns, Program
-from simulator.engine.reference.actions import Action, Compute, Copy
+from simulator.engine.reference.actions import Action, ComputeAction, CopyAction
 from simulator.engine.reference.clock import RANK_SHIFT
 from simulator.engine.reference.rank import Rank
 from simulator.errors import PlanError
@@ -14,7 +14,7 @@ from simulator.graph import Graph
 from simulator.plan import ABSENT, VALID, PlacesAsIssued
 
 
-class DynamicReads:
+class Reveals:
     """Rule 15: the reads of each issue of an op with dynamic reads, and from when on they are known.
 
     Parameters
@@ -40,11 +40,11 @@ class DynamicReads:
         self._durations = {op: draws.durations_ns(op) for op in self._reads_of}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._reads_of}
         self.steps = dict.fromkeys(self._reads_of, 0)
-        self._reveals: dict[int, tuple[int, Compute | None]] = {
+        self._reveals: dict[int, tuple[int, ComputeAction | None]] = {
             reads.revealed_by: (0, None) for reads in self._reads_of.values()
         }
 
-    def set_reads(self, compute: Compute) -> None:
+    def set_reads(self, compute: ComputeAction) -> None:
         """Set what this issue of its op reads, and what that takes."""
         op = compute.op
         if op in self._reveals:
@@ -93,27 +93,27 @@ class Order:
         self._graph, self._columns, self._clock, self._rank = program.graph, columns, rank.clock, rank
         self.number, self._streams = 0, rank.streams
         self._routes = {(link.source, link.target): link for link in reversed(rank.links)}
-        self.dynamic = None if program.draws is None else DynamicReads(program.graph, program.draws, columns)
+        self.dynamic = None if program.draws is None else Reveals(program.graph, program.draws, columns)
         self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
-        self._uses: defaultdict[int, dict[int, Compute]] = defaultdict(dict)  # tensor -> stream -> last compute
-        self._writes: defaultdict[int, dict[int, Compute]] = defaultdict(dict)
-        self._last: dict[int, Compute] = {}  # stream -> last compute
+        self._uses: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)  # tensor -> stream -> last compute
+        self._writes: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)
+        self._last: dict[int, ComputeAction] = {}  # stream -> last compute
         self._fence: dict[int, Action] = {}  # tensor -> last detach
         self._moves: defaultdict[int, list[Action]] = defaultdict(list)  # tensor -> moves that have not ended
-        self._previous: Compute | None = None
-        self._taker: Compute | None = None
-        self._brought: dict[int, Copy] = {}
-        self._needed: list[dict[int, Copy]] = [
+        self._previous: ComputeAction | None = None
+        self._taker: ComputeAction | None = None
+        self._brought: dict[int, CopyAction] = {}
+        self._needed: list[dict[int, CopyAction]] = [
             {} for _ in rank.streams
         ]  # stream -> tensor -> copies since the last taker
 
     def _key(self) -> int:
         return (self._rank.id << RANK_SHIFT) + self.number
 
-    def compute(self, op: int, stream: int) -> Compute:
+    def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
         now, columns = self._clock.now, self._columns
-        compute = Compute(self._key(), now, op=op, stream=stream, queue=self._streams[stream])
+        compute = ComputeAction(self._key(), now, op=op, stream=stream, queue=self._streams[stream])
         compute.reads, writes = columns.reads[op], columns.writes[op]
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
@@ -138,7 +138,7 @@ class Order:
         self._previous = self._last[stream] = compute
         return compute
 
-    def _stand_in_line(self, compute: Compute, writes: tuple[int, ...]) -> None:
+    def _stand_in_line(self, compute: ComputeAction, writes: tuple[int, ...]) -> None:
         """Rule 8, between streams: note what is ahead of a compute that takes room, and of those after it."""
         states, sizes, stream = self.issued.in_compute_tier, self._columns.size_bytes, compute.stream
         for tensor in (*compute.reads, *writes):
@@ -150,16 +150,16 @@ class Order:
             for needed in self._needed:
                 needed.clear()
 
-    def _ahead(self, stream: int) -> list[Compute | Copy]:
+    def _ahead(self, stream: int) -> list[ComputeAction | CopyAction]:
         """Return the last compute that takes room, and the copies since that other streams need, if not started."""
-        ahead: list[Compute | Copy] = [
+        ahead: list[ComputeAction | CopyAction] = [
             c for other, of in enumerate(self._needed) if other != stream for c in of.values()
         ]
         if self._taker is not None and self._taker.stream != stream:
             ahead.append(self._taker)
         return [action for action in ahead if not action.has_started]
 
-    def copy(self, tensor: int, source: int, target: int) -> Copy:
+    def copy(self, tensor: int, source: int, target: int) -> CopyAction:
         """Lay out a copy."""
         if broken_rule := self.issued.copy(tensor, source, target):
             self.refuse("copy", broken_rule, tensor, "drop this copy, or copy from where it is valid")
@@ -169,7 +169,7 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        copy = Copy(self._key(), self._clock.now, tensor=tensor, link=link, point=self._previous)
+        copy = CopyAction(self._key(), self._clock.now, tensor=tensor, link=link, point=self._previous)
         copy.after = self._unended_computes(self._writes[tensor])
         if tensor in self._fence:
             copy.moves[tensor] = [self._fence[tensor]]
@@ -212,7 +212,7 @@ class Order:
         return [*self._moves[tensor]]
 
     @staticmethod
-    def _unended_computes(by_stream: dict[int, Compute]) -> list[Compute]:
+    def _unended_computes(by_stream: dict[int, ComputeAction]) -> list[ComputeAction]:
         return [compute for _, compute in sorted(by_stream.items()) if not compute.has_ended]
 
     def refuse(self, action: str, must: str, tensor: int, do: str) -> None:

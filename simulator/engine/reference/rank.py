@@ -11,10 +11,10 @@ import simpy
 from simulator.cost.service import work
 from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
-from simulator.engine.reference.actions import Action, Compute, Copy, Queue, RankLink
+from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink
 from simulator.engine.reference.clock import FREE, ISSUE_MASK, START, Clock
 from simulator.engine.reference.network import Network
-from simulator.engine.reference.rooms import Claim, Gate, Room
+from simulator.engine.reference.rooms import Gate, Room, RoomClaim
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import RESIDENCIES, Recorder, packer, span_row
@@ -75,11 +75,11 @@ class Rank:
         self.links: list[RankLink] = []
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
-        self.transfers: dict[int, list[Copy]] = {}
+        self.transfers: dict[int, list[CopyAction]] = {}
         self.computes_ended, self.waits_for_ends = 0, False
-        self.kernel: Callable[[Compute], Steps] = self.alone
+        self.kernel: Callable[[ComputeAction], Steps] = self.alone
         self.gate = Gate()
-        self.on_start: Callable[[Compute], None]
+        self.on_start: Callable[[ComputeAction], None]
         self.on_change: Callable[[], None]
         self._changes: dict[int, simpy.Event] = {}
 
@@ -98,12 +98,12 @@ class Rank:
                 yield awaited
                 yield clock.turn(START, compute.key)
             if wanted := self.wanted(compute):
-                yield room.ask(Claim(compute.key, wanted, self.gate))
+                yield room.ask(RoomClaim(compute.key, wanted, self.gate))
             self._begin(compute)
             yield from self.kernel(compute)
             self._end(compute)
 
-    def _awaited_by_compute(self, compute: Compute) -> simpy.Event | None:
+    def _awaited_by_compute(self, compute: ComputeAction) -> simpy.Event | None:
         """Return what the head of a stream waits for, but for room; None if nothing."""
         if self.gate.opens is not None:  # rule 17
             return self.gate.opens
@@ -115,7 +115,7 @@ class Rank:
         ahead = self.ahead_in_line(compute)  # rule 8
         return ahead[0].started(self.clock) if ahead else None
 
-    def lacked_tensor(self, compute: Compute) -> int | None:
+    def lacked_tensor(self, compute: ComputeAction) -> int | None:
         """Return the first tensor that the head of a stream lacks; None if none.
 
         It lacks a tensor on which something earlier has not ended, or that it reads and that is not valid. The first is
@@ -137,12 +137,12 @@ class Rank:
         """Return the key of the last copy of the tensor that was issued before and has not ended, or `NO_COPY`."""
         return max((copy.key for copy in self.transfers.get(tensor, ()) if copy.key < before), default=NO_COPY)
 
-    def ahead_in_line(self, compute: Compute) -> list[Compute | Copy]:
+    def ahead_in_line(self, compute: ComputeAction) -> list[ComputeAction | CopyAction]:
         """Return what must have started before a compute that takes room, and has not."""
         ahead = [other for other in compute.line if not other.has_started]
         return ahead if ahead and self.wanted(compute) else []
 
-    def wanted(self, compute: Compute) -> Wanted:
+    def wanted(self, compute: ComputeAction) -> Wanted:
         """Return the places that a compute takes in the compute tier, the workspace last."""
         held, sizes, op = self.held[self.tier], self.columns.size_bytes, compute.op
         wanted = [(tensor, sizes[tensor]) for tensor in self.columns.writes[op] if not held[tensor] and sizes[tensor]]
@@ -150,7 +150,7 @@ class Rank:
             wanted.append((workspace(op, compute.stream), workspace_bytes))
         return wanted
 
-    def _begin(self, compute: Compute) -> None:
+    def _begin(self, compute: ComputeAction) -> None:
         """Let a compute start, with its places."""
         op = compute.op
         self.hold(self.columns.writes[op], self.tier)
@@ -160,15 +160,15 @@ class Rank:
         self.on_start(compute)
         self.on_change()
 
-    def alone(self, compute: Compute) -> Steps:
+    def alone(self, compute: ComputeAction) -> Steps:
         """Take the time that a compute takes alone."""
         yield self.clock.end_after(self.duration_ns(compute))
 
-    def duration_ns(self, compute: Compute) -> int:
+    def duration_ns(self, compute: ComputeAction) -> int:
         """Return what a compute takes alone [ns]."""
         return self.columns.duration_ns[compute.op] if compute.duration_ns < 0 else compute.duration_ns
 
-    def _end(self, compute: Compute) -> None:
+    def _end(self, compute: ComputeAction) -> None:
         """End a compute: what it wrote is valid in the compute tier, and stale elsewhere."""
         op = compute.op
         compute.queue.running.clear()
@@ -185,7 +185,7 @@ class Rank:
 
     # copies
 
-    def copy(self, copy: Copy) -> Steps:
+    def copy(self, copy: CopyAction) -> Steps:
         """Copy a tensor: rule 4."""
         link, tensor = copy.link, copy.tensor
         channel = link.channels.request()
@@ -196,31 +196,31 @@ class Rank:
             is_its_turn = awaited is None
         size = self.columns.size_bytes[tensor]
         if size and not self.held[link.target][tensor]:
-            yield self.rooms[link.target].ask(Claim(copy.key, [(tensor, size)], link.gate, is_copy=True))
+            yield self.rooms[link.target].ask(RoomClaim(copy.key, [(tensor, size)], link.gate, is_copy=True))
         self._begin_copy(copy)
         yield from self._transfer(copy, link, size)
         link.channels.release(channel)
         self._end_copy(copy)
 
-    def is_early(self, copy: Copy) -> bool:
+    def is_early(self, copy: CopyAction) -> bool:
         """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
         if copy.point is not None and not self._is_past(copy.point):
             return True
         return any(not other.has_started for other in copy.line)
 
-    def _is_past(self, point: Compute) -> bool:
+    def _is_past(self, point: ComputeAction) -> bool:
         """Return whether the last compute before a copy has come as far as copies wait for."""
         return point.has_ended if self.waits_for_ends else point.has_started
 
-    def lacks_source(self, copy: Copy) -> bool:
+    def lacks_source(self, copy: CopyAction) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
         is_valid = self.valid[copy.link.source][copy.tensor]
         return not (is_valid and _all_ended(copy.after) and _all_ended(copy.moves.get(copy.tensor, ())))
 
-    def _awaited_by_copy(self, copy: Copy) -> simpy.Event | None:
+    def _awaited_by_copy(self, copy: CopyAction) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
         clock, point = self.clock, copy.point
-        head: Copy = copy.queue.waiting[0]
+        head: CopyAction = copy.queue.waiting[0]
         if head is not copy:
             return head.started(clock)
         if copy.link.gate.opens is not None:  # rule 17
@@ -235,14 +235,14 @@ class Rank:
                 return writer.ended(clock)
         return self.change_of(copy.tensor) if self.lacks_source(copy) else None
 
-    def _begin_copy(self, copy: Copy) -> None:
+    def _begin_copy(self, copy: CopyAction) -> None:
         """Let a copy start, in the lowest free channel."""
         copy.channel, copy.point = heappop(copy.link.free), None
         self.hold((copy.tensor,), copy.link.target)
         copy.queue.start_first(self.clock.now)
         self.on_change()
 
-    def _transfer(self, copy: Copy, link: RankLink, size: int) -> Steps:
+    def _transfer(self, copy: CopyAction, link: RankLink, size: int) -> Steps:
         """Let the bytes of a copy cross: alone, or after its latency (and fill) as a flow beside others."""
         if link.path is None:
             yield self.clock.end_after(link.alone_ns(size))
@@ -253,7 +253,7 @@ class Rank:
         if needed or not lead:
             yield self.network.flow(link.path, link.cap(size), needed, copy.key)
 
-    def _end_copy(self, copy: Copy) -> None:
+    def _end_copy(self, copy: CopyAction) -> None:
         """End a copy: its target is valid."""
         link, tensor = copy.link, copy.tensor
         copy.queue.running.remove(copy)

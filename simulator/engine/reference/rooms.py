@@ -34,7 +34,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RoomClaim:
     """What an action asks of a tier, all or nothing.
 
     Attributes
@@ -56,7 +56,7 @@ class Claim:
 class Ask(ContainerGet):
     """An action in line for room; `key` is its place there."""
 
-    def __init__(self, room: Room, claim: Claim) -> None:
+    def __init__(self, room: Room, claim: RoomClaim) -> None:
         self.claim, self.is_its_turn = claim, True
         self.key = claim.key + _COPIES * claim.is_copy
         size = sum(size for _, size in claim.wanted)
@@ -91,7 +91,7 @@ class Room(simpy.Container):
         super().__init__(clock, init=max(0, size))
         self.clock, self.name, self.index, self.size, self.used = clock, name, index, size, 0
 
-    def ask(self, claim: Claim) -> Ask:
+    def ask(self, claim: RoomClaim) -> Ask:
         """Return the event that this claim is granted, now in the turn of its action or later in line."""
         ask = Ask(self, claim)
         if ask.triggered:
@@ -106,7 +106,7 @@ class Room(simpy.Container):
             super()._do_get(ask)
         return not self.has_line
 
-    def _finds_place(self, claim: Claim) -> bool:
+    def _finds_place(self, claim: RoomClaim) -> bool:
         """Return whether what fits in bytes finds its places."""
         return True
 
@@ -135,7 +135,7 @@ class Room(simpy.Container):
         if size > self.level:
             raise CapacityError(Shortfall(self.name, self.used + size, int(self.size), f"home of {tensor!r}"))
         if size:
-            Ask(self, Claim(HOME, [(item, size)], Gate()))
+            Ask(self, RoomClaim(HOME, [(item, size)], Gate()))
 
     def release(self, size: int, item: int) -> None:
         """Free the room of a tensor, or of a workspace, and let those in line try."""

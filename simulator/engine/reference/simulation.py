@@ -7,16 +7,16 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from simulator.engine.program import Columns, Program
-from simulator.engine.reference.actions import Compute
+from simulator.engine.reference.actions import ComputeAction
 from simulator.engine.reference.addresses import AddressedRoom
 from simulator.engine.reference.blocked import Explainer
-from simulator.engine.reference.collectives import Kernels
 from simulator.engine.reference.compaction import Compactor
 from simulator.engine.reference.host import HostThread
+from simulator.engine.reference.kernels import Kernels
 from simulator.engine.reference.ledger import Ledger
-from simulator.engine.reference.machine import Machine
 from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank
+from simulator.engine.reference.supernode import Machine
 from simulator.engine.reference.view import ReactiveView
 from simulator.engine.shared import Shared, Stored
 from simulator.hardware import Hardware
@@ -52,7 +52,7 @@ def run(
     contended = frozenset(rank for rank in simulated if columns[rank].is_contended)
     shared = Shared.of(hardware, budget_bytes, stands_in, contended)
     machine = Machine(hardware, shared, {rank: of.roles for rank, of in columns.items()})
-    stored, ranks = Stored.of(programs, hardware, stands_in), list[RankRun]()
+    stored, ranks = Stored.of(programs, hardware, stands_in), list[SimulatedRank]()
 
     def checkpoint() -> None:
         machine.recorder.flush()
@@ -61,7 +61,7 @@ def run(
 
     with no_garbage_search():
         for rank, elsewhere in zip(simulated, stored.elsewhere, strict=True):
-            run_of_rank = RankRun(machine, rank, programs[rank], columns[rank])
+            run_of_rank = SimulatedRank(machine, rank, programs[rank], columns[rank])
             run_of_rank.rank.waits_for_ends = switches.copies_wait_for == "end"
             run_of_rank.begin(frozenset(elsewhere), checkpoint)
             ranks.append(run_of_rank)
@@ -73,7 +73,7 @@ def run(
     return replace(trace, stored_once=stored.once)
 
 
-class RankRun:
+class SimulatedRank:
     """One rank set up to run its program. At time 0 each tensor that exists is at home.
 
     Parameters
@@ -134,7 +134,7 @@ class RankRun:
         for stream in rank.streams:
             rank.clock.process(rank.run_stream(stream))
 
-    def _on_start(self, compute: Compute) -> None:
+    def _on_start(self, compute: ComputeAction) -> None:
         """Tell the host and the ledger that a compute starts."""
         self._host.note_start()
         self._ledger.end(compute)

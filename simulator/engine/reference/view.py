@@ -11,7 +11,7 @@ from itertools import chain
 
 from simulator.cost.service import ceil_div
 from simulator.engine.program import Program
-from simulator.engine.reference.order import DynamicReads, Order
+from simulator.engine.reference.order import Order, Reveals
 from simulator.engine.reference.rank import Rank
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
@@ -95,7 +95,7 @@ class ReactiveView(Order):
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next run of an op reads; known once the op that reveals them has ended."""
-        dynamic = self._reads_revealed(op, DynamicReads.is_revealed)
+        dynamic = self._reads_revealed(op, Reveals.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.steps[op])
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
@@ -110,11 +110,11 @@ class ReactiveView(Order):
         accuracy
             Probability that each choice is guessed right; in place of the others, wrong candidates are guessed.
         """
-        dynamic = self._reads_revealed(op, DynamicReads.is_predictable)
+        dynamic = self._reads_revealed(op, Reveals.is_predictable)
         step = dynamic.steps[op]
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
-    def _reads_revealed(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
+    def _reads_revealed(self, op: int, is_known: Callable[[Reveals, int], bool]) -> Reveals:
         """Return all dynamic reads; refuse the question if what the op chooses is not known yet."""
         dynamic, name, reads = self.dynamic, self._graph.ops[op].name, self._graph.ops[op].dynamic
         where = f"action {self.number} (what op {name!r} reads)"

@@ -10,7 +10,7 @@ import simpy
 from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, unit_work
 from simulator.cost.collectives import phases
 from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
-from simulator.engine.reference.actions import Compute
+from simulator.engine.reference.actions import ComputeAction
 from simulator.engine.reference.ledger import PEER, Ledger
 from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rank import Rank, Steps
@@ -51,7 +51,7 @@ class Communicator:
         self._in_order, self._fabrics, self._path, self._network = sorted(members), hardware.fabrics, path, network
         self._clock = network.clock
         self._stages_of = cache(lambda collective: stages(phases(collective, ranks, hardware)))
-        self._arrived: dict[int, tuple[Rank, Ledger, Compute]] = {}
+        self._arrived: dict[int, tuple[Rank, Ledger, ComputeAction]] = {}
         self._parts: list[tuple[int, int, int]] = []
         self._others: Iterator[int] = iter(())
         self._over: simpy.Process
@@ -59,7 +59,7 @@ class Communicator:
         self._since_ns = 0
         self.peer = -1
 
-    def arrive(self, rank: Rank, ledger: Ledger, compute: Compute, collective: Collective) -> Steps:
+    def arrive(self, rank: Rank, ledger: Ledger, compute: ComputeAction, collective: Collective) -> Steps:
         """Arrive at the current meeting, wait for the others, and run the collective with them."""
         now = self._clock.now
         if not self._arrived:
@@ -155,7 +155,7 @@ class Kernels:
         flows = (self._paths[unit], share, arithmetic), (self._paths[MEMORY], memory_rate_cap(self._hardware), traffic)
         return [flow for flow in flows if flow[2]]
 
-    def run(self, compute: Compute) -> Steps:
+    def run(self, compute: ComputeAction) -> Steps:
         """Run a kernel: it ends with the last of its flows, and not before its time alone is over."""
         rank, op = self.rank, compute.op
         if op in self._meets:

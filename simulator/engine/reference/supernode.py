@@ -11,7 +11,7 @@ from simulator.engine.program import Program
 from simulator.engine.reference.actions import RankLink
 from simulator.engine.reference.addresses import AddressedRoom, space_for
 from simulator.engine.reference.clock import Clock
-from simulator.engine.reference.collectives import MEMORY, Communicator
+from simulator.engine.reference.kernels import MEMORY, Communicator
 from simulator.engine.reference.network import Network, Path, Resource
 from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.rooms import Room
