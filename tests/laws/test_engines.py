@@ -107,7 +107,7 @@ def test_they_tell_the_same_of_shipped_rows(name: str, monkeypatch: pytest.Monke
     hosim.run(name)
     assert both.left_out <= {ADDRESSES, LOOKS}, both.counts
     assert not both.counts["not refused"]
-    assert both.counts["compared"] > 0, both.counts
+    assert both.counts["compared"] > 0 or both.left_out == {ADDRESSES}, both.counts
 
 
 @given(kinds["one"])
