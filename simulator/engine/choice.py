@@ -75,7 +75,7 @@ def run(
     name, switches, stands_in = chosen(), switches or Switches(), simulated_for(programs, hardware, fold)
     trace = None
     if name != "simpy" and replay.is_built():
-        trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress=progress)
+        trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress)
         if trace is None and name == "compiled":  # what blocks or fails is covered: the other one says why
             reason = replay.why_not(programs, hardware, switches)
             insist(not reason, CHOICE, "the compiled engine covers what it must run", reason, "choose auto")

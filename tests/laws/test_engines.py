@@ -10,7 +10,7 @@ from pathlib import Path
 
 import digest_cases
 import pytest
-from both_engines import BothEngines, differences
+from both_engines import BothEngines
 from digest_cases import CASES, GROUP, KINDS
 from digests import SMALL, is_served
 from hypothesis import HealthCheck, given, settings
@@ -108,28 +108,6 @@ def test_they_tell_the_same_of_shipped_rows(name: str, monkeypatch: pytest.Monke
     assert both.left_out <= {ADDRESSES, LOOKS}, both.counts
     assert not both.counts["not refused"]
     assert both.counts["compared"] > 0 or both.left_out == {ADDRESSES}, both.counts
-
-
-@given(kinds["one"])
-def test_a_replay_without_waits_tells_the_rest(drawn: tuple[Run, Switches]) -> None:
-    run, switches = drawn
-    case = run.programs, run.hardware, run.budget_bytes, switches, (0,)
-    whole, short = replay.replay(*case), replay.replay(*case, waits=False)
-    if whole is None or short is None:
-        assert whole is short
-        return
-    assert differences(whole, short) == (["waits, row 0"] if len(whole.waits) else [])
-    assert not len(short.waits)
-
-
-@given(kinds["one"])
-def test_a_replay_gives_up_once_the_clock_is_past_a_time(drawn: tuple[Run, Switches]) -> None:
-    run, switches = drawn
-    case = run.programs, run.hardware, run.budget_bytes, switches, (0,)
-    if (whole := replay.replay(*case)) is not None:
-        end_ns = int(whole.spans.whole()["end_ns"].max())
-        assert replay.replay(*case, stop_ns=end_ns - 1) is None
-        assert replay.replay(*case, stop_ns=end_ns + 10**6) is not None
 
 
 def test_a_long_replay_tells_how_far_it_is_and_can_be_stopped() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
 from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
-from simulator.engine.shared import ENDLESS, NOTHING, Shared, Stored
+from simulator.engine.shared import NOTHING, Shared, Stored
 from simulator.errors import HosimError
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
@@ -43,16 +43,13 @@ def why_not(programs: Sequence[Program], hardware: Hardware, switches: Switches)
     return run.reason
 
 
-def replay(  # noqa: PLR0913 - what runs, by three names; how far, and what is told
+def replay(
     programs: Sequence[Program],
     hardware: Hardware,
     budget_bytes: int | float | None,
     switches: Switches,
     stands_in: tuple[int, ...],
-    *,
-    waits: bool = True,
     progress: Progress | None = None,
-    stop_ns: int = ENDLESS,
 ) -> Trace | None:
     """Replay one program per rank.
 
@@ -62,22 +59,17 @@ def replay(  # noqa: PLR0913 - what runs, by three names; how far, and what is t
         See `simulator.engine.run`.
     stands_in
         For each rank, the rank that is simulated in its place.
-    waits
-        Whether the trace says why streams wait.
-    stop_ns
-        Give up once the clock is past this time [ns].
 
     Returns
     -------
     Trace or None
-        What happened; None if it is left to the other engine: it is not covered, or blocked, or wrong; or given up.
+        What happened; None if it is left to the other engine: it is not covered, or blocked, or wrong.
     """
     run = _Run(programs, hardware, switches, stands_in)
     if (columns := run.columns(budget_bytes)) is None:
         return None
     computes = sum(tables.computes for tables in run.of_ranks)
     tell = None if progress is None else lambda ended: progress(ended, computes)
-    columns |= {"keeps_waits": int(waits), "stop_ns": stop_ns}
     rows = _replay.run(columns, [tables.columns for tables in run.tables], tell)
     if rows is None:
         return None

@@ -55,7 +55,7 @@ struct Agenda {
     std::vector<uint8_t> is_considered;
     std::priority_queue<Head, std::vector<Head>, std::greater<Head>> frees;  // detaches, by key
     std::vector<int32_t> accounts;  // streams whose waits may have another cause once the instant is settled
-    bool resets_rates = false, keeps_waits = true;
+    bool resets_rates = false;
 
     void consider(int32_t head, Key key) {
         if (!is_considered[head]) heads.emplace(key, head);
@@ -69,9 +69,7 @@ struct Agenda {
         return head;
     }
 
-    void look_at(int32_t stream) {
-        if (keeps_waits) accounts.push_back(stream);
-    }
+    void look_at(int32_t stream) { accounts.push_back(stream); }
 
     void wake(std::vector<int32_t> &watchers) {
         accounts.insert(accounts.end(), watchers.begin(), watchers.end());

@@ -32,9 +32,8 @@ protected:
     void add_wait(const Stream &stream, const Part &part) {
         const Rank &rank = ranks_[stream.rank];
         const Reason &why = part.reason;
-        if (agenda.keeps_waits)
-            waits.add(rank.number, stream.index, rank.action(stream.running).item, stream.running.key & ISSUE_MASK,
-                      part.start, part.end, why.cause, why.tensor, why.on, why.blocker);
+        waits.add(rank.number, stream.index, rank.action(stream.running).item, stream.running.key & ISSUE_MASK,
+                  part.start, part.end, why.cause, why.tensor, why.on, why.blocker);
     }
 
 private:

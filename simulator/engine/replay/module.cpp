@@ -58,14 +58,13 @@ void add_ranks(World &world, Columns &from, const std::deque<Program> &programs,
     }
 }
 
-// Tell the caller how many computes have ended, if it wants to know; return whether to go on.
-bool tell(PyObject *progress, int64_t ended) {
+// Tell the caller how many computes have ended, if it wants to know.
+void tell(PyObject *progress, int64_t ended) {
     if (PyErr_CheckSignals() < 0) throw Raised{};
-    if (progress == Py_None) return true;
+    if (progress == Py_None) return;
     PyObject *answer = PyObject_CallFunction(progress, "L", static_cast<long long>(ended));
     if (answer == nullptr) throw Raised{};
     Py_DECREF(answer);
-    return true;
 }
 
 // Replay a machine with its programs; return the tables, or None if that is left to the other engine.
@@ -84,11 +83,11 @@ PyObject *run(PyObject *, PyObject *arguments) {
         Columns from(machine);
         World world;
         world.queue_depth = from.number("queue_depth"), world.launch_ns = from.number("launch_ns");
-        world.memory_cap = from.number("memory_cap"), world.agenda.keeps_waits = from.number("keeps_waits");
+        world.memory_cap = from.number("memory_cap");
         add_network(world, from);
         add_meetings(world, from);
         add_ranks(world, from, read, actions);
-        if (!world.run(from.number("stop_ns"), [&] { return tell(progress, world.computes_ended); })) Py_RETURN_NONE;
+        if (!world.run([&] { tell(progress, world.computes_ended); })) Py_RETURN_NONE;
         return Py_BuildValue("(NNNN)", world.spans.take(), world.waits.take(), world.residencies.take(),
                              world.network.rates.take());
     } catch (const NotCovered &) {

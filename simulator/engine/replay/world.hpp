@@ -46,9 +46,9 @@ public:
         ranks_.push_back(std::move(rank));
     }
 
-    // Run to the end; return whether all ranks have done all. The checkpoint comes now and then, and may end the run.
+    // Run to the end; return whether all ranks have done all. The checkpoint comes now and then.
     template <typename Checkpoint>
-    bool run(Time stop_ns, Checkpoint goes_on) {
+    bool run(Checkpoint checkpoint) {
         constexpr int64_t EVENTS_PER_CHECKPOINT = 1 << 14;
         for (int32_t rank = 0; rank < size_of(ranks_); rank++) advance_host(rank);
         settle();
@@ -56,7 +56,7 @@ public:
             const Due due = clock.events.top();
             clock.events.pop();
             clock.now = due.when;
-            if (clock.now > stop_ns || (events % EVENTS_PER_CHECKPOINT == 0 && !goes_on())) return false;
+            if (events % EVENTS_PER_CHECKPOINT == 0) checkpoint();
             call(due.call);
             if (clock.events.empty() || clock.events.top().when > clock.now) settle();
         }
