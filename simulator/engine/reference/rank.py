@@ -225,12 +225,12 @@ class Rank:
             return head.started(clock)
         if copy.link.gate.opens is not None:  # rule 17
             return copy.link.gate.opens
-        if point is not None and not self._is_past(point):
+        if point is not None and not self._is_past(point):  # rule 4
             return point.ended(clock) if point.has_started else point.started(clock)
         for other in copy.line:  # rule 8
             if not other.has_started:
                 return other.started(clock)
-        for writer in copy.after:
+        for writer in copy.after:  # rule 5
             if not writer.has_ended:
                 return writer.ended(clock)
         return self.change_of(copy.tensor) if self.lacks_source(copy) else None
