@@ -68,8 +68,8 @@ class Probe:
 
     @property
     def median(self) -> float:
-        """The median over all rounds."""
-        return median(chain(*self.rounds))
+        """The median over all rounds, to the four digits that a profile has."""
+        return float(f"{median(chain(*self.rounds)):.4g}")
 
     @property
     def citation(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 import simulator as hosim_api
 from simulator import engine
-from simulator.engine import replay, simulation
+from simulator.engine import reference, replay
 from simulator.policies import POLICIES
 
 
@@ -26,8 +26,8 @@ def test_version(hosim, monkeypatch):
 def test_a_command_replays_by_the_engine_that_it_names(hosim, tmp_path, monkeypatch):
     """And its page names a command without it, as nothing depends on it."""
     path, by = chain.write(tmp_path), []
-    own = simulation.run
-    monkeypatch.setattr(simulation, "run", lambda *given: by.append(os.environ["HOSIM_ENGINE"]) or own(*given))
+    own = reference.run
+    monkeypatch.setattr(reference, "run", lambda *given: by.append(os.environ["HOSIM_ENGINE"]) or own(*given))
     out = tmp_path / "out"
     assert hosim("run", path, "--policy", "reactive", "--engine", "simpy", "--out", out).code == 0
     assert set(by) == {"simpy"}
