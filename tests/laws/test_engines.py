@@ -90,7 +90,7 @@ def test_they_tell_the_same_of_what_policies_try(group: int, tmp_path: Path, mon
         digest_cases.run(scenario, tmp_path)
     assert both.left_out <= {ADDRESSES, LOOKS}, both.counts
     assert not both.counts["not refused"]
-    assert both.counts["compared"] >= 200, both.counts
+    assert both.counts["compared"] >= 50, both.counts
 
 
 SHIPPED = [
