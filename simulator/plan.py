@@ -201,7 +201,8 @@ class Plan:
     home
         Tier id of each tensor at time 0, or `NOWHERE`.
     actions
-        A fixed list, run `repeats` times; or a function from a `View` to a generator of codes, run once.
+        A fixed list, run `repeats` times; or a function from a `View` to a generator of codes, run
+        once; it may be called again for the same run, and then has to do the same.
     repeats
         Number of times that the host runs a fixed list.
     notes

@@ -17,6 +17,7 @@ import numpy as np
 from simulator.engine import reference, replay
 from simulator.engine.program import Program, simulated_for
 from simulator.engine.reference import Progress
+from simulator.engine.replay.extension import is_stale
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
@@ -101,9 +102,9 @@ def chosen(name: str | None = None) -> str:
     ConfigError
         If there is no such engine, or the compiled one must run and is not built.
     """
-    name = name or os.environ.get(CHOICE) or "auto"
+    where, name = "engine" if name else CHOICE, name or os.environ.get(CHOICE) or "auto"
     if name not in ENGINES:
-        raise ConfigError(CHOICE, "an engine is one that hosim has", repr(name), nearest(name, ENGINES))
+        raise ConfigError(where, "an engine is one that hosim has", repr(name), nearest(name, ENGINES))
     must, do = "the compiled engine is built where it must run", f"{BUILD}; or choose auto"
     insist(name != "compiled" or replay.is_built(), CHOICE, must, "none that is of this hosim", do)
     return name
@@ -128,5 +129,8 @@ def in_use() -> str:
 
 def hint() -> str:
     """Say what to do for the compiled engine, if it would be used and is not built; else nothing."""
-    is_missed = chosen() == "auto" and not replay.is_built()
-    return f"its compiled engine, which is quicker, is not built; for it {BUILD}" if is_missed else ""
+    if chosen() != "auto" or replay.is_built():
+        return ""
+    if is_stale():
+        return "its compiled engine, which is quicker, was built of other sources; for it install hosim again"
+    return f"its compiled engine, which is quicker, is not built; for it {BUILD}"

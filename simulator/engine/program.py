@@ -24,6 +24,9 @@ from simulator.lifetime import duplicates
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.scenario import AllocatorKind
 
+LONGEST_NS = 1 << 61
+"""No run may take longer: 73 years. So no sum of two times is too large for 64 bits [ns]."""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

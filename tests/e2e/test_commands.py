@@ -37,7 +37,7 @@ def test_a_command_replays_by_the_engine_that_it_names(hosim, tmp_path, monkeypa
     assert "simpy" not in page
     done = hosim("run", path, "--engine", "simply")
     assert (done.code, done.out) == (1, "")
-    message = "hosim: HOSIM_ENGINE: an engine is one that hosim has, found 'simply'; use one of auto, simpy, compiled"
+    message = "hosim: engine: an engine is one that hosim has, found 'simply'; use one of auto, simpy, compiled"
     assert done.err.startswith(message)
 
 

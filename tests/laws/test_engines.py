@@ -16,13 +16,15 @@ from digests import SMALL, is_served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle_cases import Run, choosing, ranks_that_meet, staged, with_holes
+from stories import graph, machine, steps
 from strategies import Case, cases
 
 import simulator as hosim
 from simulator import GraphBuilder, Hardware, catalog, engine
 from simulator.cost import durations_ns
-from simulator.engine import replay
-from simulator.plan import Actions, Plan
+from simulator.engine import Program, replay
+from simulator.errors import ConfigError
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Actions, Plan
 from simulator.scenario import Switches
 
 pytestmark = pytest.mark.skipif(not replay.is_built(), reason="the compiled engine is not built")
@@ -129,3 +131,38 @@ def test_a_long_replay_tells_how_far_it_is_and_can_be_stopped() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         replay.replay(*case, progress=stop)
+
+
+WRONG = {
+    "an op": (COMPUTE, 10**6, 0, 0), "an op below": (COMPUTE, -1, 0, 0), "a stream below": (COMPUTE, 0, -7, 0),
+    "streams without end": (COMPUTE, 0, 2**31 - 1, 0), "a tier below": (DETACH, 0, -9, 0), "a tier": (COPY, 0, 0, 9),
+    "a tensor": (SYNC, 10**8, 0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", WRONG.values(), ids=WRONG)
+def test_a_plan_that_names_what_is_not_there_is_left_to_the_other_engine(code: tuple[int, int, int, int]) -> None:
+    """A policy may try any plan (`problem.replay`), and nobody has checked that one."""
+    assert _why_not(Actions.from_columns(*zip(code, strict=True)), (NOWHERE,)) == "a plan names what is not there"
+
+
+@pytest.mark.parametrize("home", [(), (99,), (-2,)])
+def test_so_is_one_whose_homes_are_none(home: tuple[int, ...]) -> None:
+    assert _why_not(Actions.from_columns([COMPUTE], [0], [0], [0]), home) == "a plan names what is not there"
+
+
+def _why_not(actions: Actions, home: tuple[int, ...]) -> str:
+    h, g = machine("100 B"), graph("a 40", "f: -> a, 5 ns")
+    program = Program(g, Plan("wrong", h.tier_names, home, actions), [5])
+    assert replay.replay([program], h, None, Switches(), (0,)) is None
+    return replay.why_not([program], h, Switches())
+
+
+@pytest.mark.parametrize("bandwidth", ["2 B/s", "1 B/s"])
+@pytest.mark.parametrize("name", ["simpy", "auto"])
+def test_a_run_of_centuries_is_one_sentence_by_either_engine(name: str, bandwidth: str) -> None:
+    """At 2 B/s each copy is short enough, at 1 B/s none; and no time wraps."""
+    h, g = machine(h2d={"bandwidth": bandwidth}), graph("w 4000000000 persistent", "f: w ->, 5 ns")
+    plan = Plan("slow", h.tier_names, (1,), steps(g, h, "copy w ddr hbm; compute f; detach w hbm"), 2)
+    with engine.using(name), pytest.raises(ConfigError, match="a run ends within 73 years"):
+        engine.run([Program(g.over(2), plan, [5])], h, budget_bytes=10**10)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.cost.service import FULL_RATE
 from simulator.engine.reference.clock import Clock
-from simulator.engine.reference.network import Network, Path, Pipe, Resource, max_min_rates
+from simulator.engine.reference.network import Network, Path, Pipe, SharedResource, max_min_rates
 
 
 class Flow:
@@ -77,12 +77,12 @@ def run_oracle(flows):
 @st.composite
 def flows_on_links(draw):
     clock = Clock()
-    buses = [Resource(draw(st.integers(1, 40))) for _ in range(draw(st.integers(0, 2)))]
+    buses = [SharedResource(draw(st.integers(1, 40))) for _ in range(draw(st.integers(0, 2)))]
     paths = []
     for _ in range(draw(st.integers(1, 3))):
         unit, sharing = draw(st.integers(1, 20)), draw(st.sampled_from(["fifo", "fair"]))
         on = tuple(b for b in buses if draw(st.booleans()))
-        own = (Resource(unit),) if sharing == "fair" else ()
+        own = (SharedResource(unit),) if sharing == "fair" else ()
         paths.append(Path(unit, tuple((resource, 1) for resource in own + on), even=sharing == "fifo"))
     caps = st.sampled_from([FULL_RATE, FULL_RATE // 2, FULL_RATE // 3, FULL_RATE // 7])
     flow = st.builds(
@@ -125,6 +125,6 @@ def test_every_flow_has_a_saturated_resource_or_its_own_cap(case):
 
 def test_a_lone_flow_runs_at_the_full_rate():
     clock = Clock()
-    flow = Flow(clock, Path(10, ((Resource(10), 1),), even=False), FULL_RATE, 7 * FULL_RATE + 1, 3)
+    flow = Flow(clock, Path(10, ((SharedResource(10), 1),), even=False), FULL_RATE, 7 * FULL_RATE + 1, 3)
     run_engine([flow], clock)
     assert flow.ended_ns == 11, "an end is the first whole nanosecond at which the work is done"

@@ -12,7 +12,7 @@ from stories import graph, machine, steps
 
 import simulator as hosim
 from simulator import engine
-from simulator.engine import replay
+from simulator.engine import choice, replay
 from simulator.engine.replay import extension
 from simulator.errors import ConfigError
 from simulator.plan import NOWHERE, Plan
@@ -126,6 +126,9 @@ def test_an_extension_of_other_sources_is_not_used(sources, monkeypatch, tmp_pat
 def test_one_who_would_gain_is_told(compiled, monkeypatch):
     assert engine.hint() == ""
     monkeypatch.setattr(replay, "is_built", lambda: False)
+    monkeypatch.setattr(choice, "is_stale", lambda: True)
+    assert engine.hint().endswith("was built of other sources; for it install hosim again")
+    monkeypatch.setattr(choice, "is_stale", lambda: False)
     assert engine.hint() == (
         "its compiled engine, which is quicker, is not built; for it install a C++17 compiler and Python's headers, "
         "then hosim again"

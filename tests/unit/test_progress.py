@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from simulator import engine
-from simulator.engine import replay
+from simulator.engine import choice, replay
 from simulator.report import tables
 from simulator.run import sweep
 
@@ -41,6 +41,7 @@ def test_what_is_soon_done_says_nothing(clock, capsys):
 
 def test_what_took_long_says_if_it_could_be_quicker(clock, capsys, monkeypatch):
     monkeypatch.setattr(replay, "is_built", lambda: False)
+    monkeypatch.setattr(choice, "is_stale", lambda: False)
     for seconds, name in ((29, "auto"), (31, "auto"), (31, "simpy")):
         with engine.using(name), tables.ProgressBar():
             clock[0] += seconds

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 
 import simpy
 
+from simulator.engine.program import LONGEST_NS
+from simulator.errors import ConfigError
+from simulator.units import human
+
 RANK_SHIFT = 40
 """An action's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
 
@@ -68,6 +72,9 @@ class Clock(simpy.Environment):
 
     def end_after(self, delay_ns: int) -> simpy.Event:
         """Return the end of what takes so long: in this round, or in the next one if its ends are over."""
+        if self.now + delay_ns > LONGEST_NS:
+            must, do = "a run ends within 73 years (2^61 ns)", "give more bandwidth, or less to move or to compute"
+            raise ConfigError("run", must, f"something that takes {human(delay_ns, 'ns')}", do)
         if delay_ns or self._instant != self.now or not self.phase:
             return self.timeout(delay_ns)
         return TurnEvent(self, self.base - self.base % _ROUND + _ROUND, 0, 0)

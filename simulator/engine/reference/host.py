@@ -84,7 +84,7 @@ class HostThread:
     def _pay(self, price_ns: int) -> Steps:
         self.pays = True
         self._rank.on_change()
-        yield self._clock.timeout(price_ns)
+        yield self._clock.end_after(price_ns)
         self.pays = False
 
     def _wait_for_queue(self) -> Steps:

@@ -21,7 +21,7 @@ from simulator.cost.service import FULL_RATE, ceil_div
 from simulator.engine.reference.clock import RATES, Clock
 
 
-class Resource:
+class SharedResource:
     """Something with a bandwidth that flows share: a link, a bus, a port, the compute tier, or a unit that computes.
 
     Attributes
@@ -47,7 +47,7 @@ class Resource:
         return total // FULL_RATE
 
 
-Uses = tuple[tuple[Resource, int], ...]
+Uses = tuple[tuple[SharedResource, int], ...]
 """Resources, each with the number of flows that a flow counts for there (see `simulator.engine.program`)."""
 
 
@@ -212,7 +212,7 @@ class Network:
         """Share the resources again among all pipes connected with a change, and reschedule their next ends."""
         now = self.clock.now
         seen: set[Pipe] = set()
-        watched: dict[Resource, None] = {}
+        watched: dict[SharedResource, None] = {}
         for pipe in self._touched:
             watched.update(dict.fromkeys(pipe.path.watched))
             if not (connected := _connected(pipe, seen)):

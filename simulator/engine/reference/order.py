@@ -183,7 +183,7 @@ class Order:
         """Lay out a detach."""
         detach = self.sync(tensor)
         if tensor in self._columns.outputs and self._valid_in(tensor) == [tier]:
-            detach.after = self._unended_computes(self._last)
+            detach.after = self._unended_computes(self._last)  # rule 6
         if broken_rule := self.issued.detach(tensor, tier):
             self.refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor] = [detach]
@@ -216,4 +216,4 @@ class Order:
         return [compute for _, compute in sorted(by_stream.items()) if not compute.has_ended]
 
     def refuse(self, action: str, must: str, tensor: int, do: str) -> None:
-        """Do nothing: a fixed plan was checked before its run; one that was not blocks where it is wrong."""
+        """Meet an action that cannot act: a fixed plan was checked before its run, or blocks where it is wrong."""

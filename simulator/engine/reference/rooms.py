@@ -40,7 +40,7 @@ class RoomClaim:
     Attributes
     ----------
     key, is_copy
-        Whose turn it is, and whether computes go first.
+        Whose turn it is, and whether it is a copy, before which computes go.
     wanted
         The places.
     gate

@@ -12,7 +12,7 @@ from simulator.engine.reference.actions import RankLink
 from simulator.engine.reference.addresses import AddressedRoom, space_for
 from simulator.engine.reference.clock import Clock
 from simulator.engine.reference.kernels import MEMORY, Communicator
-from simulator.engine.reference.network import Network, Path, Resource
+from simulator.engine.reference.network import Network, Path, SharedResource
 from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.rooms import Room
 from simulator.engine.shared import ENDLESS, NOTHING, Meets, Shared
@@ -52,9 +52,9 @@ class Machine:
         meets, self._meeting_of = shared.meetings(roles)
         self._communicators = [self._communicator(of) for of in meets]
 
-    def _new_resource(self, position: int) -> Resource:
+    def _new_resource(self, position: int) -> SharedResource:
         bandwidth, bus, instance = self._shared.resources[position]
-        return Resource(bandwidth, None if bus == NOTHING else partial(self._record_rate, bus, instance))
+        return SharedResource(bandwidth, None if bus == NOTHING else partial(self._record_rate, bus, instance))
 
     def _record_rate(self, bus: int, instance: int, time_ns: int, bytes_per_s: int) -> None:
         self.recorder.rates += _rate_row(time_ns, bus, instance, bytes_per_s)

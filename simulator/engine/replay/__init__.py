@@ -111,6 +111,14 @@ class _Run:
         """Return the machine in columns, and complete those of programs; None if some part is not covered."""
         if self.reason:
             return None
+        try:
+            return self._columns(budget_bytes)
+        except OverflowError:  # a time or a size that is too large for the numbers there
+            return None
+        except (HosimError, KeyError):  # a collective that cannot be: the other engine meets it in its place in the run
+            return None
+
+    def _columns(self, budget_bytes: int | float | None) -> dict[str, Any] | None:
         of_ranks = [*zip(self._ranks, self.of_ranks, strict=True)]
         contended = frozenset(rank for rank, tables in of_ranks if tables.is_contended)
         shared = Shared.of(self._hardware, budget_bytes, self._stands_in, contended)
@@ -119,10 +127,7 @@ class _Run:
             tables.add_links(shared, [path != NOTHING for path in paths])
         stored = Stored.of(self._programs, self._hardware, self._stands_in)
         self._stored = stored.once
-        try:
-            return None if self.reason else machine_columns(shared, stored, self.tables, self.of_ranks)
-        except (HosimError, KeyError):  # a collective that cannot be: the other engine meets it in its place in the run
-            return None
+        return None if self.reason else machine_columns(shared, stored, self.tables, self.of_ranks)
 
     def trace(self, tables_of_run: dict[str, Any]) -> Trace:
         """Return the trace that has these tables."""

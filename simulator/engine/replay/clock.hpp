@@ -45,7 +45,10 @@ struct Clock {
     Schedule events;
     int64_t put = 0;  // numbers what is due
 
-    void at(Time time, Call call) { events.push({time, put++, call}); }
+    void at(Time time, Call call) {
+        if (time > LONGEST) throw NotCovered{};
+        events.push({time, put++, call});
+    }
 };
 
 // What to try in the present round of an instant. Heads (streams, then links) are numbered through.

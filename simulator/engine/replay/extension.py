@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
+def is_stale() -> bool:
+    """Return whether the module is there, but was made of other sources."""
+    return any(Path(__file__).parent.glob("_replay*.[sp][oy]*"))
+
+
 def loaded() -> Any:
     """Return the module; None without it, or if it is of other sources: what was changed is not what would run."""
     try:

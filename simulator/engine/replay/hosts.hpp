@@ -20,6 +20,7 @@ protected:
             while (rank.pending == NONE && has_next(rank)) {
                 const size_t action = rank.position++;
                 rank.now += p.price_ns[p.price_ns.size() == 1 ? 0 : action];
+                if (rank.now > LONGEST) throw NotCovered{};
                 if (!issue(number, static_cast<int32_t>(action))) rank.pending = static_cast<int32_t>(action);
             }
             rank.is_finished = rank.pending == NONE;

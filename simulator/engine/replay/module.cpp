@@ -94,7 +94,7 @@ PyObject *run(PyObject *, PyObject *arguments) {
         Py_RETURN_NONE;
     } catch (const Raised &) {
         return nullptr;
-    } catch (const std::bad_alloc &) {
+    } catch (const std::exception &) {  // of the standard library: it has no room
         return PyErr_NoMemory();
     }
 }

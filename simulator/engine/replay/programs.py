@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 from simulator.cost import UNITS, chosen_op, expected_op, memory_rate_cap, roofline, unit_work
 from simulator.cost.service import fabric_rate_cap
 from simulator.draws import Draws
-from simulator.engine.program import Program
-from simulator.engine.replay.written import written_out
+from simulator.engine.program import LONGEST_NS, Program
+from simulator.engine.replay.written import in_range, written_out
 from simulator.engine.shared import NOTHING, Columns, Shared, Stages, Stored, ids, ints, whole
 from simulator.graph import Collective, Graph, Op, Roles
 from simulator.hardware import Hardware
@@ -21,6 +22,9 @@ from simulator.scenario import Switches
 from simulator.trace import ISSUED, Bools, Ints
 
 T = TypeVar("T")
+
+_MOST_STREAMS = 1 << 16
+_TOO_LONG = "a time is beyond 2^61 ns"
 
 _HALF = 32
 """Bits of the lower part of a work, which may be too large for one number."""
@@ -83,18 +87,30 @@ class ReplayedProgram:
             self.reason = "a plan looks at the machine, or breaks a rule"
             return
         self.repeats = plan.repeats if written is None else 1
-        kind, a, b, c = _columns_of(self.actions)
+        kind, a, b, c = codes = _columns_of(self.actions)
+        home, tiers = np.array(plan.home, np.int32), len(hardware.tiers)
+        is_home = len(home) == len(graph.tensors) and bool(((home >= NOTHING) & (home < tiers)).all())
+        if not (is_home and in_range(codes, graph, tiers, _MOST_STREAMS)):
+            self.reason = "a plan names what is not there"
+            return
+        if max(*program.durations_ns, int(prices_ns.max(initial=0)), 0) > LONGEST_NS:
+            self.reason = _TOO_LONG
+            return
         is_compute = kind == COMPUTE
         self.computes = int(np.count_nonzero(is_compute)) * self.repeats
         last_stream = int(b[is_compute].max(initial=0)) if written is None else self._last_stream_of_graph()
         self.columns = {
             **EMPTY, **_kept(graph, _graph_columns), "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns,
-            "tiers": len(hardware.tiers), "compute_tier": hardware.compute_tier_id, "streams": 1 + last_stream,
+            "tiers": tiers, "compute_tier": hardware.compute_tier_id, "streams": 1 + last_stream,
             "steps": graph.steps, "repeats": self.repeats, "is_decided": int(written is not None),
-            "duration_ns": np.array(program.durations_ns, np.int64), "home": np.array(plan.home, np.int32),
+            "duration_ns": np.array(program.durations_ns, np.int64), "home": home,
             "starts_ns": program.starts_ns + (host.fixed.launch_ns if written is None or plan.static_parts else 0),
             "copies_wait_for_ends": int(switches.copies_wait_for == "end"),
         }  # fmt: skip
+        drawn_ns = map(program.draws.durations_ns, graph.dynamic_reads) if program.draws else ()
+        if max(chain.from_iterable(drawn_ns), default=0) > LONGEST_NS:
+            self.reason = _TOO_LONG
+            return
         if last_stream:
             self.is_contended = _contends(graph, a[is_compute], b[is_compute], is_fixed=written is None)
         if self.is_contended:
@@ -131,6 +147,8 @@ class ReplayedProgram:
         for link, size in zip(*(column.tolist() for column in np.nonzero(is_used)), strict=True):
             lead[link, size], cap[link, size] = shared.timing(link, sizes[size], is_shared=is_shared[link])
         columns |= {"lead_ns": lead, "cap": cap}
+        if lead.max(initial=0) > LONGEST_NS:
+            self.reason = _TOO_LONG
 
     def _add_kernels(self) -> None:
         """Add what each op does in the device, beside others, but for its launch; nothing if its time is given."""

@@ -10,11 +10,12 @@ that pulls it as it runs decides.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.draws import Draws
 from simulator.engine.program import Program
@@ -61,7 +62,9 @@ def written_out(program: Program, hardware: Hardware) -> WrittenPlan | None:
         rows = np.frombuffer(array("q", view.codes), np.int64).reshape(-1, 4)
     except Exception:  # an engine that pulls the plan meets the same, in its place in the run
         return None
-    if not view.is_sure or not _in_range(rows, program.graph, len(hardware.tiers)):
+    graph = program.graph
+    streams = 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)  # each group may have one of its own
+    if not view.is_sure or not in_range(rows.T, graph, len(hardware.tiers), streams):
         return None
     kind, operands = rows[:, 0].astype(np.int8), rows[:, 1:].astype(np.int32).T
     actions = Actions.from_columns(array("b", kind.tobytes()), *(array("i", operand.tobytes()) for operand in operands))
@@ -196,10 +199,17 @@ class _View:
         return self._places
 
 
-def _in_range(rows: Ints, graph: Graph, tiers: int) -> bool:
-    """Return whether each row is an action on ops, streams, tensors and tiers that there are."""
-    kind, a, b, c = rows.T
-    streams = 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)  # each group may have one of its own
+def in_range(codes: Iterable[NDArray[Any]], graph: Graph, tiers: int, streams: int) -> bool:
+    """Return whether each action is on ops, streams, tensors and tiers that there are.
+
+    Parameters
+    ----------
+    codes
+        The columns of the actions' codes.
+    graph, tiers, streams
+        Ops and tensors; how many tiers and streams there are.
+    """
+    kind, a, b, c = codes
     is_compute, unused = kind == COMPUTE, 1 << 31
     limits = (
         (kind, SYNC + 1),
