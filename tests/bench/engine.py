@@ -34,7 +34,7 @@ from simulator.errors import ConfigError
 from simulator.trace import TABLES, Block, Trace, pick
 
 MOST = {"growth": 1.0, "bytes_per_op": 100.0}
-LEAST = {"decode": 0.040, "compute": 0.134, "reactive": 0.016, "pool1": 0.021, "pool64": 0.016, "pool384": 0.0095}
+LEAST = {"decode": 0.040, "compute": 0.134, "reactive": 0.016, "pool1": 0.021, "pool64": 0.016, "pool384": 0.009}
 """R of simpy: a quarter of that of the event loop which it replaced, on its last day. Speed is not its aim."""
 ENGINES = ("simpy", "compiled")
 FEW = 4
