@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, StepPatch
-from matplotlib.transforms import Bbox, BboxBase
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from simulator.report.rows import DRAINED
@@ -141,19 +141,19 @@ class NotebookAxes(Axes):
 
     _beyond: NDArray[np.float64] | None = None
 
-    def get_tightbbox(self, renderer: Any = None, **how: Any) -> BboxBase | None:
+    def get_tightbbox(self, *args: Any, **how: Any) -> Bbox | None:
         """Return the box around the axes with their texts.
 
         Within `settle` the texts are measured once: the layout asks twice, and between that only moves axes, so that
         each text still lies as far beyond them, unless other ticks suit their new size.
         """
-        at, is_settling = self.bbox.extents, picture(self).is_settling
+        frame, is_settling = np.array(self.bbox.extents), picture(self).is_settling
         if not is_settling or self._beyond is None or not all(map(_has_same_ticks, (self.xaxis, self.yaxis))):
-            box = super().get_tightbbox(renderer, **how)
+            box = super().get_tightbbox(*args, **how)
             if not is_settling or box is None:
                 return box
-            self._beyond = box.extents - at
-        return Bbox.from_extents(at + self._beyond)
+            self._beyond = box.extents - frame
+        return Bbox.from_extents(*(frame + self._beyond))
 
     def _repr_png_(self) -> bytes:
         return picture(self).png()

@@ -113,9 +113,9 @@ def _objects(table: Columns) -> Iterator[bytes]:
     lines, cells = max((len(values) for values in table.values() if not isinstance(values, str)), default=0), []
     for key, values in table.items():
         column, start = [values] * lines if isinstance(values, str) else values, orjson.dumps(key)
-        known = {value: b",%b:%b" % (start, orjson.dumps(value)) for value in set(column)}  # many are alike
-        known |= dict.fromkeys(("", None), b"")
-        cells.append([known[value] for value in column])
+        text_of = {value: b",%b:%b" % (start, orjson.dumps(value)) for value in set(column)}  # many are alike
+        text_of |= dict.fromkeys(("", None), b"")
+        cells.append([text_of[value] for value in column])
     return (b"{%b}" % b"".join(line)[1:] for line in zip(*cells, strict=True))
 
 
