@@ -172,14 +172,15 @@ class Frames:
 
     def _memory(self) -> Columns:
         rows, instances, job = self.trace.residencies.whole(), Instances(self.hardware, self.trace), self.job
-        held = zip(rows["rank"].tolist(), rows["tensor"].tolist(), strict=True)
-        kinds = [kind_of(job.graph(rank), tensor) for rank, tensor in held]
+        held = [*zip(rows["rank"].tolist(), rows["tensor"].tolist(), strict=True)]
+        kind_at = {(rank, tensor): kind_of(job.graph(rank), tensor) for rank, tensor in set(held)}
+        kinds, tiers = [*map(kind_at.__getitem__, held)], self.hardware.tier_names
         different, kind = np.unique(kinds, return_inverse=True)
         instance, delta = instances.of(rows), instances.delta_bytes(rows)
         return {
             "time_ns": rows["time_ns"],
             "rank": rows["rank"],
-            "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
+            "tier": [tiers[i] for i in rows["tier"].tolist()],
             "kind": kinds,
             "kind_bytes": running(instance * len(different) + kind, delta),
             "used_bytes": running(instance, delta),

@@ -17,11 +17,13 @@ from typing import IO, Any, cast
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, StepPatch
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from simulator.report.rows import DRAINED
@@ -115,6 +117,7 @@ class Picture(Figure):
     """
 
     def __init__(self, height_in: float) -> None:
+        self.is_settling = False
         super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
         self._agg: Any = FigureCanvasAgg(self)  # which has no types
 
@@ -136,8 +139,29 @@ class Picture(Figure):
 class NotebookAxes(Axes):
     """Axes that show their whole picture in a notebook."""
 
+    _beyond: NDArray[np.float64] | None = None
+
+    def get_tightbbox(self, *args: Any, **how: Any) -> Bbox | None:
+        """Return the box around the axes with their texts.
+
+        Within `settle` the texts are measured once: the layout asks twice, and between that only moves axes, so that
+        each text still lies as far beyond them, unless other ticks suit their new size.
+        """
+        frame, is_settling = np.array(self.bbox.extents), picture(self).is_settling
+        if not is_settling or self._beyond is None or not all(map(_has_same_ticks, (self.xaxis, self.yaxis))):
+            box = super().get_tightbbox(*args, **how)
+            if not is_settling or box is None:
+                return box
+            self._beyond = box.extents - frame
+        return Bbox.from_extents(*(frame + self._beyond))
+
     def _repr_png_(self) -> bytes:
         return picture(self).png()
+
+
+def _has_same_ticks(axis: Axis) -> bool:
+    """Tell whether the ticks of an axis are those that were measured."""
+    return [tick.get_loc() for tick in axis.majorTicks] == list(axis.get_majorticklocs())
 
 
 def picture(ax: Axes) -> Picture:
@@ -182,7 +206,9 @@ def settle(ax: Axes) -> None:
     """Run the layout, and freeze it in a picture, so that the pixels of axes are known; call it once labels are set."""
     figure = ax.figure.canvas.figure
     if isinstance(figure, Picture) and (layout := figure.get_layout_engine()) is not None:
+        figure.is_settling = True
         layout.execute(figure)
+        figure.is_settling = False
         figure.set_layout_engine("none")
     else:
         figure.draw_without_rendering()

@@ -11,19 +11,22 @@ needs no rank), and call a thread that has the id of its process the main thread
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 
-from simulator.report.readings import KINDS, Usage, lines, space, usages
+from simulator.report.readings import KINDS, Columns, Usage, columns, space, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.trace import Block, Ints, lasts, pick
 
-Event = dict[str, Any]
+Event = bytes
+"""An event as JSON."""
+Events = Callable[[int], Iterable[Event]]
+"""Makes events of the process with this id."""
 _CHUNK = 20_000
 _FIRST = 100_000
 """Id of the first thread, above the ids of all processes."""
@@ -44,8 +47,8 @@ def write(rows: Sequence[Row], path: Path) -> None:
     between, every = b"", _of_all(rows)
     with path.open("wb") as plain, gzip.GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        while chunk := list(islice(every, _CHUNK)):
-            out.write(between + orjson.dumps(chunk)[1:-1])
+        while chunk := b",".join(islice(every, _CHUNK)):
+            out.write(between + chunk)
             between = b",\n"
         out.write(b"\n]}\n")
 
@@ -53,15 +56,25 @@ def write(rows: Sequence[Row], path: Path) -> None:
 def _of_all(rows: Sequence[Row]) -> Iterator[Event]:
     first = behind = 0
     for row in rows:
-        for event in events(row, "process" if rows[1:] else "rank"):
-            event["pid"] += first
-            behind = max(behind, event["pid"] + 1)
-            yield event
+        for pid, some in _by_process(row, "process" if rows[1:] else "rank"):
+            behind = max(behind, first + pid + 1)
+            yield from some(first + pid)
         first = behind
 
 
-def events(row: Row, numbered: str = "rank") -> Iterator[Event]:
+def events(row: Row) -> Iterator[Event]:
     """Iterate over the events of a row's trace: names, slices and counters, rank by rank.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    """
+    return _of_all([row])
+
+
+def _by_process(row: Row, numbered: str) -> Iterator[tuple[int, Events]]:
+    """Iterate over the events of a row's trace, some at a time, each with the id of their process.
 
     Parameters
     ----------
@@ -73,57 +86,72 @@ def events(row: Row, numbered: str = "rank") -> Iterator[Event]:
     if row.trace is None:
         return
     ranks = chosen(row, MOST_RANKS)
-    yield _meta("process_labels", ranks[0], 0, labels=omitted(row, ranks))
+    yield 0, partial(_meta, "process_labels", labels=omitted(row, ranks))
     for view in of_ranks(row, ranks):
         times = f" x{view.stands_for}" if view.stands_for > 1 else ""
         name = ", ".join(filter(None, (row.label, view.program)))
-        yield _meta("process_name", view.rank, 0, name=f"{name}{times}, {numbered}")
-        yield from _slices(view)
+        yield view.rank, partial(_meta, "process_name", name=f"{name}{times}, {numbered}")
+        yield view.rank, partial(_slices, view)
         for usage in usages(view):
             if usage.scope == "device" or not row.is_job:
-                yield from _memory(usage, view.rank)
+                yield view.rank, partial(_memory, usage)
         if (kept := space(view)) is not None:
             tier = row.hardware.compute_tier
-            yield from _counter(f"{tier}: reserved", view.rank, kept.time_ns, kept.reserved_bytes)
+            yield view.rank, partial(_counter, f"{tier}: reserved", kept.time_ns, kept.reserved_bytes)
             if kept.has_holes:
-                yield from _counter(f"{tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
+                yield view.rank, partial(_counter, f"{tier}: largest hole", kept.time_ns, kept.hole_bytes)
     if row.is_job:
         yield from _shared(row, row.trace.rates.whole())
 
 
-def _meta(name: str, pid: int, tid: int, /, **args: object) -> Event:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+def _meta(name: str, pid: int, tid: int = 0, /, **args: object) -> list[Event]:
+    return [orjson.dumps({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})]
 
 
-def _slices(view: Row) -> Iterator[Event]:
+def _objects(table: Columns) -> Iterator[bytes]:
+    """Iterate over the lines of a table as JSON, without empty values; a text stands for a column of it."""
+    lines, cells = max((len(values) for values in table.values() if not isinstance(values, str)), default=0), []
+    for key, values in table.items():
+        column, start = [values] * lines if isinstance(values, str) else values, orjson.dumps(key)
+        text_of = {value: b",%b:%b" % (start, orjson.dumps(value)) for value in set(column)}  # many are alike
+        text_of |= dict.fromkeys(("", None), b"")
+        cells.append([text_of[value] for value in column])
+    return (b"{%b}" % b"".join(line)[1:] for line in zip(*cells, strict=True))
+
+
+def _with_args(about: Columns, args: Columns) -> Iterator[Event]:
+    """Iterate over events: what they are about, and their arguments."""
+    return (b'%b,"args":%b}' % (each[:-1], more) for each, more in zip(_objects(about), _objects(args), strict=True))
+
+
+def _slices(view: Row, pid: int) -> Iterator[Event]:
     """Iterate over the threads of a rank and their slices: steps, spans and waits."""
-    spans, waits, ends = lines(view, "spans"), lines(view, "waits"), dict[int, int]()
-    for span in spans:
-        span["cat"] = span["phase"] or span["kind"]
-        span["lane"] = span["track"] if span["kind"] == "compute" else f"{span['track']} #{span['channel']}"
-        if span["kind"] == "compute" and (span["track"] == "stream 0" or not view.graph.meets):
-            ends[span["step"]] = max(span["end_ns"], ends.get(span["step"], 0))
-    for wait in waits:
-        wait["lane"], wait["cat"] = f"stream {wait['stream']} stalls", "stall"
-        wait["name"] = f"{wait['cause']} at {wait['on']}" if wait["on"] else wait["cause"]
-    steps = [
-        {"lane": "steps", "name": f"step {step}", "cat": "step", "step": step, "start_ns": start, "end_ns": ends[step]}
-        for step, start in zip(sorted(ends), (0, *sorted(ends.values())), strict=False)
-    ]
-    slices = [*steps, *spans, *waits]
-    lanes = sorted({each["lane"] for each in slices}, key=lambda lane: ("#" in lane, lane))
+    spans, waits, ends = columns(view, "spans"), columns(view, "waits"), dict[int, int]()
+    spans["cat"] = [phase or kind for phase, kind in zip(spans["phase"], spans["kind"], strict=True)]
+    places = zip(spans["kind"], spans["track"], spans["channel"], strict=True)
+    spans["lane"] = [track if kind == "compute" else f"{track} #{channel}" for kind, track, channel in places]
+    for lane, kind, step, end in zip(*(spans[key] for key in ("lane", "kind", "step", "end_ns")), strict=True):
+        if kind == "compute" and (lane == "stream 0" or not view.graph.meets):
+            ends[step] = max(end, ends.get(step, 0))
+    waits["lane"], waits["cat"] = [f"stream {stream} stalls" for stream in waits["stream"]], "stall"
+    waits["name"] = [f"{cause} at {on}" if on else cause for cause, on in zip(waits["cause"], waits["on"], strict=True)]
+    order = sorted(ends)
+    steps: Columns = {"lane": ["steps"] * len(ends), "name": [f"step {step}" for step in order], "cat": "step"}
+    steps |= {"step": order, "start_ns": [0, *sorted(ends.values())][: len(ends)], "end_ns": [ends[k] for k in order]}
+    lanes = sorted({*steps["lane"], *spans["lane"], *waits["lane"]}, key=lambda lane: ("#" in lane, lane))
     threads = {lane: tid for tid, lane in enumerate(lanes, _FIRST)}
     for lane, tid in threads.items():
-        yield _meta("thread_name", view.rank, tid, name=lane)
-        yield _meta("thread_sort_index", view.rank, tid, sort_index=tid)
-    for args in slices:
-        about = {"ph": "X", "pid": view.rank, "tid": threads[args.pop("lane")], "name": args.pop("name")}
-        start, end = args.pop("start_ns"), args.pop("end_ns")
-        about |= {"cat": args.pop("cat"), "ts": start / 1000, "dur": (end - start) / 1000}
-        yield about | {"args": {key: value for key, value in args.items() if value not in ("", None)}}
+        yield from _meta("thread_name", pid, tid, name=lane)
+        yield from _meta("thread_sort_index", pid, tid, sort_index=tid)
+    for args in (steps, spans, waits):
+        lane, starts, finishes = args.pop("lane"), args.pop("start_ns"), args.pop("end_ns")
+        about: Columns = {"ph": "X", "pid": [pid] * len(starts), "tid": [threads[each] for each in lane]}
+        about |= {"name": args.pop("name"), "cat": args.pop("cat"), "ts": [start / 1000 for start in starts]}
+        about["dur"] = [(end - start) / 1000 for start, end in zip(starts, finishes, strict=True)]
+        yield from _with_args(about, args)
 
 
-def _shared(row: Row, rates: Block) -> Iterator[Event]:
+def _shared(row: Row, rates: Block) -> Iterator[tuple[int, Events]]:
     """Iterate over counters of the tiers and buses that ranks share, in processes of their own."""
     processes: dict[str, int] = {}
 
@@ -132,27 +160,28 @@ def _shared(row: Row, rates: Block) -> Iterator[Event]:
         return processes.setdefault(name, row.job.ranks + len(processes))
 
     for usage in usages(row):
-        yield from _memory(usage, process(usage.scope, usage.instance))
+        yield process(usage.scope, usage.instance), partial(_memory, usage)
     for index, (name, bus) in enumerate(row.hardware.buses.items()):
         of_bus = pick(rates, rates["bus"] == index)
         title = f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})"
         for instance in np.unique(of_bus["instance"]).tolist():
             changes, pid = pick(of_bus, of_bus["instance"] == instance), process(bus.scope, instance)
-            yield from _counter(title, pid, changes["time_ns"], changes["bytes_per_s"], "B/s")
+            yield pid, partial(_counter, title, changes["time_ns"], changes["bytes_per_s"], unit="B/s")
     for where, pid in processes.items():
-        yield _meta("process_name", pid, 0, name=f"shared in {where}, id")
+        yield pid, partial(_meta, "process_name", name=f"shared in {where}, id")
 
 
 def _memory(usage: Usage, pid: int) -> Iterator[Event]:
     name = f"{usage.tier} ({usage.allowed})" if usage.allowed else usage.tier
-    yield from _counter(name, pid, usage.time_ns, usage.total_bytes)
+    yield from _counter(name, usage.time_ns, usage.total_bytes, pid)
     for k in usage.kinds:
-        yield from _counter(f"{usage.tier}: {KINDS[k].replace('_', ' ')}", pid, usage.time_ns, usage.kind_bytes[k])
+        yield from _counter(f"{usage.tier}: {KINDS[k].replace('_', ' ')}", usage.time_ns, usage.kind_bytes[k], pid)
 
 
-def _counter(name: str, pid: int, times: Ints, held: Ints, unit: str = "B") -> Iterator[Event]:
+def _counter(name: str, times: Ints, held: Ints, pid: int, unit: str = "B") -> Iterator[Event]:
     """Iterate over the changes of a counter; viewers write its unit behind its name."""
     last = np.flatnonzero(lasts(times))
     changes = last[np.diff(held[last], prepend=held[last[:1]] - 1) != 0]
-    for time, value in zip(times[changes].tolist(), held[changes].tolist(), strict=True):
-        yield {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": time / 1000, "args": {f"[{unit}]": value}}
+    moments = [time / 1000 for time in times[changes].tolist()]
+    about = {"ph": "C", "pid": [pid] * len(moments), "tid": [0] * len(moments), "name": name, "ts": moments}
+    return _with_args(about, {f"[{unit}]": held[changes].tolist()})

@@ -48,13 +48,20 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     return [{"cause": CAUSES[place[0]], "on": place_name(row.hardware, *place), "ns": ns} for place, ns in ordered]
 
 
+Columns = dict[str, Any]
+"""A table: column name -> a list of values."""
+
+
+def columns(row: Row, table: str) -> Columns:
+    """Return a table of `simulator.metrics.Frames` by column, as lists of plain values."""
+    made = Frames(row.graph, row.hardware, row.trace).columns(table) if row.trace is not None else {}
+    return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in made.items()}
+
+
 def lines(row: Row, table: str) -> list[dict[str, Any]]:
     """Return the rows of a table of `simulator.metrics.Frames` as dictionaries; none without a trace."""
-    if row.trace is None:
-        return []
-    columns = Frames(row.graph, row.hardware, row.trace).columns(table)
-    cells = (values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values())
-    return [dict(zip(columns, line, strict=True)) for line in zip(*cells, strict=True)]
+    made = columns(row, table)
+    return [dict(zip(made, line, strict=True)) for line in zip(*made.values(), strict=True)]
 
 
 def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:

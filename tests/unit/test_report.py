@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import chain
 import numpy as np
+import orjson
 import pytest
 from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgba
@@ -257,7 +258,7 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
     assert row.summary["recompute_ns"] > 0
     assert "recompute" in tables.plain([row]).splitlines()[0]
     assert "recompute" not in tables.plain([again["static"]])
-    slices = [e for e in perfetto.events(row) if e["ph"] == "X" and e["name"].endswith("#2")]
+    slices = [e for e in map(orjson.loads, perfetto.events(row)) if e["ph"] == "X" and e["name"].endswith("#2")]
     assert slices
     assert sum(e["dur"] for e in slices) * 1000 == row.summary["recompute_ns"] * row.graph.steps
     legend = texts(row.timeline().figure)
@@ -317,9 +318,12 @@ def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in
     assert "compactions" not in plain.summary
     heads = [column.head for column in tables.sections([fit, plain])[-1]]
     assert heads[-2:] == ["reserved hbm", "compactions"]
-    counters = {e["name"] for e in perfetto.events(fit) if e["ph"] == "C"}
+    counters = {e["name"] for e in map(orjson.loads, perfetto.events(fit)) if e["ph"] == "C"}
     assert {"hbm: reserved", "hbm: largest hole"} <= counters
-    assert not {e["name"] for e in perfetto.events(plain) if e["ph"] == "C"} & {"hbm: reserved", "hbm: largest hole"}
+    assert not {e["name"] for e in map(orjson.loads, perfetto.events(plain)) if e["ph"] == "C"} & {
+        "hbm: reserved",
+        "hbm: largest hole",
+    }
     assert {"reserved", "largest hole"} <= texts(timeline.timeline(fit).figure)
     assert not {"reserved", "largest hole"} & texts(timeline.timeline(plain).figure)
 
@@ -328,7 +332,7 @@ def test_a_counter_shows_what_is_held_once_an_instant_is_over(results):
     row = results["static"]
     rows = row.trace.residencies.whole()
     time_ns, delta = rows["time_ns"][rows["tier"] == 0], rows["delta_bytes"][rows["tier"] == 0]
-    counted = [e for e in perfetto.events(row) if e["ph"] == "C" and e["name"].startswith("hbm (")]
+    counted = [e for e in map(orjson.loads, perfetto.events(row)) if e["ph"] == "C" and e["name"].startswith("hbm (")]
     assert 1 < len(counted) < len(delta)
     for event in counted:
         assert event["args"] == {"[B]": delta[time_ns <= round(event["ts"] * 1000)].sum()}
@@ -359,7 +363,7 @@ def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
     scenario = chain.SCENARIO.replace("  - static\n", "  - {policy: static, label: laid, allocator: fixed}\n")
     laid = hosim.run(chain.write(tmp_path, scenario=scenario))["laid"]
     assert not space(laid).has_holes
-    assert "hbm: largest hole" not in {e["name"] for e in perfetto.events(laid) if e["ph"] == "C"}
+    assert "hbm: largest hole" not in {e["name"] for e in map(orjson.loads, perfetto.events(laid)) if e["ph"] == "C"}
     assert "largest hole" not in texts(timeline.timeline(laid).figure)
 
 

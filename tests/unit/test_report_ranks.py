@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import orjson
 import pytest
 from matplotlib.text import Text
 from rank_stories import cluster, perform, team
@@ -105,7 +106,7 @@ def test_a_rank_is_a_row_of_its_own(whole, folded):
 def counters(row):
     """By process and name, the times [ns] and values of each counter."""
     found = defaultdict(list)
-    for e in perfetto.events(row):
+    for e in map(orjson.loads, perfetto.events(row)):
         if e["ph"] == "C":
             (value,) = e["args"].values()
             found[e["pid"], e["name"]].append((round(e["ts"] * 1000), value))
@@ -153,7 +154,7 @@ def test_no_counter_with_a_cap_ever_exceeds_it(which, request):
              for t in row.hardware.tiers}  # fmt: skip
     caps = tiers | {name: bus.bandwidth_bytes_per_s for name, bus in row.hardware.buses.items()}
     found = Counter()
-    for e in perfetto.events(row):
+    for e in map(orjson.loads, perfetto.events(row)):
         if e["ph"] == "C" and re.search(r"\((cap|capacity|budget) ", e["name"]):
             what = re.split("[: ]", e["name"])[0]
             found[what] += 1
@@ -185,7 +186,7 @@ def threads_of(events):
 
 
 def test_a_trace_has_a_process_for_each_rank_and_one_for_what_they_share(whole):
-    events = list(perfetto.events(whole))
+    events = list(map(orjson.loads, perfetto.events(whole)))
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {
         **dict.fromkeys(range(4), "static, stage 0, rank"),
@@ -209,7 +210,7 @@ def test_a_trace_has_a_process_for_each_rank_and_one_for_what_they_share(whole):
 
 
 def test_folded_ranks_are_named_with_how_many_they_stand_for(folded):
-    events = list(perfetto.events(folded))
+    events = list(map(orjson.loads, perfetto.events(folded)))
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names[0] == "static, stage 0 x4, rank"
     assert names[4] == "static, stage 1 x4, rank"
@@ -219,7 +220,7 @@ def test_folded_ranks_are_named_with_how_many_they_stand_for(folded):
 
 def test_of_a_large_job_some_ranks_are_written(whole, monkeypatch):
     monkeypatch.setattr(perfetto, "MOST_RANKS", 2)
-    events = list(perfetto.events(whole))
+    events = list(map(orjson.loads, perfetto.events(whole)))
     assert {e["pid"] for e in events if e["ph"] == "X"} == {0, 4}
     assert "2 of 8 ranks are shown" in next(e["args"]["labels"] for e in events if e["name"] == "process_labels")
 
@@ -355,4 +356,4 @@ def test_a_blocked_job_is_told_without_figures(whole):
     summary = {**whole.summary, "status": "blocked", "step_ns": None, "slowest_rank": None}
     row = replace(whole, trace=trace, summary=summary)
     assert any(text.startswith("static: blocked (") for text in texts(timeline.timeline(row).figure))
-    assert list(perfetto.events(row))
+    assert list(map(orjson.loads, perfetto.events(row)))
