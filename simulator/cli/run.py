@@ -50,18 +50,23 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     from simulator.run import read, run_case
     from simulator.run.results import writing
 
-    case, bar = read(scenario, set=more["set"]), ProgressBar()
+    case, bar, unread = read(scenario, set=more["set"]), ProgressBar(), None
     policies, what_if = more["policies"] or None, more["what_if"]
     with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages:
         with bar as progress:
             each = None if pages is None else pages.add
             results = run_case(case, policies, progress, each, in_forks=True, what_if=what_if)
-        _print(() if as_json else _findings(results))
+        try:
+            _print(() if as_json else _findings(results))
+        except BrokenPipeError as error:  # nobody reads on: the results are written all the same
+            unread = error
         with bar:
             _ = results.told  # searched while the table is read
             if pages is not None:
                 results.finish(pages, [row.section for row in results.values()], common.reproducing())
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
+    if unread is not None:
+        raise unread
     if as_json:
         click.echo(results.json(), nl=False)
     _print(() if as_json else _notes(results, out), before="\n")
