@@ -90,7 +90,7 @@ class AddressedRoom(Room):
         super().release(size, item)
 
     def end_compaction(self, since_ns: tuple[int, int], pages: int, *, is_remap: bool) -> None:
-        """Record a compaction that ends now, move all places if it was a remap, and let the first in line try.
+        """Record a compaction that ends now, and move all places if it was a remap.
 
         Parameters
         ----------
@@ -110,7 +110,6 @@ class AddressedRoom(Room):
         for item, *_ in moved:
             self._record_range(item, *self.space.places[item])
         self._record_reserved()
-        self._let_next_try()
 
     def _record_range(self, item: int, offset: int, delta_bytes: int) -> None:
         """Record that a range is taken or freed."""

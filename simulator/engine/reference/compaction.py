@@ -57,6 +57,8 @@ class Compactor:
             if opens is not None:
                 opens.succeed()
         self._room.end_compaction((asked_ns, start_ns), counted, is_remap=is_remap)
+        for room in self._rank.rooms:  # who was first in line while the gate was closed tries again
+            room.let_next_try()
         self._rank.on_change()
 
     def _running(self) -> list[Action]:

@@ -95,7 +95,7 @@ class Room(simpy.Container):
         """Return the event that this claim is granted, now in the turn of its action or later in line."""
         ask = Ask(self, claim)
         if ask.triggered:
-            self._let_next_try()
+            self.let_next_try()
         return ask
 
     def _do_get(self, ask: Ask) -> bool:  # type: ignore[override]
@@ -110,7 +110,7 @@ class Room(simpy.Container):
         """Return whether what fits in bytes finds its places."""
         return True
 
-    def _let_next_try(self) -> None:
+    def let_next_try(self) -> None:
         """Give a turn to the first in line; or to all, where there is no line."""
         for ask in self.get_queue[:1] if self.has_line else [*self.get_queue]:
             self.clock.turn(START, ask.claim.key).callbacks.append(partial(self._retry, ask))
@@ -122,7 +122,7 @@ class Room(simpy.Container):
             self._trigger_get(None)
             ask.is_its_turn = False
             if ask.triggered:
-                self._let_next_try()
+                self.let_next_try()
 
     def take_home(self, item: int, size: int, tensor: str) -> None:
         """Take the room of a home, at time 0.
@@ -141,7 +141,7 @@ class Room(simpy.Container):
         """Free the room of a tensor, or of a workspace, and let those in line try."""
         self.used -= size
         self.put(size)
-        self._let_next_try()
+        self.let_next_try()
 
     @property
     def address_text(self) -> str:
