@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from simulator import engine
 from simulator.engine import Program, choice, replay
 from simulator.engine.program import simulated_for
 from simulator.hardware import Hardware
@@ -57,6 +59,17 @@ class BothEngines:
     def left_out(self) -> set[str]:
         """Why some were left to the reference."""
         return set(self.counts) - {"compared", "blocked", "refused", "not refused"}
+
+
+def run(programs: Sequence[Program], hardware: Hardware, **more: Any) -> Trace:
+    """Run programs by both engines, which must tell the same; by one where a test has chosen it."""
+    if choice.CHOICE in os.environ or not replay.is_built():
+        return engine.run(programs, hardware, **more)
+    both = BothEngines()
+    try:
+        return both(programs, hardware, **more)
+    finally:
+        assert not both.counts["not refused"], "the compiled engine runs what the other refuses"
 
 
 ORDER = {

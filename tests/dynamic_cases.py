@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import both_engines
 import numpy as np
 from policy_problems import DDR, HBM, machine
 
@@ -133,7 +134,7 @@ def plan_of(graph: Graph, steps: object, hardware: Hardware, *, looks: bool = Fa
 
 def play(graph: Graph, plan: Plan, hardware: Hardware, draws: Draws | None, **more: object) -> Trace:
     """Run a plan with draws."""
-    return engine.run(
+    return both_engines.run(
         [engine.Program(graph, plan, durations_ns(graph, hardware), draws=draws)],
         hardware,
         **more,  # type: ignore[arg-type]

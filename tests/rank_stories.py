@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import both_engines
 from stories import graph, machine, steps
 
 from simulator import engine, referee
@@ -60,7 +61,7 @@ def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "
             plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
             known[id(g), text, start] = engine.Program(g, plan, durations_ns(g, hardware), start)
         team.append(known[id(g), text, start])
-    trace = engine.run(team, hardware, **more)
+    trace = both_engines.run(team, hardware, **more)
     job, plans = job_of([program.graph for program in team]), [program.plan for program in team]
     referee.check_trace(job, hardware, plans, trace, switches=more.get("switches"))
     return trace

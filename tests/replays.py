@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import both_engines
 from strategies import Case
 
 from simulator import engine
@@ -25,7 +26,7 @@ def run(
     """Replay a case, perhaps on another machine, under another plan or with another budget."""
     hardware, budget = hardware or case.hardware, case.budget_bytes if budget_bytes is None else budget_bytes
     program = engine.Program(case.graph, plan or case.plan, durations_ns(case.graph, hardware))
-    return engine.run([program], hardware, budget_bytes=budget, switches=switches)
+    return both_engines.run([program], hardware, budget_bytes=budget, switches=switches)
 
 
 def rows(table: Table) -> list[dict[str, int]]:

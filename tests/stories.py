@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import both_engines
+
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.graph import Graph
@@ -85,7 +87,7 @@ def play(hardware: Hardware, g: Graph, text: Any, home: str = "", allocator: Any
     what = steps(g, hardware, text) if isinstance(text, str) else text
     plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
     program = engine.Program(g, plan, durations_ns(g, hardware), allocator=allocator)
-    return engine.run([program], hardware, **more)
+    return both_engines.run([program], hardware, **more)
 
 
 def timeline(trace: Trace, g: Graph, hardware: Hardware) -> list[str]:

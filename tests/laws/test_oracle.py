@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import both_engines
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -71,7 +72,7 @@ def agree(
     expected = Oracle(givens, hardware, budget, wait_for_end=waits_for == "end").run()
     event(expected.status)
     switches = Switches(copies_wait_for=waits_for)
-    trace = engine.run(programs, hardware, budget_bytes=budget, switches=switches)
+    trace = both_engines.run(programs, hardware, budget_bytes=budget, switches=switches)
     told = _told(trace, programs, hardware)
     for name in Told.__dataclass_fields__:
         assert getattr(told, name) == getattr(expected, name), name

@@ -143,3 +143,15 @@ def test_17_a_runtime_has_no_offsets_before_the_run():
     h, g = machine(), graph(*THREE)
     with pytest.raises(ScopeError, match="offsets are fixed for a plan that is made before the run"):
         play(h, g, lambda view: iter(()), allocator="fixed")
+
+
+def test_17_who_was_first_in_line_for_room_of_another_tier_starts_once_all_holes_are_one():
+    """`x` waits for the room of `y` in ddr, which leaves at 33 ns, while `m` has the holes joined until 38 ns."""
+    h = with_addresses(read={"source": "pool", "target": "hbm"}, spill={"source": "ddr", "target": "pool"})
+    ddr = h.tiers["ddr"].model_copy(update={"capacity_bytes": 33})
+    h = h.model_copy(update={"tiers": {**h.tiers, "ddr": ddr}})
+    g = graph("x 10 persistent, y 33 persistent, a 30, b 30, c 30, d 50", *THREE[1:])
+    plan = f"copy y ddr pool; detach y ddr; copy x hbm ddr; {ONE_AFTER_ANOTHER}; detach x hbm"
+    t = play(h, g, plan, "x hbm, y ddr", allocator="best_fit")
+    assert rows(t.compactions, "asked_ns", "end_ns", "pages") == [(30, 38, 4)]
+    assert timeline(t, g, h)[3:] == ["20-30 k", "38-48 d2h x", "38-48 m", "48-53 n"]
