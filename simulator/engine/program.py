@@ -82,8 +82,7 @@ class Columns:
     reads, writes
         Per op: tensors that it reads, and writes.
     duration_ns, workspace_bytes, is_collective
-        Per op. A collective without members takes its time alone, as if the others always came in time. The duration of
-        an op with dynamic reads is set when it starts.
+        Per op. A collective without members takes its time alone, as if the others always came in time.
     size_bytes
         Per tensor [B].
     written
@@ -104,9 +103,8 @@ class Columns:
         if fixed is not None:
             streams = {(op, of) for kind, op, of in zip(fixed.kind, fixed.a, fixed.b, strict=True) if kind == COMPUTE}
         last_stream = max((stream for _, stream in streams), default=0)
-        last_stream += len(graph.groups) if fixed is None else 0  # each group may have a stream of its own
         self.is_contended = is_contended(graph, streams)
-        self.compute_tier, self.streams = compute_tier, 1 + last_stream
+        self.compute_tier, self.streams = compute_tier, runtime_streams(graph) if fixed is None else 1 + last_stream
         self.reads = [op.reads for op in graph.ops]
         self.writes = [op.writes for op in graph.ops]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
@@ -116,6 +114,11 @@ class Columns:
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.roles = Roles(graph)
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
+
+
+def runtime_streams(graph: Graph) -> int:
+    """Return how many compute streams a runtime may use: those of the graph, and one of its own for each group."""
+    return 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:

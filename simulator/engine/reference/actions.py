@@ -136,7 +136,7 @@ class Action:
             self._awaited.pop("end").succeed()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class ComputeAction(Action):
     """A compute of an op on a stream.
 
@@ -153,17 +153,17 @@ class ComputeAction(Action):
         Where it has arrived, if it is a collective.
     """
 
-    op: int = -1
-    stream: int = -1
-    queue: Queue = None  # type: ignore[assignment]
-    reads: tuple[int, ...] = ()
+    op: int
+    stream: int
+    queue: Queue
+    reads: tuple[int, ...]
     duration_ns: int = -1
     chosen_bytes: int = 0
     lacked: list[tuple[int, int]] | None = None
     meeting: Any = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class CopyAction(Action):
     """A copy of a tensor over a link.
 
@@ -175,9 +175,9 @@ class CopyAction(Action):
         Which one of its link it takes.
     """
 
-    tensor: int = -1
-    link: RankLink = None  # type: ignore[assignment]
-    point: ComputeAction | None = None
+    tensor: int
+    link: RankLink
+    point: ComputeAction | None
     channel: int = -1
 
     @property

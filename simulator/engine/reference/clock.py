@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import simpy
+from simpy.events import EventPriority
 
 from simulator.engine.program import LONGEST_NS
 from simulator.errors import ConfigError
@@ -36,7 +37,7 @@ class TurnEvent(simpy.Event):
         self._ok, self._value = True, None
         self._clock, self._base, self._phase = clock, base, phase
         self.callbacks = [self._begin]
-        clock.schedule(self, base + phase * _PHASE + key)  # type: ignore[arg-type]  # a priority is any whole number
+        clock.schedule(self, EventPriority(base + phase * _PHASE + key))
 
     def _begin(self, event: simpy.Event) -> None:
         self._clock.base, self._clock.phase = self._base, self._phase

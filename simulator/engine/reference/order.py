@@ -103,9 +103,8 @@ class Order:
         self._previous: ComputeAction | None = None
         self._taker: ComputeAction | None = None
         self._brought: dict[int, CopyAction] = {}
-        self._needed: list[dict[int, CopyAction]] = [
-            {} for _ in rank.streams
-        ]  # stream -> tensor -> copies since the last taker
+        # by stream: tensors that its computes name -> their copies, since the last compute that takes room
+        self._needed: list[dict[int, CopyAction]] = [{} for _ in rank.streams]
 
     def _key(self) -> int:
         return (self._rank.id << RANK_SHIFT) + self.number
@@ -113,8 +112,8 @@ class Order:
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
         now, columns = self._clock.now, self._columns
-        compute = ComputeAction(self._key(), now, op=op, stream=stream, queue=self._streams[stream])
-        compute.reads, writes = columns.reads[op], columns.writes[op]
+        reads, writes, queue = columns.reads[op], columns.writes[op], self._streams[stream]
+        compute = ComputeAction(self._key(), now, op=op, stream=stream, queue=queue, reads=reads)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
         if (missing := self.issued.missing(compute.reads)) is not None:
@@ -127,11 +126,11 @@ class Order:
             if moves := self._unended(tensor):
                 compute.moves[tensor] = moves
         if len(self._streams) > 1:
-            others = [self._writes[t] for t in columns.reads[op]] + [self._uses[t] for t in writes]
+            others = [self._writes[t] for t in reads] + [self._uses[t] for t in writes]
             compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
             self._stand_in_line(compute, writes)
         self.issued.write(writes)
-        for tensor in (*columns.reads[op], *writes):
+        for tensor in (*reads, *writes):
             self._uses[tensor][stream] = compute
         for tensor in writes:
             self._writes[tensor][stream] = compute

@@ -98,12 +98,12 @@ class Room(simpy.Container):
             self.let_next_try()
         return ask
 
-    def _do_get(self, ask: Ask) -> bool:  # type: ignore[override]
+    def _do_get(self, event: ContainerGet) -> bool:
         """Grant room to the first in line, in its own turn."""
-        claim = ask.claim
-        if ask.is_its_turn and claim.gate.opens is None and self.level >= ask.amount and self._finds_place(claim):
-            self.used += int(ask.amount)
-            super()._do_get(ask)
+        claim = event.claim if isinstance(event, Ask) and event.is_its_turn else None
+        if claim and claim.gate.opens is None and self.level >= event.amount and self._finds_place(claim):
+            self.used += int(event.amount)
+            super()._do_get(event)
         return not self.has_line
 
     def _finds_place(self, claim: RoomClaim) -> bool:

@@ -37,17 +37,10 @@ def run(
     stands_in: tuple[int, ...],
     progress: Progress | None = None,
 ) -> Trace:
-    """Run one program per rank; see `simulator.engine.run`.
-
-    Raises
-    ------
-    PlanError
-        If a reactive plan issues an action that cannot act, or a copy has no link.
-    CapacityError
-        If the homes alone exceed a tier.
-    """
+    """Run one program per rank, as `simulator.engine.run` says; `stands_in` names who is simulated for each rank."""
     simulated = [rank for rank, by in enumerate(stands_in) if rank == by]
-    compiled = {id(programs[rank]): Columns(programs[rank], hardware.compute_tier_id) for rank in simulated}
+    distinct = {id(programs[rank]): programs[rank] for rank in simulated}
+    compiled = {key: Columns(program, hardware.compute_tier_id) for key, program in distinct.items()}
     columns = {rank: compiled[id(programs[rank])] for rank in simulated}
     contended = frozenset(rank for rank in simulated if columns[rank].is_contended)
     shared = Shared.of(hardware, budget_bytes, stands_in, contended)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulator.cost import UNITS, chosen_op, expected_op, memory_rate_cap, roofline, unit_work
 from simulator.cost.service import fabric_rate_cap
 from simulator.draws import Draws
-from simulator.engine.program import LONGEST_NS, Program
+from simulator.engine.program import LONGEST_NS, Program, runtime_streams
 from simulator.engine.replay.written import in_range, written_out
 from simulator.engine.shared import NOTHING, Columns, Shared, Stages, Stored, ids, ints, whole
 from simulator.graph import Collective, Graph, Op, Roles
@@ -98,10 +98,10 @@ class ReplayedProgram:
             return
         is_compute = kind == COMPUTE
         self.computes = int(np.count_nonzero(is_compute)) * self.repeats
-        last_stream = int(b[is_compute].max(initial=0)) if written is None else self._last_stream_of_graph()
+        streams = 1 + int(b[is_compute].max(initial=0)) if written is None else runtime_streams(graph)
         self.columns = {
             **EMPTY, **_kept(graph, _graph_columns), "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns,
-            "tiers": tiers, "compute_tier": hardware.compute_tier_id, "streams": 1 + last_stream,
+            "tiers": tiers, "compute_tier": hardware.compute_tier_id, "streams": streams,
             "steps": graph.steps, "repeats": self.repeats, "is_decided": int(written is not None),
             "duration_ns": np.array(program.durations_ns, np.int64), "home": home,
             "starts_ns": program.starts_ns + (host.fixed.launch_ns if written is None or plan.static_parts else 0),
@@ -111,17 +111,12 @@ class ReplayedProgram:
         if max(chain.from_iterable(drawn_ns), default=0) > LONGEST_NS:
             self.reason = _TOO_LONG
             return
-        if last_stream:
+        if streams > 1:
             self.is_contended = _contends(graph, a[is_compute], b[is_compute], is_fixed=written is None)
         if self.is_contended:
             self._add_kernels()
         if program.draws is not None:
             self._add_draws(program.draws)
-
-    def _last_stream_of_graph(self) -> int:
-        """Return the last stream that a runtime may use: each group may have one of its own."""
-        graph = self._program.graph
-        return int(graph.columns.streams.max(initial=0)) + len(graph.groups)
 
     def add_links(self, shared: Shared, is_shared: Sequence[bool]) -> None:
         """Add the links, and the times of copies.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.draws import Draws
-from simulator.engine.program import Program
+from simulator.engine.program import Program, runtime_streams
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.hardware.device import MIB
@@ -63,8 +63,7 @@ def written_out(program: Program, hardware: Hardware) -> WrittenPlan | None:
     except Exception:  # an engine that pulls the plan meets the same, in its place in the run
         return None
     graph = program.graph
-    streams = 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)  # each group may have one of its own
-    if not view.is_sure or not in_range(rows.T, graph, len(hardware.tiers), streams):
+    if not view.is_sure or not in_range(rows.T, graph, len(hardware.tiers), runtime_streams(graph)):
         return None
     kind, operands = rows[:, 0].astype(np.int8), rows[:, 1:].astype(np.int32).T
     actions = Actions.from_columns(array("b", kind.tobytes()), *(array("i", operand.tobytes()) for operand in operands))
