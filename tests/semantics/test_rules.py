@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from replays import rows
 from stories import graph, machine, peak_bytes, play, steps, timeline, waits
 
 from simulator import engine, metrics
@@ -395,3 +396,11 @@ def test_9_what_a_host_detaches_while_computes_start_is_freed_behind_them():
     t = play(h, g, "compute d 1; compute e 1; compute f; compute k; detach x hbm; detach a hbm", "x hbm")
     assert t.status == "ok"
     assert peak_bytes(t, 0) == 3
+
+
+def test_9_places_that_are_given_up_at_one_instant_are_freed_in_issue_order():
+    """`f` ends before the copy of `a` at 10 ns, as it began before it; `a` was detached first."""
+    h, g = machine(), graph("a 10 persistent, b 20 input", "f: b ->, 10 ns")
+    t = play(h, g, "compute f; copy a hbm ddr; detach a hbm; detach b hbm", "a hbm, b hbm")
+    freed = [row["tensor"] for row in rows(t.residencies) if row["time_ns"] == 10]
+    assert [g.tensors[tensor].name for tensor in freed] == ["a", "b"]

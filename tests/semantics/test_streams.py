@@ -126,3 +126,14 @@ def test_the_referee_knows_a_device_that_is_faster_than_itself(op, law, monkeypa
     g = Graph("ops", (), (op, Op("g", flops=op.flops, read_bytes=op.read_bytes, op_class=op.op_class)))
     with pytest.raises(InvariantError, match=law):
         ran(device(), g)
+
+
+def test_11_of_what_is_ahead_in_line_it_is_whose_head_was_issued_first():
+    """`C` is behind `T`, which waits for `p`, and behind the copy of `w`, which waits for that of `h`."""
+    h = machine("200 B")
+    g = graph("h 100 persistent, w 10 persistent, x 5, y 5", "p: ->, 50 ns", "T: -> x, 100 ns", "S: w ->, 5 ns",
+              "C: -> y, 5 ns")  # fmt: skip
+    plan = "compute p 0; copy h ddr hbm; compute T 0; copy w ddr hbm; compute S 1; compute C 2; "
+    t = play(h, g, plan + "detach h hbm; detach w hbm; detach x hbm; detach y hbm", "h ddr, w ddr")
+    assert timeline(t, g, h) == ["0-50 p", "0-100 h2d h", "50-150 T", "100-110 h2d w", "100-105 C", "110-115 S"]
+    assert [wait for wait in waits(t, g) if " C " in wait] == ["0-50 C order", "50-100 C transfer"]
