@@ -39,6 +39,7 @@ from simulator.catalog.shelf import (
     dump,
     errors_at,
     load,
+    measured_ratios,
     names,
     path_of,
     read_hardware,
@@ -56,8 +57,8 @@ from simulator.units import exact, nearest, require, unit_of
 
 __all__ = [
     "DOCUMENTS", "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load",
-    "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware", "read_scenario",
-    "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
+    "measured_ratios", "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware",
+    "read_scenario", "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -35,6 +37,7 @@ KINDS: Mapping[str, type[Document]] = {
 }
 """Kind of document -> its class."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
+_RATIOS = "scenarios/measured/ratios.json"
 _LARGEST_BYTES = 4_000_000
 """Largest document: a hundred times the largest shipped one, and still read in seconds."""
 _MOST_FAULTS = 5
@@ -131,6 +134,15 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
     is_strict = is_strict or path.is_relative_to(_root())
     document = _document_in(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
+
+
+@cache
+def measured_ratios() -> Mapping[str, Mapping[str, list[float]]]:
+    """Read the ratios of published measurements: kind of pace -> record -> real over predicted time of each row.
+
+    ``python tests/bench/measured.py --ratios`` writes them.
+    """
+    return cast(dict[str, dict[str, list[float]]], json.loads((_root() / _RATIOS).read_text("utf-8")))
 
 
 def read_hardware(ref: str | Path) -> Hardware:

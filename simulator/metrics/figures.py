@@ -20,7 +20,7 @@ from simulator.trace import CAUSES
 
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
 Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field", "energy", "price", "worn tier"]
-Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost"]
+Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
 
 
@@ -37,7 +37,7 @@ class Figure:
     of
         Which rows have it: every ``run``; each ``rank``, and so each job, that ran to its end; jobs of several
         ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
-        what is ``served``; rows that ran on a machine that states a ``cost``.
+        what is ``served``; rows that ran on a machine that states a ``cost``; rows held against ``real`` steps.
     over
         The kind of thing with a figure for each; for ``energy`` and ``price``, one figure if the machine states any.
     worse
@@ -105,6 +105,12 @@ FIGURES = (
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
     Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - "
            "1`; where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
+    Figure("paced_by", "text", "paced by", "What is busy, or waited for, for most of the step; it tells which "
+           "published measurements the step is like.", of="real"),
+    Figure("real_low_ns", "ns", "real step from", "`step_ns` by the ratio, real to predicted time, that a tenth of "
+           "the published measurements of such steps do not exceed, each record with the same weight.", of="real"),
+    Figure("real_high_ns", "ns", "real step to", "The same of nine tenths: 80 % of them lie between the two.",
+           of="real"),
     Figure("ranks", "count", "ranks", "How many ranks there are.", of="ranks"),
     Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step, which the times are of.",
            of="ranks"),

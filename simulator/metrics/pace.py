@@ -1,0 +1,98 @@
+"""What sets the pace of a step, and between which times a real step of this kind lies.
+
+Published measurements were predicted by hosim, each record of them with its own setting. What was printed, by what
+hosim had obtained, is a *ratio*; ratios of steps that the same thing paces are alike, and those of different things are
+not (copies from pinned memory come within some per cent, a framework's own copies take up to four times as long). The
+interval of a step is its time by the quantiles of the ratios of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from simulator.graph import Graph
+
+Ratios = Mapping[str, Mapping[str, Sequence[float]]]
+"""Kind of pace -> record -> real over predicted time of each of its rows."""
+
+COPIES = ("pinned copies", "framework copies")
+"""Kinds of steps that copies pace."""
+KERNELS = {"decode": "decode kernels", "prefill": "prefill kernels", "backward": "training kernels"}
+"""Phase of a graph -> the kind of its steps where kernels pace them; the last one that is there counts."""
+LOW, HIGH = 0.1, 0.9
+"""The quantiles between which 80 % of real steps of a kind lie."""
+
+
+class Pace(NamedTuple):
+    """What sets the pace of a step.
+
+    Attributes
+    ----------
+    by
+        In words: ``copies over h2d``, ``decode kernels``, ``the host``, ``collectives``.
+    kinds
+        The kinds of measurements that it is like; several where it is not known which; none where none is known.
+    """
+
+    by: str
+    kinds: tuple[str, ...]
+
+
+def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pace:
+    """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
+
+    Parameters
+    ----------
+    graph
+        The graph of the rank that the row is of; its phases tell the kind of kernels.
+    links
+        The links of the machine.
+    row
+        The figures of a row that ran to its end.
+    """
+    phases = {op.phase for op in graph.ops}
+    kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
+    shown = kernels[0] if len(kernels) == 1 else "kernels"
+    busy_ns = {Pace(shown, tuple(kernels)): row["compute_ns"] + row["recompute_ns"]}
+    busy_ns |= {Pace(f"copies over {name}", COPIES): row[f"busy_{name}_ns"] for name in links}
+    busy_ns[Pace("the host", ("host compute",))] = row["wait_host_ns"]
+    busy_ns[Pace("collectives", ())] = row["wait_collective_ns"] + row["wait_peer_ns"]
+    return max(busy_ns, key=busy_ns.__getitem__)
+
+
+def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None:
+    """Return the quantiles of the ratios of some kinds, each record with the same weight; None if there are none.
+
+    Parameters
+    ----------
+    ratios
+        Those of all records.
+    kinds
+        The kinds that a step may be of.
+    """
+    records = [record for kind in kinds for record in ratios.get(kind, {}).values() if record]
+    weighted = sorted((ratio, 1 / len(record)) for record in records for ratio in record)
+    reached = [*accumulate(weight for _, weight in weighted)]
+    if not weighted:
+        return None
+    low, high = (
+        next(ratio for (ratio, _), sum_ in zip(weighted, reached, strict=True) if sum_ >= at * reached[-1])
+        for at in (LOW, HIGH)
+    )
+    return low, high
+
+
+def real_figures(graph: Graph, links: Iterable[str], row: Mapping[str, Any], ratios: Ratios) -> dict[str, Any]:
+    """Count the figures of the real step: what paces it, and its interval.
+
+    Parameters
+    ----------
+    graph, links, row, ratios
+        As for `pace_of` and `interval`.
+    """
+    pace = pace_of(graph, links, row)
+    factors = interval(ratios, pace.kinds) or (None, None)
+    low, high = (None if factor is None else round(row["step_ns"] * factor) for factor in factors)
+    return {"paced_by": pace.by, "real_low_ns": low, "real_high_ns": high}
