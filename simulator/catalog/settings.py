@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from simulator.catalog.shelf import Keys, errors_at, validated
 from simulator.catalog.text import compose, scalar
-from simulator.document import ABOUT_ITSELF, Document
+from simulator.document import ABOUT_ITSELF, Document, amount
 from simulator.errors import insist
 from simulator.hardware import Hardware
 from simulator.units import FieldError, exact, nearest, parse, unit_of
@@ -158,9 +158,8 @@ def amounts(hardware: Hardware) -> dict[str, Any]:
     stated = {}
     for path in hardware.figures():
         ((_, value),) = fields(hardware, path)
-        unit = unit_of(value)
-        amount = parse(value, unit) if unit else value
-        if (unit or isinstance(value, float)) and isinstance(amount, int | float) and 0 < amount < math.inf:
+        unit, held = amount(value)
+        if (unit or isinstance(value, float)) and isinstance(held, int | float) and 0 < held < math.inf:
             stated[path] = value
     return stated
 

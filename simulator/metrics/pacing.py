@@ -25,7 +25,7 @@ LOW, HIGH = 0.1, 0.9
 """The quantiles between which 80 % of real steps of a kind lie."""
 
 
-class Pace(NamedTuple):
+class Pacer(NamedTuple):
     """What sets the pace of a step.
 
     Attributes
@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pace:
+def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pacer:
     """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
 
     Parameters
@@ -55,10 +55,10 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pace:
     phases = {op.phase for op in graph.ops}
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
     shown = kernels[0] if len(kernels) == 1 else "kernels"
-    busy_ns = {Pace(shown, tuple(kernels)): row["compute_ns"] + row["recompute_ns"]}
-    busy_ns |= {Pace(f"copies over {name}", COPIES): row[f"busy_{name}_ns"] for name in links}
-    busy_ns[Pace("the host", ("host compute",))] = row["wait_host_ns"]
-    busy_ns[Pace("collectives", ())] = row["wait_collective_ns"] + row["wait_peer_ns"]
+    busy_ns = {Pacer(shown, tuple(kernels)): row["compute_ns"] + row["recompute_ns"]}
+    busy_ns |= {Pacer(f"copies over {name}", COPIES): row[f"busy_{name}_ns"] for name in links}
+    busy_ns[Pacer("the host", ("host compute",))] = row["wait_host_ns"]
+    busy_ns[Pacer("collectives", ())] = row["wait_collective_ns"] + row["wait_peer_ns"]
     return max(busy_ns, key=busy_ns.__getitem__)
 
 
