@@ -19,7 +19,12 @@ Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 
 COPIES = ("pinned copies", "framework copies")
 """Kinds of steps that copies pace."""
-KERNELS = {"decode": "decode kernels", "prefill": "prefill kernels", "backward": "training kernels"}
+KERNELS = {
+    "decode": "decode kernels",
+    "prefill": "prefill kernels",
+    "backward": "training kernels",
+    "update": "training kernels",
+}
 """Phase of a graph -> the kind of its steps where kernels pace them; the last one that is there counts."""
 LOW, HIGH = 0.1, 0.9
 """The quantiles between which 80 % of real steps of a kind lie."""
@@ -31,9 +36,10 @@ class Pacer(NamedTuple):
     Attributes
     ----------
     by
-        In words: ``copies over h2d``, ``decode kernels``, ``the host``, ``collectives``.
+        In words: ``copies over h2d``, ``decode kernels``, ``host compute``, ``issuing by the host``, ``collectives``.
     kinds
-        The kinds of measurements that it is like; several where it is not known which; none where none is known.
+        The kinds of measurements that it is like; several where it is not known which. What the host takes to issue
+        kernels, and ranks to meet, is part of the times that are printed of kernels.
     """
 
     by: str
@@ -54,11 +60,12 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pacer
     """
     phases = {op.phase for op in graph.ops}
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
-    shown = kernels[0] if len(kernels) == 1 else "kernels"
-    busy_ns = {Pacer(shown, tuple(kernels)): row["compute_ns"] + row["recompute_ns"]}
+    shown, kinds = kernels[0] if len(kernels) == 1 else "kernels", tuple(kernels)
+    busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
     busy_ns |= {Pacer(f"copies over {name}", COPIES): row[f"busy_{name}_ns"] for name in links}
-    busy_ns[Pacer("the host", ("host compute",))] = row["wait_host_ns"]
-    busy_ns[Pacer("collectives", ())] = row["wait_collective_ns"] + row["wait_peer_ns"]
+    busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0
+    busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
+    busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + row["wait_peer_ns"]
     return max(busy_ns, key=busy_ns.__getitem__)
 
 

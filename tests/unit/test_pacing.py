@@ -39,8 +39,12 @@ def test_what_is_busy_longest_paces_and_its_measurements_give_the_interval() -> 
 
 def test_a_kind_without_measurements_has_no_interval() -> None:
     assert real("decode") == ("decode kernels", None, None)
-    assert real("decode", wait_host_ns=101) == ("the host", None, None)
-    assert real("decode", wait_peer_ns=60, wait_collective_ns=60) == ("collectives", None, None)
+    assert real("decode", host_compute_ns=101) == ("host compute", None, None)
+
+
+def test_issuing_and_meeting_are_part_of_what_is_printed_of_kernels() -> None:
+    assert real("update", wait_host_ns=101) == ("issuing by the host", 1500, 1700)
+    assert real("update", wait_peer_ns=60, wait_collective_ns=60) == ("collectives", 1500, 1700)
 
 
 def test_kernels_of_an_unknown_phase_are_like_all_kernels() -> None:
