@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 from simulator.builders import CachedLayers, Iteration
 from simulator.catalog import Loaded
+from simulator.hardware import ServingHost
 from simulator.metrics import flop_rates
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
 from simulator.serving.blocks import Rooms, Tiers
 from simulator.serving.replays import Replays
-from simulator.serving.scheduler import Scheduler, Served
+from simulator.serving.scheduler import Loads, Scheduler, Served, Work
 from simulator.trace import CAUSES
-from simulator.workload import Arriving, Request, Requests
+from simulator.workload import Arriving, Clients, Request, Requests
 
 PERCENTS = (50, 90, 95, 99)
 """Percentiles of latencies in the summary."""
@@ -35,6 +38,8 @@ class Story:
         The requests.
     iterations
         For each: its sequences, the blocks when it began, its time, waits by cause, and bytes by link.
+    loads
+        For each load before an admission: its time, and bytes by link.
     status, why
         ``ok``; ``overloaded``: requests come faster than they can be served; or the status of an iteration that cannot
         run; and the reason.
@@ -50,6 +55,7 @@ class Story:
     tiers: tuple[str, ...]
     served: list[Served]
     iterations: list[dict[str, Any]] = field(default_factory=list)
+    loads: list[dict[str, Any]] = field(default_factory=list)
     status: str = "ok"
     why: str = ""
     end_ns: int = 0
@@ -72,6 +78,70 @@ class Story:
         line |= {"ttft_ns": None if first is None else first - request.arrival_ns}
         line |= {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
         return line | {"e2e_ns": None if last is None else last - request.arrival_ns}
+
+
+class _Senders:
+    """Who sends requests: a trace, at the times that it says; or clients, each its next one once one was answered.
+
+    Parameters
+    ----------
+    served
+        The requests: of a trace in order of arrival; of clients round by round.
+    clients
+        The clients; None: a trace.
+    """
+
+    def __init__(self, served: Sequence[Served], clients: Clients | None) -> None:
+        self._served, self._clients, self._freed_ns = served, clients, 0
+        self._free = self._open = inf if clients is None else clients.in_flight or clients.number
+        first = served if clients is None else served[: clients.number]
+        self._due = [(each.request.arrival_ns, each.number) for each in first]  # a heap, as it is in order
+        self.left = len(served)
+
+    @property
+    def next_ns(self) -> float:
+        """When the next request may come, if nothing is in flight [ns]."""
+        return self._due[0][0] if self._due else inf
+
+    def send(self, now_ns: int) -> Iterator[Served]:
+        """Yield the requests that have come by now; those for which no place was open came when one became free."""
+        while self._due and self._due[0][0] <= now_ns and self._free:
+            due_ns, number = heappop(self._due)
+            if self._clients:
+                arrival_ns = due_ns if self._open > 0 else max(due_ns, self._freed_ns)
+                self._served[number].request = self._served[number].request._replace(arrival_ns=arrival_ns)
+            self.left, self._free, self._open = self.left - 1, self._free - 1, self._open - 1
+            yield self._served[number]
+        self._open = self._free
+
+    def answered(self, served: Sequence[Served], now_ns: int) -> None:
+        """Let clients go on that have their answers now."""
+        if self._clients and served:
+            self._free, self._freed_ns = self._free + len(served), now_ns
+            for number in (each.number + self._clients.number for each in served):
+                if number < len(self._served):
+                    heappush(self._due, (now_ns + self._clients.think_ns, number))
+
+
+class _Engine:
+    """The host of the serving engine: how long the device waits for it.
+
+    Parameters
+    ----------
+    costs
+        What iterations and requests cost it.
+    """
+
+    def __init__(self, costs: ServingHost) -> None:
+        self._costs, self._ran_ns, self._end_ns = costs, 0, -1
+
+    def wait_ns(self, now_ns: int, admitted: int, took_ns: int) -> int:
+        """Return how long an iteration, which takes `took_ns`, waits before it starts, from now on."""
+        work_ns = self._costs.iteration_ns + self._costs.request_ns * admitted
+        hidden_ns = self._ran_ns if self._costs.ahead and self._end_ns == now_ns else 0
+        wait_ns = max(0, work_ns - hidden_ns)
+        self._ran_ns, self._end_ns = took_ns, now_ns + wait_ns + took_ns
+        return wait_ns
 
 
 def serve_row(
@@ -97,39 +167,62 @@ def serve_row(
     progress
         Called after each iteration with the number of requests that have left.
     """
-    scheduler, reaches = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.reaches
-    story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
-    arrived = left = 0
+    story, groups = (
+        Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)]),
+        len(rooms.groups),
+    )
+
+    def load_ns(loads: Loads) -> int:
+        ways = {((tier, rooms.names[0]), group): count for (tier, group), count in loads.items()}
+        took = _replayed(story, replays, Work(stores=ways).iteration(asked.block, groups, replays.reaches))
+        story.loads += [took] if took else []
+        return took["took_ns"] if took else 0
+
+    scheduler = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups, load_ns)
+    senders, engine, left = _Senders(story.served, asked.clients), _Engine(replays.engine), 0
     while story.status == "ok":
-        before = arrived
-        while arrived < len(requests) and requests[arrived].arrival_ns <= story.end_ns:
-            scheduler.waiting.append(story.served[arrived])
-            arrived += 1
+        before = senders.left
+        scheduler.waiting.extend(senders.send(story.end_ns))
         works = scheduler.next(story.end_ns)
-        if before < arrived == len(requests):
+        if before > senders.left == 0:
             story.waiting_at_last = waiting = len(scheduler.waiting)
             if left and waiting > max(asked.max_sequences, len(requests) - waiting):
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
-        if not works and arrived == len(requests):
-            break
         if not works:
-            story.end_ns = requests[arrived].arrival_ns
-        for work in works:
-            if not _run(story, scheduler, replays, work.iteration(asked.block, len(rooms.groups), reaches)):
+            next_ns = min(senders.next_ns, *scheduler.loading(story.end_ns), inf)
+            if next_ns == inf:
                 break
-            left += len(scheduler.ended(work, story.end_ns))
+            story.end_ns = int(next_ns)
+        for work in works:
+            numbers = work.iteration(asked.block, groups, replays.reaches)
+            if (took := _replayed(story, replays, numbers)) is None:
+                break
+            if work.decoding or work.parts:
+                new = sum(served.cached == sum(served.hit) for served, _ in work.parts)
+                wait_ns = engine.wait_ns(story.end_ns, new, took["took_ns"])
+                waits = {column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}
+                took = {**took, **waits}
+            _note(story, scheduler, numbers, took)
+            ended = scheduler.ended(work, story.end_ns)
+            senders.answered(ended, story.end_ns)
+            left += len(ended)
             progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))
     story.replayed = len(replays)
     return story
 
 
-def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) -> bool:
-    """Run an iteration; return whether it could run."""
-    took = replays.of(work)
+def _replayed(story: Story, replays: Replays, numbers: Iteration) -> dict[str, Any] | None:
+    """Replay an iteration; None, and the story ends, if it cannot run."""
+    took = replays.of(numbers)
     if took["status"] != "ok":
         story.status, story.why = took["status"], took["why"]
-        return False
+        return None
+    return took
+
+
+def _note(story: Story, scheduler: Scheduler, work: Iteration, took: dict[str, Any]) -> None:
+    """Add an iteration to the story."""
     tiers = scheduler.tiers
     about = {
         "policy": story.policy,
@@ -137,13 +230,12 @@ def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) 
         "start_ns": story.end_ns,
         "decoding": work.decoding,
         "prompt_tokens": work.reading,
-        "waiting": len(scheduler.waiting),
+        "waiting": len(scheduler.waiting) + len(scheduler.loading(story.end_ns)),
         "held_blocks": tiers.held,
         **{f"used_{name}_blocks": tiers.used(tier) for tier, name in enumerate(story.tiers)},
     }
     story.iterations.append(about | {column: took[column] for column in took if column not in ("status", "why")})
     story.end_ns += took["took_ns"]
-    return True
 
 
 def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> dict[str, Any]:
@@ -177,6 +269,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
     spent = {column: sum(row[column] for row in ran) for column in (*waits, "drain_ns")}
     moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
+    last_ns = max(served.request.arrival_ns for served in story.served)
     busy, finished = sum(row["took_ns"] for row in ran), sum(served.end_ns is not None for served in story.served)
     return {
         "policy": story.policy,
@@ -188,7 +281,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         **_throughput(story, loaded.scenario.slo),
         **flop_rates([({loaded.workload.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
-        **{column: sum(row[column] for row in story.iterations) for column in moved},
+        **{column: sum(row[column] for row in (*story.iterations, *story.loads)) for column in moved},
         "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),
         **spent,
         "busy_ns": busy,
@@ -197,7 +290,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "replayed": story.replayed,
         "most_waiting": max((row["waiting"] for row in story.iterations), default=0),
         "waiting_at_last": story.waiting_at_last,
-        "offered_per_s": _ratio((len(story.served) - 1) * 10**9, story.served[-1].request.arrival_ns),
+        "offered_per_s": _ratio((len(story.served) - 1) * 10**9, last_ns),
         "served_per_s": _ratio(finished * 10**9, busy),
         "unanswered": arrivals.unanswered,
     }
