@@ -187,7 +187,7 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     """
     clients, about = asked.clients, asked.prefixes or Prefixes(number=1, tokens=1)
     count = clients.number * clients.rounds if clients else asked.count or 0
-    arrivals_ns = _arrivals_ns(asked.arrivals or Arrivals(interval_ns=0), count, seed)
+    arrivals_ns = _arrivals_ns(asked.arrivals, count, seed) if asked.arrivals else [0] * count
     prompts = _lengths(asked.prompt or Lengths(mean=1), count, (seed, 1))
     outputs = _lengths(asked.output or Lengths(mean=1), count, (seed, 2))
     shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
@@ -195,17 +195,17 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
     prefixes, tokens = np.minimum(chosen, about.number - 1).tolist(), about.tokens if asked.prefixes else 0
     rows = zip(arrivals_ns, prompts, outputs, prefixes, strict=True)
-    found = [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
-    return _conversations(found, clients.number, about.number) if clients else found
+    requests = [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
+    return _conversations(requests, clients.number, about.number) if clients else requests
 
 
 def _conversations(rounds: list[Request], clients: int, prefixes: int) -> list[Request]:
     """Put rounds together, those of one client `clients` places apart; conversations are named after all prefixes."""
     whole = list[Request]()
-    for number, request in enumerate(rounds):
-        before = whole[number - clients] if number >= clients else None
+    for index, request in enumerate(rounds):
+        before = whole[index - clients] if index >= clients else None
         above = before.above if before else ((request.prefix, request.prefix_tokens),)
-        prompt, client = request.prompt + (before.prefix_tokens if before else 0), number % clients
+        prompt, client = request.prompt + (before.prefix_tokens if before else 0), index % clients
         whole.append(Request(0, prompt, request.output, prefixes + client, prompt + request.output, above))
     return whole
 

@@ -8,8 +8,8 @@ may in turn push that tier's least recently used block further down. From the la
 is copied in also stays where it was, so it need not be stored again.
 
 So it is by default: tiers are *written back*, and *inclusive*. A tier that is *written through* gets a block once the
-tier above has it in full (perhaps only on its n-th use), and none that leaves that tier. From an *exclusive* one a block
-that is copied in moves. See `simulator.scenario.KvTier`.
+tier above has it in full (perhaps only on its n-th use), and none that leaves that tier. From an *exclusive* one a
+block that is copied in moves. See `simulator.scenario.KvTier`.
 
 The room for blocks follows from the scenario, and from what the largest iteration holds besides them.
 """

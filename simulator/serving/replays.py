@@ -25,9 +25,11 @@ Two kinds of copies come before the plan's own actions, whatever the row's polic
 *Stores* copy blocks to other tiers; the cache's rules decide from where to where. They run beside the iteration, which
 ends only when they have ended.
 
-*Loads before an admission* are such copies up, in an iteration of their own without ops. *Other loads*, if there are more than the serving engine may queue (`Requests.queued_blocks`): the thread that launches ops
+*Loads*, if there are more than the serving engine may queue (`Requests.queued_blocks`): the thread that launches ops
 submits the copies of blocks found in lower tiers, and stalls once the queue is full. So all loads are issued at once,
 and the host waits for those in excess of the queue before it issues the first op.
+
+Loads before an admission are replayed alone, as stores to the compute tier of an iteration without ops.
 """
 
 from __future__ import annotations

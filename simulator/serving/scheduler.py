@@ -159,20 +159,13 @@ class Scheduler:
         If blocks that leave the compute tier have no room beside those that are copied in, they leave in an iteration
         of their own before.
         """
-        running = self.running
-        if self._is_before:
-            running = [served for served in running if served.loaded_ns <= now_ns]
-            if self._loads_end_ns <= now_ns:
-                self._coming.clear()
-        decoding = [served for served in running if not served.is_reading]
+        decoding = [served for served in self.running if not served.is_reading]
         left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
         parts: list[tuple[Served, int]] = []
-        waiting = (served for served in running if served.is_reading)
+        waiting = (served for served in self.running if served.is_reading)
         while left and (served := next(waiting, None) or self._admit(loads, now_ns)):
             if served.loaded_ns > now_ns:
                 continue
-            if served.admitted_ns is None:
-                served.admitted_ns = now_ns
             new = min(left, served.request.prompt - served.cached)
             parts.append((served, new))
             left -= new
@@ -213,15 +206,19 @@ class Scheduler:
                 coming.append(block)
         served.blocks = [{block.number: block for block in blocks} for blocks in hit]
         self._hold(served, held, every)
-        served.cached = size * first
         served.hit = [size * deepest.count(tier) for tier in range(len(tiers.names))]
-        if self._is_before:
-            if coming:
-                self._loads_end_ns = max(now_ns, self._loads_end_ns) + self._load_ns(loads)
-                self._coming |= dict.fromkeys(coming, self._loads_end_ns)
-            served.loaded_ns = max((self._coming.get(block, 0) for block in every), default=0)
+        served.loaded_ns = self._load(every, coming, loads, now_ns) if self._is_before else now_ns
+        served.cached, served.admitted_ns = size * first, served.loaded_ns
         self.running.append(self.waiting.popleft())
         return served
+
+    def _load(self, hit: Sequence[Block], coming: Sequence[Block], loads: Loads, now_ns: int) -> int:
+        """Begin to copy in the blocks of a request that are below, and return when all that it needs are there [ns]."""
+        if self._loads_end_ns <= now_ns:
+            self._loads_end_ns, self._coming = now_ns, {}
+        self._loads_end_ns += self._load_ns(loads) if coming else 0
+        self._coming |= dict.fromkeys(coming, self._loads_end_ns)
+        return max((self._coming.get(block, now_ns) for block in hit), default=now_ns)
 
     def loading(self, now_ns: int) -> list[int]:
         """Return when the requests that wait for blocks on their way will have them [ns]."""
@@ -282,9 +279,9 @@ class Scheduler:
             for block in shared[before:full]:
                 if self.tiers.share_computed(block):
                     blocks[block.number] = block
-            for number in range(before, full) if self.tiers.through else ():
-                if number in blocks and (blocks[number] or number >= len(shared)):
-                    self.tiers.use(blocks[number] or Block(False, served.number, number, group))
+            for place in range(before, full) if self.tiers.through else ():
+                if place in blocks and (blocks[place] or place >= len(shared)):
+                    self.tiers.use(blocks[place] or Block(False, served.number, place, group))
 
     def ended(self, work: Work, now_ns: int) -> list[Served]:
         """Account for the end of an iteration, and return the sequences that finished.

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from simulator.builders import CachedLayers, Iteration
+from simulator.builders import CachedLayers
 from simulator.catalog import Loaded
 from simulator.hardware import ServingHost
 from simulator.metrics import flop_rates
@@ -43,8 +43,8 @@ class Story:
     status, why
         ``ok``; ``overloaded``: requests come faster than they can be served; or the status of an iteration that cannot
         run; and the reason.
-    end_ns
-        End of the last iteration [ns].
+    end_ns, host_ns
+        End of the last iteration; and of the engine's work on its host for that one [ns].
     waiting_at_last
         Requests that waited when the last one arrived.
     replayed
@@ -59,6 +59,7 @@ class Story:
     status: str = "ok"
     why: str = ""
     end_ns: int = 0
+    host_ns: int = 0
     waiting_at_last: int = 0
     replayed: int = 0
 
@@ -92,56 +93,32 @@ class _Senders:
     """
 
     def __init__(self, served: Sequence[Served], clients: Clients | None) -> None:
-        self._served, self._clients, self._freed_ns = served, clients, 0
+        self._served, self._clients, self._freed_ns, self.left = served, clients, 0, len(served)
         self._free = self._open = inf if clients is None else clients.in_flight or clients.number
-        first = served if clients is None else served[: clients.number]
-        self._due = [(each.request.arrival_ns, each.number) for each in first]  # a heap, as it is in order
-        self.left = len(served)
-
-    @property
-    def next_ns(self) -> float:
-        """When the next request may come, if nothing is in flight [ns]."""
-        return self._due[0][0] if self._due else inf
+        self._due = [(each.request.arrival_ns, each.number) for each in served[: clients.number if clients else None]]
 
     def send(self, now_ns: int) -> Iterator[Served]:
         """Yield the requests that have come by now; those for which no place was open came when one became free."""
         while self._due and self._due[0][0] <= now_ns and self._free:
-            due_ns, number = heappop(self._due)
+            due_ns, index = heappop(self._due)
             if self._clients:
                 arrival_ns = due_ns if self._open > 0 else max(due_ns, self._freed_ns)
-                self._served[number].request = self._served[number].request._replace(arrival_ns=arrival_ns)
+                self._served[index].request = self._served[index].request._replace(arrival_ns=arrival_ns)
             self.left, self._free, self._open = self.left - 1, self._free - 1, self._open - 1
-            yield self._served[number]
+            yield self._served[index]
         self._open = self._free
+
+    def next_ns(self) -> float:
+        """Return when the next request comes, if none is in flight [ns]."""
+        return self._due[0][0] if self._due else inf
 
     def answered(self, served: Sequence[Served], now_ns: int) -> None:
         """Let clients go on that have their answers now."""
         if self._clients and served:
             self._free, self._freed_ns = self._free + len(served), now_ns
-            for number in (each.number + self._clients.number for each in served):
-                if number < len(self._served):
-                    heappush(self._due, (now_ns + self._clients.think_ns, number))
-
-
-class _Engine:
-    """The host of the serving engine: how long the device waits for it.
-
-    Parameters
-    ----------
-    costs
-        What iterations and requests cost it.
-    """
-
-    def __init__(self, costs: ServingHost) -> None:
-        self._costs, self._ran_ns, self._end_ns = costs, 0, -1
-
-    def wait_ns(self, now_ns: int, admitted: int, took_ns: int) -> int:
-        """Return how long an iteration, which takes `took_ns`, waits before it starts, from now on."""
-        work_ns = self._costs.iteration_ns + self._costs.request_ns * admitted
-        hidden_ns = self._ran_ns if self._costs.ahead and self._end_ns == now_ns else 0
-        wait_ns = max(0, work_ns - hidden_ns)
-        self._ran_ns, self._end_ns = took_ns, now_ns + wait_ns + took_ns
-        return wait_ns
+            later = (each.number + self._clients.number for each in served)
+            for index in (index for index in later if index < len(self._served)):
+                heappush(self._due, (now_ns + self._clients.think_ns, index))
 
 
 def serve_row(
@@ -167,19 +144,22 @@ def serve_row(
     progress
         Called after each iteration with the number of requests that have left.
     """
-    story, groups = (
-        Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)]),
-        len(rooms.groups),
-    )
+    story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
+    senders, left = _Senders(story.served, asked.clients), 0
+
+    def replayed(work: Work) -> dict[str, Any]:
+        took = replays.of(work.iteration(asked.block, len(rooms.groups), replays.reaches))
+        if took["status"] != "ok":
+            story.status, story.why = took["status"], took["why"]
+        return took
 
     def load_ns(loads: Loads) -> int:
         ways = {((tier, rooms.names[0]), group): count for (tier, group), count in loads.items()}
-        took = _replayed(story, replays, Work(stores=ways).iteration(asked.block, groups, replays.reaches))
-        story.loads += [took] if took else []
-        return took["took_ns"] if took else 0
+        took = replayed(Work(stores=ways))
+        story.loads += [took] if story.status == "ok" else []
+        return int(took.get("took_ns", 0))
 
     scheduler = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups, load_ns)
-    senders, engine, left = _Senders(story.served, asked.clients), _Engine(replays.engine), 0
     while story.status == "ok":
         before = senders.left
         scheduler.waiting.extend(senders.send(story.end_ns))
@@ -190,20 +170,15 @@ def serve_row(
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
         if not works:
-            next_ns = min(senders.next_ns, *scheduler.loading(story.end_ns), inf)
+            next_ns = min(senders.next_ns(), *scheduler.loading(story.end_ns), inf)
             if next_ns == inf:
                 break
-            story.end_ns = int(next_ns)
+            story.end_ns = story.host_ns = int(next_ns)
         for work in works:
-            numbers = work.iteration(asked.block, groups, replays.reaches)
-            if (took := _replayed(story, replays, numbers)) is None:
+            took = replayed(work)
+            if story.status != "ok":
                 break
-            if work.decoding or work.parts:
-                new = sum(served.cached == sum(served.hit) for served, _ in work.parts)
-                wait_ns = engine.wait_ns(story.end_ns, new, took["took_ns"])
-                waits = {column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}
-                took = {**took, **waits}
-            _note(story, scheduler, numbers, took)
+            _add(story, scheduler, work, _after_host(story, replays.engine, work, took))
             ended = scheduler.ended(work, story.end_ns)
             senders.answered(ended, story.end_ns)
             left += len(ended)
@@ -212,24 +187,26 @@ def serve_row(
     return story
 
 
-def _replayed(story: Story, replays: Replays, numbers: Iteration) -> dict[str, Any] | None:
-    """Replay an iteration; None, and the story ends, if it cannot run."""
-    took = replays.of(numbers)
-    if took["status"] != "ok":
-        story.status, story.why = took["status"], took["why"]
-        return None
-    return took
+def _after_host(story: Story, costs: ServingHost, work: Work, took: dict[str, Any]) -> dict[str, Any]:
+    """Add the time that an iteration waits for the engine's host, which begins when the one before began, or ended."""
+    if not (work.decoding or work.parts) or not (costs.iteration_ns or costs.request_ns):
+        return took
+    admitted = sum(served.cached == sum(served.hit) for served, _ in work.parts)
+    begin_ns = story.host_ns if costs.ahead else story.end_ns
+    story.host_ns = max(story.end_ns, begin_ns + costs.iteration_ns + costs.request_ns * admitted)
+    wait_ns = story.host_ns - story.end_ns
+    return took | {column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}
 
 
-def _note(story: Story, scheduler: Scheduler, work: Iteration, took: dict[str, Any]) -> None:
-    """Add an iteration to the story."""
+def _add(story: Story, scheduler: Scheduler, work: Work, took: dict[str, Any]) -> None:
+    """Add an iteration to a story."""
     tiers = scheduler.tiers
     about = {
         "policy": story.policy,
         "iteration": len(story.iterations),
         "start_ns": story.end_ns,
-        "decoding": work.decoding,
-        "prompt_tokens": work.reading,
+        "decoding": len(work.decoding),
+        "prompt_tokens": sum(new for _, new in work.parts),
         "waiting": len(scheduler.waiting) + len(scheduler.loading(story.end_ns)),
         "held_blocks": tiers.held,
         **{f"used_{name}_blocks": tiers.used(tier) for tier, name in enumerate(story.tiers)},

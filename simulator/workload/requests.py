@@ -130,8 +130,8 @@ class Requests(Part):
         submits copies from the thread that launches ops, which blocks while the queue of copies is full, and so waits
         for all others. Default: no limit, and the row's policy decides when each block is copied.
     loads
-        ``by_layer``: a request is admitted at once, and its blocks in lower tiers come in beside the layers of its first
-        iteration; ``before_admission``: beside the iterations of others, while it waits until all are there.
+        ``by_layer``: a request is admitted at once, and its blocks in lower tiers come in beside the layers of its
+        first iteration; ``before_admission``: beside the iterations of others, while it waits until all are there.
     """
 
     file: str | None = None
