@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, StrictBool, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -153,16 +153,18 @@ class KvTier(Part):
     uses: Count = 1
     content: Literal["inclusive", "exclusive"] = "inclusive"
 
-    @property
-    def chosen(self) -> list[str]:
-        """Keys that say more than the room."""
-        return sorted(self.model_fields_set - {"room_bytes"})
-
     def _check(self) -> None:
         must, do = "an exclusive tier has no block that the tier above has", "write back, or leave out content"
         require(self.content == "inclusive" or self.write == "back", must, "write: through", "write", do=do)
         must, do = "uses are counted for a tier that is written through", "add write: through, or remove uses"
-        require(self.write == "through" or "uses" not in self.chosen, must, "write: back", "uses", do=do)
+        require(self.write == "through" or "uses" not in self.model_fields_set, must, "write: back", "uses", do=do)
+
+
+KvRoom = Annotated[
+    Annotated[KvTier, Tag("kept")] | Annotated[Bytes | None, Tag("room")],
+    Discriminator(lambda value: "kept" if isinstance(value, KvTier | dict) else "room"),
+]
+"""How a tier keeps KV blocks, or just the room for them [B]."""
 
 
 class Slo(Part):
@@ -251,7 +253,7 @@ class Scenario(Document):
     least: Least | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    kv_tiers: dict[str, Bytes | KvTier | None] = {}
+    kv_tiers: dict[str, KvRoom] = {}
     slo: Slo | None = None
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()

@@ -117,8 +117,6 @@ class Tiers:
             self._hold(block)
             self._drop(block, 0)
             self._touch(block)
-            for tier in self._exclusive:
-                self._drop(block, tier)
         for block in hit if self.through else ():
             self.use(block)
         new_bytes = sum(size * count for size, count in zip(self.sizes, new, strict=True))
@@ -131,9 +129,8 @@ class Tiers:
         if block in self._held or block in self._cached[0]:
             return False
         self._private -= 1
-        self._held[block] = 1
-        for tier in self._exclusive:
-            self._drop(block, tier)
+        self.held_bytes -= self.sizes[block.group]
+        self._hold(block)
         return True
 
     def use(self, block: Block) -> None:
@@ -172,9 +169,8 @@ class Tiers:
         else:
             del self._held[block]
         self.held_bytes -= count * self.sizes[block.group]
-        for place in range(
-            count if is_kept and self.through else 0
-        ):  # the beginning of a sequence goes last there, too
+        # Where blocks were stored before, those from the beginning of a sequence leave last, too.
+        for place in range(count if is_kept and self.through else 0):
             self._touch(block._replace(number=block.number - place))
         if is_kept and self._keeps:
             self._cache(block, 0, count)
@@ -185,6 +181,8 @@ class Tiers:
     def _hold(self, block: Block) -> None:
         self.held_bytes += 0 if block in self._held else self.sizes[block.group]
         self._held[block] = self._held.get(block, 0) + 1
+        for tier in self._exclusive:
+            self._drop(block, tier)
 
     def _cache(self, block: Block, tier: int, count: int = 1) -> None:
         self._cached[tier][block] = count
@@ -211,13 +209,13 @@ class Tiers:
             self._push(block, tier)
 
     def _push(self, block: Block, source: int) -> None:
-        """Let a block leave for the next tier, unless that already has it, is written through, or does not exist."""
+        """Let a block leave for the next tier, if there is one that has to get it: see the rules above."""
         target = source + 1
         if target == len(self.names):
             return
         if block in self._cached[target]:
             self._cached[target].move_to_end(block)
-        elif target not in self.through:
+        elif target not in self.through and (target not in self._exclusive or self.where(block) < 0):
             self._store(block, target)
 
     def _store(self, block: Block, target: int) -> None:
@@ -331,9 +329,9 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     room = Rooms(names, tuple(max(0.0, left) for left in left_bytes), keeps, groups, kept[1:])
     for tier, how, has_bytes in zip(names, kept, room.room_bytes, strict=True):
         rule, do = "write, uses and content are of tiers below that have room for a block", "remove it"
-        is_below = tier != compute_tier and has_bytes >= max(room.sizes(asked.block))
-        where = loaded.place("kv_tiers", tier, *how.chosen[:1])
-        insist(is_below or not how.chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
+        is_below, chosen = has_bytes >= max(room.sizes(asked.block)), sorted(how.model_fields_set - {"room_bytes"})
+        where, is_below = loaded.place("kv_tiers", tier, *chosen[:1]), is_below and tier != compute_tier
+        insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
     index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
     taken = [len(blocks_to_hold(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))

@@ -35,6 +35,8 @@ from simulator.workload import Request, Requests
 
 Loads = Counter[tuple[str, int]]
 """(tier, group of layers) -> blocks copied in."""
+LoadNs = Callable[[Loads], int]
+"""Returns how long they take [ns]."""
 Way = TypeVar("Way", str, tuple[str, str])
 """The tier from which blocks are copied in; or source and target of stores."""
 
@@ -137,12 +139,10 @@ class Scheduler:
     groups
         Groups of layers that keep the same tokens of a sequence.
     load_ns
-        Returns how long blocks take to come in before their request is admitted [ns].
+        Tells how long blocks take to come in before their request is admitted.
     """
 
-    def __init__(
-        self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers], load_ns: Callable[[Loads], int]
-    ) -> None:
+    def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers], load_ns: LoadNs) -> None:
         self.tiers, self._asked, self._load_ns = tiers, asked, load_ns
         self._coming = dict[Block, int]()  # blocks on their way -> when they are there
         self._groups = [(group, layers.reach) for group, layers in enumerate(groups)]
@@ -180,8 +180,6 @@ class Scheduler:
         """Admit the next request if its blocks fit: look up its prefix, hold its blocks, count what is copied in."""
         if not self.waiting or len(self.running) >= self._asked.max_sequences:
             return None
-        if self._is_before:
-            loads = Counter()
         served, size, tiers = self.waiting[0], self._asked.block, self.tiers
         if not served.shared and self._shares:
             names = list(enumerate(served.request.prefixes(size)))
@@ -197,7 +195,7 @@ class Scheduler:
         every = [block for blocks in hit for block in blocks]
         if not tiers.fits(every, new_bytes):
             return None
-        deepest, coming = [0] * first, list[Block]()
+        loads, deepest, coming = Counter() if self._is_before else loads, [0] * first, list[Block]()
         for block in every:
             tier = tiers.where(block)
             deepest[block.number] = max(deepest[block.number], tier)

@@ -90,17 +90,23 @@ class _Senders:
         The requests: of a trace in order of arrival; of clients round by round.
     clients
         The clients; None: a trace.
+
+    Attributes
+    ----------
+    due, left
+        A heap: when requests come next, unless as many are in flight as may be, and their numbers. And how many have
+        not come yet.
     """
 
     def __init__(self, served: Sequence[Served], clients: Clients | None) -> None:
         self._served, self._clients, self._freed_ns, self.left = served, clients, 0, len(served)
         self._free = self._open = inf if clients is None else clients.in_flight or clients.number
-        self._due = [(each.request.arrival_ns, each.number) for each in served[: clients.number if clients else None]]
+        self.due = [(each.request.arrival_ns, each.number) for each in served[: clients.number if clients else None]]
 
     def send(self, now_ns: int) -> Iterator[Served]:
         """Yield the requests that have come by now; those for which no place was open came when one became free."""
-        while self._due and self._due[0][0] <= now_ns and self._free:
-            due_ns, index = heappop(self._due)
+        while self.due and self.due[0][0] <= now_ns and self._free:
+            due_ns, index = heappop(self.due)
             if self._clients:
                 arrival_ns = due_ns if self._open > 0 else max(due_ns, self._freed_ns)
                 self._served[index].request = self._served[index].request._replace(arrival_ns=arrival_ns)
@@ -108,17 +114,13 @@ class _Senders:
             yield self._served[index]
         self._open = self._free
 
-    def next_ns(self) -> float:
-        """Return when the next request comes, if none is in flight [ns]."""
-        return self._due[0][0] if self._due else inf
-
     def answered(self, served: Sequence[Served], now_ns: int) -> None:
         """Let clients go on that have their answers now."""
         if self._clients and served:
             self._free, self._freed_ns = self._free + len(served), now_ns
-            later = (each.number + self._clients.number for each in served)
-            for index in (index for index in later if index < len(self._served)):
-                heappush(self._due, (now_ns + self._clients.think_ns, index))
+            for index in (each.number + self._clients.number for each in served):
+                if index < len(self._served):
+                    heappush(self.due, (now_ns + self._clients.think_ns, index))
 
 
 def serve_row(
@@ -170,15 +172,15 @@ def serve_row(
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
         if not works:
-            next_ns = min(senders.next_ns(), *scheduler.loading(story.end_ns), inf)
-            if next_ns == inf:
+            later_ns = [ns for ns, _ in senders.due[:1]] + scheduler.loading(story.end_ns)
+            if not later_ns:
                 break
-            story.end_ns = story.host_ns = int(next_ns)
+            story.end_ns = story.host_ns = min(later_ns)
         for work in works:
             took = replayed(work)
             if story.status != "ok":
                 break
-            _add(story, scheduler, work, _after_host(story, replays.engine, work, took))
+            _add(story, scheduler, work, took, _host_wait_ns(story, replays.engine, work))
             ended = scheduler.ended(work, story.end_ns)
             senders.answered(ended, story.end_ns)
             left += len(ended)
@@ -187,20 +189,20 @@ def serve_row(
     return story
 
 
-def _after_host(story: Story, costs: ServingHost, work: Work, took: dict[str, Any]) -> dict[str, Any]:
-    """Add the time that an iteration waits for the engine's host, which begins when the one before began, or ended."""
-    if not (work.decoding or work.parts) or not (costs.iteration_ns or costs.request_ns):
-        return took
+def _host_wait_ns(story: Story, costs: ServingHost, work: Work) -> int:
+    """Return how long an iteration waits for the engine's host, which begins when the one before began, or ended."""
+    if not (work.decoding or work.parts):
+        return 0
     admitted = sum(served.cached == sum(served.hit) for served, _ in work.parts)
     begin_ns = story.host_ns if costs.ahead else story.end_ns
     story.host_ns = max(story.end_ns, begin_ns + costs.iteration_ns + costs.request_ns * admitted)
-    wait_ns = story.host_ns - story.end_ns
-    return took | {column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}
+    return story.host_ns - story.end_ns
 
 
-def _add(story: Story, scheduler: Scheduler, work: Work, took: dict[str, Any]) -> None:
-    """Add an iteration to a story."""
+def _add(story: Story, scheduler: Scheduler, work: Work, took: dict[str, Any], wait_ns: int) -> None:
+    """Add an iteration to a story, after its wait for the engine's host."""
     tiers = scheduler.tiers
+    took = {**took, **{column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}}
     about = {
         "policy": story.policy,
         "iteration": len(story.iterations),
@@ -246,7 +248,6 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
     spent = {column: sum(row[column] for row in ran) for column in (*waits, "drain_ns")}
     moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
-    last_ns = max(served.request.arrival_ns for served in story.served)
     busy, finished = sum(row["took_ns"] for row in ran), sum(served.end_ns is not None for served in story.served)
     return {
         "policy": story.policy,
@@ -267,7 +268,9 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "replayed": story.replayed,
         "most_waiting": max((row["waiting"] for row in story.iterations), default=0),
         "waiting_at_last": story.waiting_at_last,
-        "offered_per_s": _ratio((len(story.served) - 1) * 10**9, last_ns),
+        "offered_per_s": _ratio(
+            (len(story.served) - 1) * 10**9, max(served.request.arrival_ns for served in story.served)
+        ),
         "served_per_s": _ratio(finished * 10**9, busy),
         "unanswered": arrivals.unanswered,
     }

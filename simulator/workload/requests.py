@@ -151,9 +151,8 @@ class Requests(Part):
         for key in ("file", "count", "arrivals") if self.clients else ():
             must = "clients say when requests come, and how many"
             require(getattr(self, key) is None, must, key, key, do=f"remove {key}, or clients")
-        for key in ("count", "arrivals", "prompt", "output"):
-            stated = self.file is not None or (self.clients and key in ("count", "arrivals"))
-            stated = stated or getattr(self, key) is not None
+        for key in ("prompt", "output") if self.clients else ("count", "arrivals", "prompt", "output"):
+            stated = self.file is not None or getattr(self, key) is not None
             require(stated, "requests come from a file, or are drawn", f"no {key}", key, do=f"add {key}, or file")
         must, do = "a queue of copies holds up what is loaded by layer", "remove it, or loads"
         is_by_layer = self.queued_blocks is None or self.loads == "by_layer"
