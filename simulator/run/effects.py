@@ -58,6 +58,7 @@ def idle_line(
     scenario, machine = loaded.scenario, loaded.hardware
     asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in DOCUMENTS}
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
+    of_machine |= {} if is_served else {"host.serving.*": _SERVED}
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
     changed = {path.split(".")[0] for path in asked["scenario"]}
