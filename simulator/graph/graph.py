@@ -145,8 +145,8 @@ class Graph:
         """Data type -> what a step computes of the model, however it is run [FLOP].
 
         Every op of the accelerator counts once but elementwise ones (class ``vector``), those of the update, and those
-        that a checkpoint runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but
-        for what kernels of attention skip, as causal ones do, or compute again in backward.
+        that a checkpoint runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311,
+        appendix B), but for what kernels of attention skip, as causal ones do, or compute again in backward.
         """
         flops: dict[str, int] = {}
         for op in self.ops:

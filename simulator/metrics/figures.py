@@ -39,8 +39,8 @@ class Figure:
         ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
         what is ``served``; rows that ran on a machine that states a ``cost``.
     over
-        The kind of thing with a figure for each; for ``energy``, ``price`` and the ``host`` that computes, one figure if
-        the machine states any.
+        The kind of thing with a figure for each; for ``energy``, ``price`` and the ``host``, one figure if the machine
+        states any.
     worse
         Which change of it is worse, if any is.
     is_compared

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from simulator.graph import Graph
-from simulator.hardware import Hardware
 from simulator.metrics import with_steps
 from simulator.plan import COMPUTE
 from simulator.report import drawing
