@@ -293,9 +293,12 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
         yield _Carrier(f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, passing)
     for name, rate in ports.items():
         yield _Carrier(f"port {name!r} of rank", "device", rate, hardware.passing((name,)))
+    cores = hardware.host_compute
     for name, bus in hardware.caps.items():
-        words = f"bus {name!r} of {bus.scope}"
-        yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, hardware.passing(bus.links))
+        words, passing = f"bus {name!r} of {bus.scope}", hardware.passing(bus.links)
+        if cores and hardware.memories.get(name) == cores.tier:
+            passing[_HOST + _KERNELS] = 1
+        yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, passing)
     memory = hardware.tiers[hardware.compute_tier]
     if memory.bandwidth_bytes_per_s is not None:
         ends = [name for name, link in hardware.links.items() if hardware.compute_tier in (link.source, link.target)]
@@ -304,7 +307,7 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
         yield _Carrier(words, memory.scope, memory.bandwidth_bytes_per_s, passing, is_shared=True)
     for unit in _UNITS:
         yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, is_shared=True)
-        if cores := hardware.host_compute:
+        if cores:
             scope = hardware.tiers[cores.tier].scope
             yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
 
