@@ -15,13 +15,24 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
-from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost, ServingHost
+from simulator.hardware.device import (
+    Allocator,
+    Compaction,
+    Compute,
+    FixedHost,
+    Host,
+    HostCompute,
+    Rates,
+    ReactiveHost,
+    ServingHost,
+)
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
-    "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",
-    "OnChip", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates", "without_effect",
+    "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host",
+    "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s",
+    "stage_rates", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -134,6 +145,8 @@ class Hardware(Document):
         The device's arithmetic.
     host
         The costs of the runtime.
+    host_compute
+        The cores of the host, on which ops of the device ``host`` run; None: they run nothing.
     tiers
         Memories by name; plans and traces number them in this order.
     links
@@ -158,6 +171,7 @@ class Hardware(Document):
     compute_tier: Key
     compute: Compute
     host: Host = Host()
+    host_compute: HostCompute | None = None
     tiers: dict[Key, Tier] = Field(min_length=1)
     links: dict[Key, Link] = {}
     buses: dict[Key, Bus] = {}
@@ -181,6 +195,11 @@ class Hardware(Document):
     def compute_tier_id(self) -> int:
         """Id of the compute tier."""
         return self.tier_names.index(self.compute_tier)
+
+    @property
+    def host_tier_id(self) -> int:
+        """Id of the tier that the cores of the host work in; that of the compute tier if there are none."""
+        return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:
@@ -210,22 +229,37 @@ class Hardware(Document):
     def unread(self) -> dict[str, str]:
         """Pattern of paths to figures that no run on this machine reads -> why."""
         others = [name for name in self.tiers if name != self.compute_tier]
-        rates = {
-            f"tiers.{name}.bandwidth": "kernels work in the compute tier, and links carry copies" for name in others
-        }
         energies = {f"tiers.{name}.energy": "the energy of a copy is that of its link" for name in others}
+        bound = {*self.memories.values()}
+        free = [name for name, link in self.links.items() if bound.isdisjoint((link.source, link.target))]
+        passes = {f"links.{name}.passes*": "no lower tier that it joins states a bandwidth" for name in free}
         single = [f"links.{name}.sharing" for name, link in self.links.items() if link.channels == 1]
         sharing = dict.fromkeys(single, "one copy at a time shares with no other")
-        return {**rates, **energies, **sharing, "on_chip.*": "it is not simulated"}
+        return {**energies, **passes, **sharing, "on_chip.*": "it is not simulated"}
+
+    @property
+    def memories(self) -> dict[str, str]:
+        """Name among `caps` -> lower tier that states a bandwidth; no bus has a dot in its name."""
+        stated = [name for name, tier in self.tiers.items() if tier.bandwidth_bytes_per_s is not None]
+        return {f"memory.{name}": name for name in stated if name != self.compute_tier}
+
+    @property
+    def caps(self) -> dict[str, Bus]:
+        """Buses by name, and `memories` as such: each over the links that begin or end there, as often as they pass."""
+        memories = {}
+        for cap, tier in self.memories.items():
+            links = tuple(name for name, link in self.links.items() for _ in range(link.passes_at(tier)))
+            rate, scope = self.tiers[tier].bandwidth_bytes_per_s or math.inf, self.tiers[tier].scope
+            memories[cap] = Bus.model_construct(links=links, bandwidth_bytes_per_s=rate, scope=scope)
+        return {**self.buses, **memories}
 
     def passing(self, names: Iterable[str]) -> dict[str, int]:
         """Return how often a copy over each link passes these links or ports; staged links that go via them count."""
-        passes = dict.fromkeys(names, 1)
+        passed = Counter(names)
         for name, link in self.links.items():
-            times = sum(1 for stage in link.via if stage in passes)
-            if times:
-                passes[name] = passes.get(name, 0) + times
-        return passes
+            if times := sum(passed[stage] for stage in link.via):
+                passed[name] += times
+        return {**passed}
 
     def wires(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the links without staged ones that go via another of them: the wires that all bytes pass."""
@@ -242,11 +276,17 @@ class Hardware(Document):
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
+        if self.host_compute is not None:
+            self._check_host(self.host_compute.tier)
         for name, link in self.links.items():
             for end in ("source", "target"):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
+            for passed in link.passes:
+                lower = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
+                must = "passes name lower tiers that the link joins, of no staged link"
+                require(passed in lower, must, repr(passed), "links", name, "passes", do=nearest(passed, (*lower,)))
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for link_name in bus.links:
@@ -268,6 +308,14 @@ class Hardware(Document):
         for name in self.tiers:
             must = f"links join every tier with the compute tier {self.compute_tier!r}"
             require(name in joined, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
+
+    def _check_host(self, tier: str) -> None:
+        """Refuse cores that work in no tier, in the compute tier, or in one whose bandwidth is not known."""
+        _check_name(tier, self.tiers, "the cores of the host work in one of the tiers", "host_compute", "tier")
+        must, do = "the cores of the host work in another tier than the compute tier", "name that of the host"
+        require(tier != self.compute_tier, must, repr(tier), "host_compute", "tier", do=do)
+        must = "the tier that the cores of the host work in has a bandwidth"
+        require(self.tiers[tier].bandwidth_bytes_per_s is not None, must, "none", "tiers", tier, do="add it")
 
     def _check_queues(self) -> None:
         waiting = Counter(link for queue in self.copy_queues.values() for link in queue)
@@ -314,7 +362,7 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     list of str
         A sentence for each limit.
     """
-    sentences: list[str] = []
+    sentences, memories = list[str](), hardware.memories
 
     def tell(field: str, value: int | float, other: str, limit: int | float, unit: str = "B/s") -> None:
         is_left, way = field.endswith(".reserved"), "less" if field.endswith(".reserved") else "more"
@@ -324,9 +372,10 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
             )
             sentences.append(f"{limits}: {way} changes nothing, unless that is set as well.")
 
-    for bus_name, bus in hardware.buses.items():
-        field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
-        for name in bus.links:
+    for bus_name, bus in hardware.caps.items():
+        of = f"tiers.{memories[bus_name]}" if bus_name in memories else f"buses.{bus_name}"
+        field, rate = f"{of}.bandwidth", bus.bandwidth_bytes_per_s
+        for name in dict.fromkeys(bus.links):
             if name in hardware.links and _fills(hardware.links[name], bus):
                 tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
         asked = asked_bytes_per_s(hardware, bus)
