@@ -40,10 +40,10 @@ def partition(draw, ranks, least=1):
 
 @st.composite
 def contended(draw):
-    """A job on a machine with little memory bandwidth; some kernels take as long as their traffic, on two streams."""
+    """A job with little memory bandwidth; some kernels take as long as their traffic, on two streams or a shared one."""
     programs, hardware = draw(jobs())
     document = hardware.model_dump(by_alias=True)
-    document["tiers"]["hbm"]["bandwidth"] = f"{draw(st.integers(1, 4))} GB/s"
+    document["tiers"]["hbm"] |= {"bandwidth": f"{draw(st.integers(1, 4))} GB/s", "shared": draw(st.booleans())}
     hardware = type(hardware).model_validate(document)
     known = {}
     for program in programs:
@@ -57,7 +57,7 @@ def contended(draw):
             g = replace(program.graph, ops=ops)
             codes = [*program.plan.fixed.codes()]
             modelled = [i for i, op in enumerate(ops) if op.collective is None and op.duration_ns is None]
-            aside = draw(st.sampled_from(modelled)) if modelled else -1
+            aside = draw(st.sampled_from(modelled)) if modelled and not hardware.shares_memory else -1
             columns = zip(*((k, a, 7 if (k, a) == (COMPUTE, aside) else b, c) for k, a, b, c in codes), strict=True)
             plan = replace(program.plan, actions=Actions.from_columns(*map(list, columns)))
             known[id(program)] = engine.Program(g, plan, durations_ns(g, hardware))

@@ -278,7 +278,8 @@ class Team:
     @cached_property
     def precedences(self) -> list[Precedence]:
         """Graph -> order of its ops."""
-        return [*map(Precedence.of, self.job.graphs, self.streams)]
+        pairs, shares = zip(self.job.graphs, self.streams, strict=True), self.hardware.shares_memory
+        return [Precedence.of(graph, streams, shares_memory=shares) for graph, streams in pairs]
 
     @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:

@@ -202,6 +202,11 @@ class Hardware(Document):
         return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether copies take bandwidth of the compute tier from kernels of one stream, too."""
+        return self.tiers[self.compute_tier].shared
+
+    @property
     def hops(self) -> tuple[tuple[int, int], ...]:
         """The ids of the two tiers that each link joins, the source first; in id order."""
         tier = self.tier_names.index
@@ -278,15 +283,20 @@ class Hardware(Document):
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
         if self.host_compute is not None:
             self._check_host(self.host_compute.tier)
+        for name, lower in self.tiers.items():
+            must = "kernels share the memory of the compute tier, no other"
+            require(
+                not lower.shared or name == self.compute_tier, must, "true", "tiers", name, "shared", do="remove it"
+            )
         for name, link in self.links.items():
             for end in ("source", "target"):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
             for passed in link.passes:
-                lower = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
+                below = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
                 must = "passes name lower tiers that the link joins, of no staged link"
-                require(passed in lower, must, repr(passed), "links", name, "passes", do=nearest(passed, (*lower,)))
+                require(passed in below, must, repr(passed), "links", name, "passes", do=nearest(passed, (*below,)))
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for link_name in bus.links:

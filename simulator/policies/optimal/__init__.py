@@ -165,6 +165,8 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
         yield "a collective"
+    if hardware.shares_memory:
+        yield "copies that take bandwidth from kernels"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
     if hardware.host.fixed.step_ns or hardware.host.queue_depth < len(graph.ops):
