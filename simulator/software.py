@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from simulator.document import Document, Part, Share
-from simulator.units import Nanoseconds, require
+from simulator.document import Document, Key, Part, Share
+from simulator.units import Bytes, Nanoseconds, require
 
 Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_*?\[\]-]+$")]
 """A shell pattern of names."""
@@ -63,6 +63,73 @@ class Copies(Part):
     links: dict[Pattern, CopyMode] = {}
 
 
+class HostTimes(Part):
+    """What the host pays to issue, whatever plan it follows; where the machine states more, that holds.
+
+    Attributes
+    ----------
+    op_ns
+        Each op: its Python, and its launch [ns].
+    copy_ns
+        Each copy: its Python, and its submission [ns].
+    layer_ns
+        Before the first op of each layer, such as for hooks of modules [ns].
+    step_ns
+        Before the first op of each step, or of each iteration of a serving engine [ns].
+    """
+
+    op_ns: Nanoseconds = Field(0, alias="op")
+    copy_ns: Nanoseconds = Field(0, alias="copy")
+    layer_ns: Nanoseconds = Field(0, alias="layer")
+    step_ns: Nanoseconds = Field(0, alias="step")
+
+
+class Kernels(Part):
+    """What kernels reach; where those of the machine reach less, that holds.
+
+    Attributes
+    ----------
+    arithmetic
+        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak; ``default`` covers classes that are
+        not listed. Without it those of the machine hold.
+    bandwidth
+        Share of the compute tier's bandwidth.
+    launch_ns
+        Device time of each kernel [ns].
+    fill_ns
+        Time that the arithmetic of a kernel takes however little it is: its tiles fill the device in waves [ns].
+    """
+
+    arithmetic: dict[Key, Share] = {}
+    bandwidth: Share | None = None
+    launch_ns: Nanoseconds = Field(0, alias="launch")
+    fill_ns: Nanoseconds = Field(0, alias="fill")
+
+
+class Memory(Part):
+    """What the compute tier holds that is no tensor.
+
+    Attributes
+    ----------
+    taken_fraction
+        Share of the capacity that the framework takes at all, what is named here included.
+    context_bytes
+        What a process holds before any tensor: the driver's context, and libraries with their kernels [B].
+    workspace_bytes
+        Workspaces of libraries and buffers of the framework that last [B].
+    communication_bytes
+        Buffers of the library for collectives, where there are several ranks [B].
+    lost_fraction
+        Of the rest, the share that nothing fits in: rounding of the allocator, and holes.
+    """
+
+    taken_fraction: Share = Field(1.0, alias="taken")
+    context_bytes: Bytes = Field(0, alias="context")
+    workspace_bytes: Bytes = Field(0, alias="workspace")
+    communication_bytes: Bytes = Field(0, alias="communication")
+    lost_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = Field(0.0, alias="lost")
+
+
 class Software(Document):
     """How a framework drives a machine.
 
@@ -72,8 +139,19 @@ class Software(Document):
         Patterns of names of machines that the profile is for; default: all.
     copies
         How it copies.
+    host
+        What its host pays.
+    kernels
+        Kind of run -> what kernels reach in it: ``train``, ``prefill``, ``decode``, and ``default`` for kinds that are
+        not listed and for graphs from files. What serves requests reads prompts and adds tokens at once: it takes the
+        arithmetic of ``prefill``, and the bandwidth and the launch of ``decode``.
+    memory
+        What it holds beside tensors.
     """
 
     schema_: Literal["hosim/software/1"] = Field("hosim/software/1", alias="schema")
     for_: Annotated[tuple[Pattern, ...], Field(min_length=1)] = Field(("*",), alias="for")
     copies: Copies = Copies()
+    host: HostTimes = HostTimes()
+    kernels: dict[Literal["default", "train", "prefill", "decode"], Kernels] = {}
+    memory: Memory = Memory()

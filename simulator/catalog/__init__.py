@@ -16,27 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator import inputs
-from simulator.catalog.loaded import (
-    Axis,
-    BudgetError,
-    Loaded,
-    at,
-    check_budget,
-    check_tiers,
-    driven,
-    sourced,
-    unfixed,
-)
-from simulator.catalog.settings import (
-    DOCUMENTS,
-    apply,
-    by_document,
-    factor,
-    places,
-    record,
-    setting,
-    unsourced,
-)  # fmt: skip
+from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, check_tiers, driven, sourced, unfixed
+from simulator.catalog.settings import DOCUMENTS, apply, by_document, factor, places, record, setting, unsourced
 from simulator.catalog.shelf import (
     KINDS,
     Entry,

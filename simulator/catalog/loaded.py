@@ -206,7 +206,7 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
     if software is None:
         loaded = _read_software(loaded, loaded.scenario.software, where)
     software = apply(cast(Software, loaded.software), changes or {})
-    hardware = drive(machine, software, partial(loaded.place, of="software"))
+    hardware = drive(machine, software, loaded.workload, partial(loaded.place, of="software"))
     return replace(loaded, hardware=hardware, software=software, undriven=machine)
 
 

@@ -12,7 +12,7 @@ from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import OP_CLASSES, Collective, Graph, Group, Op
-from simulator.hardware import Hardware
+from simulator.hardware import Hardware, Host
 from simulator.units import nearest
 
 
@@ -33,8 +33,8 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(classes))}; or add compute.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
-    achieved = _achieved(op, hardware)
-    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
+    achieved, fill_ns = _achieved(op, hardware), hardware.compute.fill_ns
+    return fill_ns + ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
 
 
 def _achieved(op: Op, hardware: Hardware) -> Fraction:
@@ -74,6 +74,19 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
     bandwidth = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
     traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
     return hardware.compute.launch_ns + _arithmetic_ns(op, hardware), traffic
+
+
+def issue_ns(graph: Graph, host: Host) -> list[int]:
+    """Return what the host pays for each op on top of the price of a compute: before a step, and before a layer [ns].
+
+    Parameters
+    ----------
+    graph, host
+        The ops, and what the host pays. An op that runs again pays again.
+    """
+    layers = [op.name.partition("/")[0] for op in graph.ops]
+    begins = (layer != before for layer, before in zip(layers, ["", *layers], strict=False))
+    return [host.each_layer_ns * is_first + host.each_step_ns * (op == 0) for op, is_first in enumerate(begins)]
 
 
 UNITS = ("matrix", "vector")

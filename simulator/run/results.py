@@ -259,7 +259,7 @@ class Results(dict[str, Result]):
 
     @cached_property
     def card(self) -> dict[str, Card]:
-        """Cards of the ``model``, the ``machine`` and the ``software``: parameters, arithmetic of a token, peaks, tiers."""
+        """Cards of the ``model``, the ``machine`` and the ``software``: parameters, weights, peaks, tiers."""
         loaded = self.case.loaded
         work = None if loaded.is_job_given else loaded.workload
         machine, driver = machine_card(self.case.hardware), software_card(loaded.software)
