@@ -278,7 +278,8 @@ class Team:
     @cached_property
     def precedences(self) -> list[Precedence]:
         """Graph -> order of its ops."""
-        return [*map(Precedence.of, self.job.graphs, self.streams)]
+        pairs, shares = zip(self.job.graphs, self.streams, strict=True), self.hardware.shares_memory
+        return [Precedence.of(graph, streams, shares_memory=shares) for graph, streams in pairs]
 
     @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:
@@ -325,7 +326,7 @@ class Team:
         sharing, first_alike = self.hardware.topology.sharing, self.first_alike
         leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})
         may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
-        buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
+        buses = self.hardware.caps.items() if self._is_ample and not may_differ else ()
         shared = {name: sharing[bus.scope] for name, bus in buses if bus.scope != "device"}
         return {name: int(instances(many, first_alike)[1][leads].min()) for name, many in shared.items()}
 

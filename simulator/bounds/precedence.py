@@ -36,16 +36,19 @@ class Precedence:
     ----------
     graph, streams
         Graph that runs; stream of each op.
+    shares_memory
+        Whether copies take bandwidth from kernels of one stream.
     """
 
     graph: Graph
     streams: tuple[int, ...]
+    shares_memory: bool = False
 
     @classmethod
-    def of(cls, graph: Graph, streams: tuple[int, ...] | None = None) -> Precedence:
+    def of(cls, graph: Graph, streams: tuple[int, ...] | None = None, *, shares_memory: bool = False) -> Precedence:
         """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
-        key = cls, streams or streams_of(graph)
-        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, key[1])))
+        key = cls, streams or streams_of(graph), shares_memory
+        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, *key[1:])))
 
     @cached_property
     def in_line(self) -> bool:
@@ -54,8 +57,8 @@ class Precedence:
 
     @cached_property
     def is_contended(self) -> bool:
-        """Whether several streams share the device."""
-        return is_contended(self.graph, enumerate(self.streams))
+        """Whether kernels share the device, so that others may stretch them."""
+        return is_contended(self.graph, enumerate(self.streams), shares_memory=self.shares_memory)
 
     @cached_property
     def last(self) -> int:

@@ -72,9 +72,10 @@ class Traffic:
             return time_ns(times * self._forced_bytes(names, crossing), rate)
 
         terms = {}
-        for name, bus in hardware.buses.items():
+        for name, bus in hardware.caps.items():
             passing = hardware.passing(bus.links)
-            terms[f"bus {name}"] = needs(passing, bus.bandwidth_bytes_per_s, self.sharers.get(name, 1))
+            times = min(passing.values()) * self.sharers.get(name, 1)
+            terms[f"bus {name}"] = needs(passing, bus.bandwidth_bytes_per_s, times)
         for name, link in links.items():
             alone_ns = ceil_div(self._alone_ns[name], link.channels)
             terms[f"link {name}"] = max(needs(hardware.passing((name,)), link.bandwidth_bytes_per_s), alone_ns)

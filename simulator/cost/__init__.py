@@ -93,8 +93,8 @@ UNITS = ("matrix", "vector")
 """Units of a device that compute."""
 
 
-def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
-    """Return whether kernels share a device: whether ops whose time is modelled run on more than one stream.
+def is_contended(graph: Graph, streams: Iterable[tuple[int, int]], *, shares_memory: bool) -> bool:
+    """Return whether kernels share a device: if ops whose time is modelled run on several streams, or on some machines.
 
     A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
 
@@ -104,9 +104,12 @@ def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
         Its ops.
     streams
         Pairs of an op and a stream that it runs on.
+    shares_memory
+        Whether the machine is one whose kernels and copies share the memory whatever the streams.
     """
     ops = graph.ops
-    return len({stream for op, stream in streams if ops[op].collective is None and ops[op].duration_ns is None}) > 1
+    modelled = {stream for op, stream in streams if ops[op].collective is None and ops[op].duration_ns is None}
+    return shares_memory or len(modelled) > 1
 
 
 def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:

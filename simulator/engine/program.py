@@ -88,7 +88,7 @@ class Columns:
     written
         Tensors that some op writes.
     streams, is_contended
-        How many compute streams the plan uses; whether kernels on several of them share the device.
+        How many compute streams the plan uses; whether its kernels share the device.
     compute_tier
         Id of the tier that kernels work in.
     outputs
@@ -97,14 +97,15 @@ class Columns:
         Its collectives, and with whom each rank meets there.
     """
 
-    def __init__(self, program: Program, compute_tier: int) -> None:
+    def __init__(self, program: Program, hardware: Hardware) -> None:
         graph, fixed = program.graph, program.plan.fixed
         streams = {(op, node.stream) for op, node in enumerate(graph.ops)}  # those of the plan, if it is fixed
         if fixed is not None:
             streams = {(op, of) for kind, op, of in zip(fixed.kind, fixed.a, fixed.b, strict=True) if kind == COMPUTE}
         last_stream = max((stream for _, stream in streams), default=0)
-        self.is_contended = is_contended(graph, streams)
-        self.compute_tier, self.streams = compute_tier, runtime_streams(graph) if fixed is None else 1 + last_stream
+        self.is_contended = is_contended(graph, streams, shares_memory=hardware.shares_memory)
+        self.compute_tier = hardware.compute_tier_id
+        self.streams = runtime_streams(graph) if fixed is None else 1 + last_stream
         self.reads = [op.reads for op in graph.ops]
         self.writes = [op.writes for op in graph.ops]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]

@@ -95,7 +95,7 @@ def _links(case: Case, plan: Plan) -> Links:
     names = {hop: hardware.link_names[hardware.hops.index(hop)] for hop in sorted(hops)}
     links = {hop: hardware.links[name] for hop, name in names.items()}
     used = set(names.values())
-    shared = [bus for bus in hardware.buses.values() if asked_bytes_per_s(hardware, bus) > bus.bandwidth_bytes_per_s]
+    shared = [bus for bus in hardware.caps.values() if asked_bytes_per_s(hardware, bus) > bus.bandwidth_bytes_per_s]
     is_load = {target == hardware.compute_tier_id for _, target in hops}
     is_between = all(hardware.compute_tier_id in hop for hop in hops) and len(hops) == len(is_load)
     cannot = {
@@ -105,6 +105,7 @@ def _links(case: Case, plan: Plan) -> Links:
         "a host that pays nothing for an action": not hardware.host.issues_freely,
         "copies between the compute tier and one other": not is_between,
         "one copy at a time on a link": any(link.channels > 1 or link.via for link in links.values()),
+        "copies that take no bandwidth from kernels": hardware.shares_memory,
         "links that share no bandwidth": any(len(used & {*bus.links}) for bus in shared),
     }
     for must, is_so in cannot.items():

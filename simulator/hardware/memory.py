@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
@@ -52,8 +52,11 @@ class Tier(Part):
     lost_fraction
         Of what is not reserved, the share that nothing fits in: rounding of an allocator, and holes between places.
     bandwidth_bytes_per_s
-        Of the compute tier: bandwidth that kernels and copies share [B/s]. That of other tiers is for the information
-        of readers: copies take the bandwidth of links and buses.
+        Bandwidth of the memory [B/s]. Of the compute tier: what kernels and copies share. Of another tier: what all
+        copies that begin or end there share with those that pass through it, once in and once out.
+    shared
+        Of the compute tier: whether copies, and collectives, take its bandwidth from kernels even where these run on
+        one stream. Where kernels run on several, they do on any machine.
     energy_fj_per_byte
         For the compute tier: energy of each byte that a kernel reads or writes, on top of the device's power [fJ].
     endurance_bytes
@@ -68,6 +71,7 @@ class Tier(Part):
     taken_fraction: Share = Field(1.0, alias="taken")
     lost_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = Field(0.0, alias="lost")
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(None, alias="bandwidth")
+    shared: StrictBool = False
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     endurance_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="endurance")
     price_nusd_per_gb_month: PriceOfRoom | None = Field(None, alias="price")
@@ -144,6 +148,9 @@ class Link(Part):
         The links that a staged link goes over, from its source to its target.
     chunk_bytes
         Size of the chunks that a staged link stores and forwards [B].
+    passes
+        Lower tier that it joins -> how often each byte of its copies passes the memory there. 1 where none is stated; 3
+        if it is first copied to another buffer.
     energy_fj_per_byte
         Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
@@ -165,6 +172,7 @@ class Link(Part):
     efficiency: tuple[EfficiencyPoint, ...] = ()
     via: tuple[Key, ...] = ()
     chunk_bytes: Bytes = Field(0, alias="chunk")
+    passes: dict[Key, Few] = {}
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     _stages: tuple[Link, ...] = PrivateAttr(())
     _stated: Link | None = PrivateAttr(None)
@@ -178,6 +186,10 @@ class Link(Part):
     def servers(self) -> int:
         """Number of fixed, equal parts of its bandwidth: one for each channel, or 1 if channels share it."""
         return self.channels if self.sharing == "servers" else 1
+
+    def passes_at(self, tier: str) -> int:
+        """Return how often the bytes of a copy pass a tier's memory; staged ones do on the links of their way."""
+        return self.passes.get(tier, 1) if tier in (self.source, self.target) and not self.via else 0
 
     def reached_fraction(self, size_bytes: int) -> float:
         """Return the share of the bandwidth that a copy of a given size reaches, from the efficiency curve."""

@@ -227,7 +227,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
     Parameters
     ----------
     hardware
-        Its tiers, links and buses are the places of figures.
+        Its tiers, links and caps are the places of figures.
     of
         The kinds of figures that are named.
     """
@@ -236,7 +236,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "cause": CAUSES,
         "tier": hardware.tier_names,
         "link": hardware.link_names,
-        "bus": hardware.buses,
+        "bus": hardware.caps,
         "compute tier": (hardware.compute_tier,),
         "field": (),
         "energy": ("",) if hardware.states_energy else (),

@@ -188,7 +188,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     """
     spans, by_bus = trace.spans.whole(), {}
     copies = pick(spans, (spans["kind"] == COPY) & (spans["end_ns"] > spans["start_ns"]))
-    for name, bus in hardware.buses.items():
+    for name, bus in hardware.caps.items():
         passing = hardware.passing(bus.links)
         rates = [passing.get(link, 0) * hardware.links[link].bandwidth_bytes_per_s for link in hardware.link_names]
         if bus.scope == "device" or not any(rates) or inf in (bus.bandwidth_bytes_per_s, *rates):

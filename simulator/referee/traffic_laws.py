@@ -121,7 +121,7 @@ def check_meetings(hardware: Hardware, met: Meetings, *, complete: bool, contend
     alone = np.array([_alone_ns(call, members, hardware) for call, members, _ in met.sorts], np.int64)[met.sort]
     shown = ("takes ns", took), ("alone ns", alone)
     _check(met, took >= alone, "a collective takes at least its time alone", *shown)
-    if not contended and all(name in hardware.links for bus in hardware.buses.values() for name in bus.links):
+    if not contended and all(name in hardware.links for bus in hardware.caps.values() for name in bus.links):
         disturbed = np.bincount(met.meeting, _overlaps(met), n)[met.meeting] > 0
         law = "a collective takes its time alone if its members are in no other meanwhile"
         _check(met, disturbed | (took == alone), law, *shown)
@@ -288,7 +288,7 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
         yield _Carrier(f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, passing)
     for name, rate in ports.items():
         yield _Carrier(f"port {name!r} of rank", "device", rate, hardware.passing((name,)))
-    for name, bus in hardware.buses.items():
+    for name, bus in hardware.caps.items():
         words = f"bus {name!r} of {bus.scope}"
         yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, hardware.passing(bus.links))
     memory = hardware.tiers[hardware.compute_tier]

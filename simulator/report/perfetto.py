@@ -161,7 +161,7 @@ def _shared(row: Row, rates: Block) -> Iterator[tuple[int, Events]]:
 
     for usage in usages(row):
         yield process(usage.scope, usage.instance), partial(_memory, usage)
-    for index, (name, bus) in enumerate(row.hardware.buses.items()):
+    for index, (name, bus) in enumerate(row.hardware.caps.items()):
         of_bus = pick(rates, rates["bus"] == index)
         title = f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})"
         for instance in np.unique(of_bus["instance"]).tolist():

@@ -125,7 +125,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
-    demands = (f"demand_{bus}" for bus in machine.buses)
+    demands = (f"demand_{bus}" for bus in machine.caps)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
     parts = (times, *(figures(summaries, columns) for columns in (occurring(summaries, WAITS), held, paid)))

@@ -204,7 +204,7 @@ def _out_of_reach(case: Case, rows: Sequence[PolicyChoice]) -> dict[str, str]:
         return {}
     links = {name for name, way in ends.items() if far & {*way}}
     buses = [name for name, bus in hardware.buses.items() if links.issuperset(bus.links)]
-    patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance")]
+    patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance", "bandwidth")]
     patterns += [f"{kind}.{name}.*" for kind, names in (("links", sorted(links)), ("buses", buses)) for name in names]
     return dict.fromkeys(patterns, f"nothing goes past the endless room of {listed(sorted(near & endless))}")
 

@@ -165,6 +165,8 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
         yield "a collective"
+    if hardware.shares_memory:
+        yield "copies that take bandwidth from kernels"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
     if not hardware.host.issues_freely or hardware.host.queue_depth < len(graph.ops):
@@ -193,7 +195,7 @@ def _slowdowns(problem: Problem, hop: tuple[int, int]) -> Iterator[str]:
         yield f"{name!r} in a queue with other links"
     if len(hardware.passing((name,))) > 1 or link.via:
         yield f"{name!r}, whose way another link shares"
-    for bus_name, bus in hardware.buses.items():
+    for bus_name, bus in hardware.caps.items():
         asked = asked_bytes_per_s(hardware, bus)
         if name in bus.links and asked > bus.bandwidth_bytes_per_s:
             has, wants = human(bus.bandwidth_bytes_per_s, "B/s"), human(asked, "B/s")
