@@ -15,13 +15,13 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
-from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost
+from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost, ServingHost
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",
-    "OnChip", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates", "without_effect",
+    "OnChip", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]

@@ -108,6 +108,25 @@ class ReactiveHost(Part):
         return self.inspect_ns + self.compute_ns, self.copy_ns, self.detach_ns, self.sync_ns
 
 
+class ServingHost(Part):
+    """Costs of the host for a serving engine, beside those of the actions that it issues.
+
+    Attributes
+    ----------
+    iteration_ns
+        Time for each iteration: choosing its sequences, filling its inputs, handing over its tokens [ns].
+    request_ns
+        Time for each request that is admitted, in its first iteration [ns].
+    ahead
+        Whether the host works on an iteration while the device runs the one before, which then hides as much of its
+        work as it takes; else the device waits for all of it.
+    """
+
+    iteration_ns: Nanoseconds = Field(0, alias="iteration")
+    request_ns: Nanoseconds = Field(0, alias="request")
+    ahead: StrictBool = False
+
+
 class Host(Part):
     """The runtime on the host: the cost of each action, and how far it may run ahead.
 
@@ -122,6 +141,8 @@ class Host(Part):
         The costs under a fixed plan.
     reactive
         The costs under a reactive plan.
+    serving
+        The costs of a serving engine, of which each iteration is a plan.
     """
 
     queue_depth: Count = 1024
@@ -129,6 +150,7 @@ class Host(Part):
     each_layer_ns: Nanoseconds = Field(0, alias="each_layer")
     fixed: FixedHost = FixedHost()
     reactive: ReactiveHost = ReactiveHost()
+    serving: ServingHost = ServingHost()
 
     @property
     def issues_freely(self) -> bool:

@@ -177,9 +177,10 @@ def arriving(loaded: Loaded, progress: Progress) -> Arriving:
 
 
 def drawn(asked: Requests, seed: int) -> list[Request]:
-    """Draw requests.
+    """Draw requests: in order of arrival, or of clients that converse, round by round.
 
-    Arrivals, prompts, outputs and prefixes are drawn independently: longer prompts change no arrival.
+    Arrivals, prompts, outputs and prefixes are drawn independently: longer prompts change no arrival. In a conversation
+    all requests have the prefix of its first one, and then a prefix of their own, which is the whole conversation.
 
     Parameters
     ----------
@@ -188,8 +189,9 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     seed
         Seed of the draws.
     """
-    count, about = asked.count or 0, asked.prefixes or Prefixes(number=1, tokens=1)
-    arrivals_ns = _arrivals_ns(asked.arrivals or Arrivals(interval_ns=0), count, seed)
+    clients, about = asked.clients, asked.prefixes or Prefixes(number=1, tokens=1)
+    count = clients.number * clients.rounds if clients else asked.count or 0
+    arrivals_ns = _arrivals_ns(asked.arrivals, count, seed) if asked.arrivals else [0] * count
     prompts = _lengths(asked.prompt or Lengths(mean=1), count, (seed, 1))
     outputs = _lengths(asked.output or Lengths(mean=1), count, (seed, 2))
     shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
@@ -197,7 +199,19 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
     prefixes, tokens = np.minimum(chosen, about.number - 1).tolist(), about.tokens if asked.prefixes else 0
     rows = zip(arrivals_ns, prompts, outputs, prefixes, strict=True)
-    return [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
+    requests = [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
+    return _conversations(requests, clients.number, about.number) if clients else requests
+
+
+def _conversations(rounds: list[Request], clients: int, prefixes: int) -> list[Request]:
+    """Put rounds together, those of one client `clients` places apart; conversations are named after all prefixes."""
+    whole = list[Request]()
+    for index, request in enumerate(rounds):
+        before = whole[index - clients] if index >= clients else None
+        above = before.above if before else ((request.prefix, request.prefix_tokens),)
+        prompt, client = request.prompt + (before.prefix_tokens if before else 0), index % clients
+        whole.append(Request(0, prompt, request.output, prefixes + client, prompt + request.output, above))
+    return whole
 
 
 def _arrivals_ns(about: Arrivals, count: int, seed: int) -> list[int]:

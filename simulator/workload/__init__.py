@@ -10,11 +10,11 @@ from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
-from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
+from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
 
 __all__ = [
-    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
+    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel", "Dense", "Dtypes",
     "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla", "Model",
     "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload",
 ]  # fmt: skip
