@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StrictBool, StringConstraints
 
-from simulator.document import Document, Key, Part, Share
+from simulator.document import Document, Few, Key, Part, Share
 from simulator.units import Bytes, Nanoseconds, require
 
 Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_*?\[\]-]+$")]
@@ -25,18 +25,32 @@ class CopyMode(Part):
     ----------
     mode
         ``pinned``: the device copies by itself between page-locked memory and its own; the rate of a link is that.
-        ``pageable``: the driver copies pageable memory through its own pinned buffer. ``bounced``: the program copies
-        through pinned buffers of its own. ``staged``: tensor by tensor, each waited for before it is used. ``unified``:
-        pages move when they are touched.
+        ``pageable``: the driver copies through a pinned buffer of its own, while the host waits. ``bounced``: threads
+        of the program copy through pinned buffers, and the host goes on. ``staged``: from pinned memory, but the host
+        waits for each copy. ``unified``: pages move when they are touched.
     share
         Share of the link's bandwidth that such copies reach.
     latency_ns
         Time of each copy on top of the link's latency [ns]; it holds the channel, and takes no bandwidth.
+    host_passes
+        How often each byte passes the memory of the lower tier, if that states its bandwidth; default: 3 through a
+        buffer (``pageable``, ``bounced``), else 1.
     """
 
     mode: Literal["pinned", "pageable", "bounced", "staged", "unified"] = "pinned"
     share: Share = 1.0
     latency_ns: Nanoseconds = Field(0, alias="latency")
+    host_passes: Few | None = None
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the host waits for each copy."""
+        return self.mode in ("pageable", "staged")
+
+    @property
+    def passes(self) -> int:
+        """How often each byte passes the memory below: a copy through a buffer reads, writes and reads again."""
+        return self.host_passes or (3 if self.mode in ("pageable", "bounced") else 1)
 
     def _check(self) -> None:
         stated = self.mode == "pinned" or "share" in self.model_fields_set
@@ -75,13 +89,19 @@ class HostTimes(Part):
     layer_ns
         Before the first op of each layer, such as for hooks of modules [ns].
     step_ns
-        Before the first op of each step, or of each iteration of a serving engine [ns].
+        Before the first op of each step [ns]. What serves requests pays for iterations instead.
+    iteration_ns, request_ns, ahead
+        Of what serves requests: for each iteration, and for each request that is admitted [ns]; and whether the host
+        works on an iteration while the device runs the one before.
     """
 
     op_ns: Nanoseconds = Field(0, alias="op")
     copy_ns: Nanoseconds = Field(0, alias="copy")
     layer_ns: Nanoseconds = Field(0, alias="layer")
     step_ns: Nanoseconds = Field(0, alias="step")
+    iteration_ns: Nanoseconds = Field(0, alias="iteration")
+    request_ns: Nanoseconds = Field(0, alias="request")
+    ahead: StrictBool = False
 
 
 class Kernels(Part):

@@ -51,7 +51,7 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
         rule, wires = "what copies.links names is a link of the machine that goes via no other", _wires(machine)
         is_there = any(fnmatchcase(name, pattern) for name in wires)
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, tuple(wires)))
-    parts = (_copies(machine, software), _host(machine, software), _kernels(machine, software, workload))
+    parts = (_copies(machine, software), _host(machine, software, workload), _kernels(machine, software, workload))
     why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
     for path, value, source in chain(*parts, _memory(machine, software, workload)):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
@@ -79,6 +79,11 @@ def _copies(machine: Hardware, software: Software) -> Changes:
             yield f"links.{name}.bandwidth", exact(slower, "B/s"), f"{source}.share"
         if mode.latency_ns:
             yield f"links.{name}.latency", exact(link.latency_ns + mode.latency_ns, "ns"), f"{source}.latency"
+        if mode.is_blocking and not link.blocking:
+            yield f"links.{name}.blocking", True, f"{source}.mode"
+        lower = {link.source, link.target} - {machine.compute_tier}
+        if more := {tier: mode.passes for tier in sorted(lower) if mode.passes > link.passes_at(tier)}:
+            yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
 
 
 def _mode(machine: Hardware, software: Software, name: str) -> tuple[str, CopyMode]:
@@ -92,13 +97,18 @@ def _mode(machine: Hardware, software: Software, name: str) -> tuple[str, CopyMo
 
 _HOST = {
     "fixed.compute": "op", "reactive.compute": "op", "fixed.copy": "copy", "reactive.copy": "copy",
-    "each_layer": "layer", "each_step": "step",
+    "each_layer": "layer", "each_step": "step", "serving.iteration": "iteration", "serving.request": "request",
 }  # fmt: skip
 """Cost of the machine's host -> that of the software: those under any plan."""
 
 
-def _host(machine: Hardware, software: Software) -> Changes:
+def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
+    if software.host.ahead and workload.requests is not None:
+        yield "host.serving.ahead", True, "host.ahead"
+    unpaid = "each_step" if workload.requests is not None else "serving."
     for path, key in _HOST.items():
+        if path.startswith(unpaid):
+            continue
         if (ns := getattr(software.host, f"{key}_ns")) > attrgetter(f"{path}_ns")(machine.host):
             yield f"host.{path}", exact(ns, "ns"), f"host.{key}"
 

@@ -84,7 +84,7 @@ class Tier(Part):
 
     @property
     def usable_bytes(self) -> int | float:
-        """What is taken of the capacity, less what is reserved and the room for chunks that pass through; less losses [B]."""
+        """What is taken of the capacity, less what is reserved, the room for chunks that pass through, and losses [B]."""
         taken, kept = self._parts
         if self.capacity_bytes == math.inf:
             return math.inf
@@ -151,6 +151,8 @@ class Link(Part):
     passes
         Lower tier that it joins -> how often each byte of its copies passes the memory there. 1 where none is stated; 3
         if it is first copied to another buffer.
+    blocking
+        Whether the host issues nothing more until a copy has ended, as with what is copied from pageable memory.
     energy_fj_per_byte
         Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
@@ -173,6 +175,7 @@ class Link(Part):
     via: tuple[Key, ...] = ()
     chunk_bytes: Bytes = Field(0, alias="chunk")
     passes: dict[Key, Few] = {}
+    blocking: StrictBool = False
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     _stages: tuple[Link, ...] = PrivateAttr(())
     _stated: Link | None = PrivateAttr(None)

@@ -178,12 +178,12 @@ MISTAKES = {
         "name other software, or add 'bench_machine' to for"
     ),
     "copies: {in: {mode: pageable}}": (
-        "soft.yaml:4, copies.in.share: copies that are not pinned reach a share of the link's bandwidth, found pageable "
-        "without it; add share, or write mode: pinned"
+        "soft.yaml:4, copies.in.share: copies that are not pinned reach a share of the link's bandwidth, found "
+        "pageable without it; add share, or write mode: pinned"
     ),
     "copies: {links: {nvme*: {share: 0.5}}}": (
-        "soft.yaml:4, copies.links.nvme*: what copies.links names is a link of the machine that goes via no other, found "
-        "'nvme*'; use one of d2h, h2d"
+        "soft.yaml:4, copies.links.nvme*: what copies.links names is a link of the machine that goes via no other, "
+        "found 'nvme*'; use one of d2h, h2d"
     ),
     "copies: {out: {share: 1.5}}": (
         "soft.yaml:4, copies.out.share: input should be less than or equal to 1, found 1.5; correct it"
@@ -236,9 +236,7 @@ def test_documents_of_a_run_read_back_equal_and_are_named(tmp_path):
 
 
 def test_software_is_an_axis(tmp_path):
-    (tmp_path / "soft.yaml").write_text(
-        PROFILE + "copies: {default: {mode: pageable, share: 0.25}}\n", encoding="utf-8"
-    )
+    (tmp_path / "soft.yaml").write_text(PROFILE + "copies: {default: {mode: bounced, share: 0.25}}\n", encoding="utf-8")
     path, soft = chain.write(tmp_path), str(tmp_path / "soft.yaml")
     swept = hosim.sweep(path, grid={"software": [None, soft]}, policies=["static"], cache=None)
     each = [hosim.run(path, software=name, policies=["static"])["static"].summary["step_ns"] for name in (None, soft)]

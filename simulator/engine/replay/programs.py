@@ -76,8 +76,8 @@ class ReplayedProgram:
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
         written = None if plan.fixed is not None else written_out(program, hardware)
-        if program.allocator != "ideal":
-            self.reason = "places have addresses"
+        if program.allocator != "ideal" or any(link.blocking for link in hardware.links.values()):
+            self.reason = "places have addresses" if program.allocator != "ideal" else "the host waits for copies"
             return
         if plan.fixed is not None:
             self.actions, prices_ns = plan.fixed, _fixed_prices_ns(plan.fixed, graph, host)
