@@ -22,6 +22,7 @@ from simulator.hardware import Hardware
 from simulator.inputs import no_file, shown
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
+from simulator.software import Software
 from simulator.units import FieldError, did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
 
@@ -31,12 +32,19 @@ Validated = TypeVar("Validated", bound=Part)
 
 KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
+    "software": Software,
     "workload": Workload,
     "scenario": Scenario,
     "study": StudyDocument,
 }
 """Kind of document -> its class."""
-_FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
+_FOLDERS = {
+    "hardware": "hardware_profiles",
+    "software": "software_profiles",
+    "workload": "workloads",
+    "scenario": "scenarios",
+    "study": "studies",
+}
 _RATIOS = "scenarios/measured/ratios.json"
 _LARGEST_BYTES = 4_000_000
 """Largest document: a hundred times the largest shipped one, and still read in seconds."""
@@ -72,7 +80,7 @@ def names(kind: str) -> tuple[str, ...]:
     Parameters
     ----------
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``.
+        One of `KINDS`.
     """
     return tuple(sorted(_shelf(kind)))
 
@@ -85,7 +93,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     ref
         A name in the catalogue; or a path: a `Path`, or a text that ends in ``.yaml``.
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``.
+        One of `KINDS`.
     base_dir
         Folder that a path is relative to; default: the working directory.
 
@@ -114,7 +122,7 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
     ref
         A name in the catalogue, or a path that ends in ``.yaml``, relative to the working directory.
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``; None: `ref` is a path to a document of any kind.
+        One of `KINDS`; None: `ref` is a path to a document of any kind.
     is_strict
         Whether each figure needs an origin, as in shipped documents.
 
@@ -178,7 +186,7 @@ def schema(kind: str) -> dict[str, Any]:
     Parameters
     ----------
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``.
+        One of `KINDS`.
     """
     insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
     read, written = (KINDS[kind].model_json_schema(mode=mode) for mode in ("validation", "serialization"))
@@ -217,7 +225,7 @@ def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     stated = tree.data.get("schema")
     if isinstance(stated, str) and stated in models:
         return models[stated]
-    rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
+    rule = f"the key schema says that this is a {wanted or 'hardware, software, workload, scenario or study'} document"
     do = nearest(str(stated), tuple(models))
     if (wanted, stated) == ("scenario", _schema_key(Workload)):
         do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"

@@ -13,7 +13,7 @@ from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op
-from simulator.hardware import Hardware, Rates
+from simulator.hardware import Hardware, Host, Rates
 from simulator.units import nearest
 
 
@@ -71,7 +71,8 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, {field}.achieved_fraction", rule, found, do)
     achieved = _achieved(op, rates)
-    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
+    arithmetic_ns = ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
+    return rates.fill_ns + arithmetic_ns
 
 
 def _achieved(op: Op, rates: Rates) -> Fraction:
@@ -112,6 +113,19 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
     bandwidth = hardware.tiers[tier].bandwidth_bytes_per_s
     traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
     return rates.launch_ns + _arithmetic_ns(op, hardware), traffic
+
+
+def issue_ns(graph: Graph, host: Host) -> list[int]:
+    """Return what the host pays for each op on top of the price of a compute: before a step, and before a layer [ns].
+
+    Parameters
+    ----------
+    graph, host
+        The ops, and what the host pays. An op that runs again pays again.
+    """
+    layers = [op.name.partition("/")[0] for op in graph.ops]
+    begins = (layer != before for layer, before in zip(layers, ["", *layers], strict=False))
+    return [host.each_layer_ns * is_first + host.each_step_ns * (op == 0) for op, is_first in enumerate(begins)]
 
 
 UNITS = ("matrix", "vector")

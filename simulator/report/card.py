@@ -15,6 +15,7 @@ from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
+from simulator.software import Software
 from simulator.units import counted, exact, human
 from simulator.workload import DecoderModel, Workload
 
@@ -103,6 +104,13 @@ def machine_card(hardware: Hardware) -> Card:
     if stated := [exact(cost, unit) for cost, unit in costs if cost is not None]:
         card["a device"] = ", ".join(stated)
     return card
+
+
+def software_card(software: Software | None) -> Card:
+    """Describe what drives a machine: a software, or nobody, which is the best case."""
+    if software is None:
+        return {"best case:": "pinned copies, best kernels (no software named)"}
+    return {f"{software.name}:": software.heading}
 
 
 def line(card: Card) -> str:

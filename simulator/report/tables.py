@@ -119,10 +119,10 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary | named(row) for row in rows], rows[0].hardware
     step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
-    times = figures(
-        summaries, (*step, "hidden_fraction", *occurring(summaries, ["recompute_ns", "host_compute_ns"]), "stall_ns")
-    )
-    columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
+    more = occurring(summaries, ["recompute_ns", "host_compute_ns"])
+    times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"))
+    columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]
+    columns += [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]

@@ -15,7 +15,7 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files, readings
-from simulator.report.card import Card, machine_card, model_card
+from simulator.report.card import Card, machine_card, model_card, software_card
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row
@@ -259,10 +259,11 @@ class Results(dict[str, Result]):
 
     @cached_property
     def card(self) -> dict[str, Card]:
-        """Cards of the ``model`` and the ``machine``: parameters, weights, arithmetic of a token, peaks, tiers."""
+        """Cards of the ``model``, the ``machine`` and the ``software``: parameters, weights, peaks, tiers."""
         loaded = self.case.loaded
         work = None if loaded.is_job_given else loaded.workload
-        return {"model": model_card(work, self.case.job), "machine": machine_card(self.case.hardware)}
+        machine, driver = machine_card(self.case.hardware), software_card(loaded.software)
+        return {"model": model_card(work, self.case.job), "machine": machine, "software": driver}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
     parts, lacking, base = list[Sweep](), list[str](), loaded.without_questions()
     front = partial(pareto, loaded, policies=[row], progress=progress, sparse=True)
     limits = partial(limits_at, base, [(base, [row])], 1, progress, "")
-    makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.hardware)), limits)}
+    makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.stated)), limits)}
     for title, (times, make) in makes.items():
         if is_asked or times * _ops_computed(fastest) <= _PAGE:
             part = make()

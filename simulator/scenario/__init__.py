@@ -200,8 +200,11 @@ class Scenario(Document):
         The machine: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
     workload
         The workload that runs on it: a name or a path, as for `hardware`.
+    software
+        How a framework drives the machine: a name or a path, as for `hardware`. Default: the best case, in which copies
+        are pinned and kernels the best ones.
     set_
-        Changes to the hardware: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
+        Changes to the hardware, before the software drives it: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
         Default: persistent tensors in the compute tier, all others free. Another tier is a home for what lasts: of
@@ -243,6 +246,7 @@ class Scenario(Document):
     schema_: Literal["hosim/scenario/1"] = Field("hosim/scenario/1", alias="schema")
     hardware: str
     workload: str
+    software: str | None = None
     set_: dict[str, Any] = Field({}, alias="set")
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")

@@ -17,7 +17,7 @@ from simulator.catalog import Loaded, Named
 from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
-from simulator.run import scenario_to_run
+from simulator.run import scenario_to_run, with_software
 from simulator.run.case import check_expectations
 from simulator.run.effects import idle_line
 from simulator.run.sweep import Progress, Sweep, frame, silent
@@ -69,6 +69,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     *,
     hardware: str | Path | None = None,
     workload: str | Path | None = None,
+    software: str | Path | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Sequence[str] | None = None,
     progress: Progress | None = None,
@@ -85,6 +86,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
         `requests`.
     hardware, workload
         Instead of a scenario: a machine and a workload with `requests`, as in `simulator.run`.
+    software
+        How a framework drives the machine, as in `simulator.run`.
     set
         Changes to the hardware, as in `simulator.run`.
     policies
@@ -100,7 +103,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     ConfigError
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
-    loaded = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), set)
+    changes = with_software(set, software)
+    loaded = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), changes)
     asked, progress = requests_of(loaded), progress or silent
     names, arrivals, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))
@@ -117,7 +121,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
         "requests": [row for story in stories for row in story.requests],
         "iterations": [row for story in stories for row in story.iterations],
     }
-    return Serving("serve", [loaded], rows, view, tables, {"seed": loaded.scenario.seed}, is_changed=bool(set))
+    return Serving("serve", [loaded], rows, view, tables, {"seed": loaded.scenario.seed}, is_changed=bool(changes))
 
 
 def read_served(

@@ -169,8 +169,9 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield "copies that take bandwidth from kernels"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
-    if hardware.host.fixed.step_ns or hardware.host.queue_depth < len(graph.ops):
-        yield f"{hardware.host.fixed.step_ns} ns a step and a queue of {hardware.host.queue_depth}"
+    if not hardware.host.issues_freely or hardware.host.queue_depth < len(graph.ops):
+        pays = "no time" if hardware.host.issues_freely else "time"
+        yield f"a host that takes {pays}, with a queue of {hardware.host.queue_depth}"
     tiers = sorted({problem.away(t)[0] for t in range(len(problem.sizes)) if problem.away(t)})
     if len(tiers) > 1:
         yield f"moves to {', '.join(problem.tiers[tier] for tier in tiers)}"
