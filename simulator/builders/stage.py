@@ -69,7 +69,8 @@ Gradients and weights of a block (a layer, the embedding, the head) move togethe
 buckets. Stage 0 and 1 reduce after the last micro-batch, in place; stage 2 and 3 reduce every micro-batch into a shard
 that adds up. Stage 1 and 2 gather the updated weights. Stage 3 gathers the weights of a block before its forward and
 again before its backward, but for the embedding and the head, which stay; the gathering of a block begins with the
-block before it, so that two are there at once.
+block before it, so that two are there at once. Frozen weights in another format lie in shards, and are gathered, as
+they are stored, scales included; each use makes its own matrix ready from what was gathered, as QLoRA does on one device.
 """
 
 from __future__ import annotations
@@ -167,10 +168,11 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     for t.block, waits_for in [(block, []), *due] if index == 0 else due:
         for axes, weights in _by_axes((weight, weight.replicas) for weight in t.weights[t.block].values()):
             for weight in weights:
-                t.declare(weight.name, _shard(t, weight) * t.element_bytes, weight.kind)
+                stored_bytes = -(-_shard(t, weight) * weight.size_bytes // weight.parameters)
+                t.declare(weight.name, stored_bytes, weight.kind)
             for weight in weights:  # ops read the gathered tensor in place of the weight
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
-                t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
+                t.graph.tensor(whole, weight.size_bytes, weight.kind)
             reads = [*(weight.name for weight in weights), *waits_for]
             _meet(t, CollectiveKind.ALL_GATHER, (axes, weights), reads, [t.held[weight.name] for weight in weights])
 
@@ -187,8 +189,8 @@ def _by_axes(weights: Iterable[tuple[Weight, Axes]]) -> Iterable[Shared]:
 def _meet(t: Tape, kind: CollectiveKind, shared: Shared, reads: list[str], writes: list[str]) -> None:
     """Add a collective along some axes that gathers weights, or adds up their gradients."""
     (axes, weights), is_gathered = shared, kind is CollectiveKind.ALL_GATHER
-    each_bytes = t.element_bytes if is_gathered else t.workload.dtypes.gradient_bytes
-    size_bytes, name = sum(weight.parameters for weight in weights) * each_bytes, "weights" if is_gathered else "grads"
+    each_bytes, name = t.workload.dtypes.gradient_bytes, "weights" if is_gathered else "grads"
+    size_bytes = sum(weight.size_bytes if is_gathered else weight.parameters * each_bytes for weight in weights)
     t.meet(f"{name}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
 
 

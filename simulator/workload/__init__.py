@@ -211,9 +211,8 @@ class Workload(Document):
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
-        kept = (self.lora or self.frozen) and self.parallel.zero_stage < 3
-        fits = kept or not (self.dtypes.weights or self.dtypes.experts)
-        must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole"
+        fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts)
+        must = "a format of weights is for inference, or for frozen ones"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must = f"layers are numbered from 0 to {model.layers - 1}"

@@ -36,6 +36,7 @@ from simulator import catalog
 from simulator.builders import build_job, check
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph
+from simulator.lifetime import live_bytes
 from simulator.referee import check_job
 from simulator.workload import Workload
 
@@ -272,6 +273,39 @@ def test_frozen_matrices_in_four_bits_are_made_ready_before_each_use() -> None:
     assert sum(op.name.startswith("L01/again") and op.name.endswith(".ready") for op in again.ops) == 6
 
 
+def test_frozen_matrices_in_four_bits_lie_in_shards_and_are_gathered_as_they_are_stored() -> None:
+    """FSDP with QLoRA: shards and gathers of 4 bits, adapters' gradients alone reduced, two layers there at once."""
+    ranks, micro_batches = 4, 2
+    parallel = {"ranks": "all", "data": ranks, "zero_stage": 3, "micro_batches": micro_batches}
+    alone, graph = build(workload(**NF4)), build_job(workload(**NF4, parallel=parallel)).graphs[0]
+    packed = {name: ceil((i * o * 4 + ceil(i / 64) * o * 8) / 8) for name, (i, o) in LINEARS.items()}
+    adapters = {name: 2 * RANK * (i + o) for name, (i, o) in LINEARS.items()}
+    layer, table = sum(packed.values()) + sum(adapters.values()) + 2 * 2 * H, 2 * V * H
+    assert held(alone, "weight") == LAYERS * layer + 2 * table + 2 * H
+    stored = {t.name: t.size_bytes for t in graph.tensors if t.kind == "weight" and t.persistent}
+    assert stored == {name: ceil(size / ranks) for name, size in sizes(alone, "weight").items()}
+    assert held(graph, "optimizer_state") == 12 * LAYERS * sum(adapters.values()) // 2 // ranks
+    met: dict[str, list[int]] = {}
+    for about in (op.collective for op in graph.ops if op.collective is not None):
+        met.setdefault(about.kind, []).append(about.size_bytes)
+    assert sorted(met["all_gather"]) == sorted(([table, table + 2 * H] + [layer] * 2 * LAYERS) * micro_batches)
+    assert met["reduce_scatter"] == [sum(adapters.values())] * LAYERS * micro_batches
+    assert met.keys() == {"all_gather", "reduce_scatter"}
+    whole = [t for t, tensor in enumerate(graph.tensors) if ".gathered" in tensor.name or ".ready" in tensor.name]
+    peaks, left = list[int](), layer - 2 * H
+    for name, (i, o) in LINEARS.items():  # forward: of this layer what is still needed, and the next one
+        left -= 2 * H * (name == "ffn.gate")
+        peaks.append(left + layer + 2 * i * o)
+        left -= packed[name] + adapters[name]
+    left = layer
+    for name, (i, o) in reversed(LINEARS.items()):  # backward: adapters go back first
+        left -= 2 * H * (name == "attn.o") + adapters[name]
+        peaks.append(left + layer + 2 * i * o)
+        left -= packed[name]
+    assert max(live_bytes(graph, whole) - [op.workspace_bytes for op in graph.ops]) == max(peaks)
+    check_lives(graph)
+
+
 # checkpoints
 
 
@@ -393,7 +427,6 @@ def on_one_rank(number: int) -> Graph:
 def test_all_ranks_do_the_work_of_one(i: int, j: int, stage: int) -> None:
     """But for what each tensor rank does alike: narrow matrices of adapters among it, where tokens are not cut."""
     layout, options, alone = LAYOUTS[i], OPTIONS[j], on_one_rank(j)
-    stage = 2 if "weights" in options.get("dtypes", {}) and stage == 3 else stage
     found = build_job(workload(MLA, EXPERTS, parallel={"ranks": "all", "zero_stage": stage, **layout}, **options))
     check_job(found, catalog.read_hardware("cloudmatrix384"))
     graphs = [found.graph(rank) for rank in range(found.ranks)]
@@ -448,7 +481,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         spread["expert"] = draw(st.sampled_from([1, 2, 4]))
     spread |= {"sequence": draw(st.booleans()), "micro_batches": 2, "zero_stage": draw(st.integers(0, 3))}
     data["parallel"] = draw(st.sampled_from([{}, spread]))
-    if data["lora"] and spread["zero_stage"] < 3 and draw(st.booleans()):
+    if data["lora"] and draw(st.booleans()):
         dtypes["weights"] = "nf4"
     return Workload.model_validate(data | {"dtypes": dtypes})
 
@@ -506,6 +539,5 @@ def test_patterns_fit_something() -> None:
 
 
 def test_formats_are_for_frozen_weights() -> None:
-    must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole, found another"
+    must = "a format of weights is for inference, or for frozen ones, found another"
     assert refusal(dtypes={"weights": "nf4"}).startswith(must)
-    assert refusal(parallel={"ranks": "all", "data": 2, "zero_stage": 3}, **NF4).startswith(must)
