@@ -12,11 +12,13 @@ from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
+from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
+    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
     "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla", "Model",
-    "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload",
+    "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides", "Sparse",
+    "Workload",
 ]  # fmt: skip
 
 
@@ -25,17 +27,19 @@ _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
-    ("train",): "optimizer lora frozen checkpoint kernels dtypes.gradients dtypes.router "
+    ("train",): "optimizer lora frozen checkpoint kernels on.optimizer dtypes.gradients dtypes.router "
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
     ("prefill",): "chunk",
-    ("decode",): "new_tokens",
-    _INFERENCE: "kv experts",
-    ("train", *_INFERENCE): "parallel",
+    ("decode",): "new_tokens on.attention",
+    _INFERENCE: "kv experts on.experts",
+    ("train", *_INFERENCE): "parallel on",
     ("serve",): "pools",
     ("requests",): "requests",
     ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts",
     (*_INFERENCE, "requests"): "dtypes.kv_cache",
 }
+_WITH_MASTER = 12
+"""Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
 _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
 """Key -> the phases that it is for."""
 
@@ -88,6 +92,8 @@ class Workload(Document):
     checkpoint
         In training, what backward runs again instead of saving. It is part of the program, whatever the policy; the
         policy `recompute` makes more again on top.
+    on
+        What the host runs of a step.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
@@ -123,6 +129,7 @@ class Workload(Document):
     lora: Lora | None = None
     frozen: tuple[str, ...] | None = None
     checkpoint: Checkpoint | None = None
+    on: Sides = Sides()
     requests: Requests | None = None
     graph: str | None = None
     views: Literal["reads", "writes"] = "reads"
@@ -190,6 +197,7 @@ class Workload(Document):
         require(has, must, f"{self.experts} of a model without experts", "experts", do="remove it")
         must, do = "a rank that reads experts each for itself has all of them", "say together or grouped"
         require(self.experts != "each" or spread == {1}, must, "some on other ranks", "experts", do=do)
+        self.on.check_layers(decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None)
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
@@ -214,6 +222,10 @@ class Workload(Document):
         fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts)
         must = "a format of weights is for inference, or for frozen ones"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
+        has_master = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER
+        if self.optimizer is not None:
+            has_master = self.optimizer.has_master(self.dtypes.element_bytes)
+        self.on.check_optimizer(self.optimizer or Optimizer(), self.parallel.zero_stage, has_master=has_master)
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must = f"layers are numbered from 0 to {model.layers - 1}"
         require(last < model.layers, must, str(last), "checkpoint", "layers", do="correct it")

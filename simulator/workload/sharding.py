@@ -146,6 +146,10 @@ class Optimizer(Part):
         usual = self.kind not in ("adafactor", "sgd") or self.states == "fp32"
         require(usual, f"{self.kind} has no states in other data types", self.states, "states", do="remove states")
 
+    def has_master(self, element_bytes: int) -> bool:
+        """Return whether it keeps a master copy of a weight with elements of so many bytes."""
+        return element_bytes < 4 if self.master is None else self.master
+
     def state_bytes(self, shape: tuple[int, ...], shards: int, element_bytes: int, *, is_matrix: bool) -> int:
         """Return the size of one shard of the states of a weight, its master weight included [B].
 
@@ -161,8 +165,7 @@ class Optimizer(Part):
             Whether the weight is a matrix of a layer, or several stacked.
         """
         parameters = -(-prod(shape) // shards)
-        has_master = element_bytes < 4 if self.master is None else self.master
-        master_bytes = 4 * parameters if has_master else 0
+        master_bytes = 4 * parameters if self.has_master(element_bytes) else 0
         if self.kind == "adafactor":
             *several, rows, columns = (1, *shape)
             numbers = prod(several) * (rows + columns) if len(shape) > 1 else columns
