@@ -13,6 +13,8 @@ from simulator.document import MOST_RANKS, flaw
 from simulator.errors import ConfigError, insist
 from simulator.graph import (
     ALGORITHMS,
+    DEVICES,
+    HOST,
     LARGEST,
     PAIRED,
     PHASES,
@@ -44,6 +46,7 @@ class OpNumbers(TypedDict, total=False):
     barrier: bool
     repeatable: bool
     stream: int
+    device: str
 
 
 class OpFields(OpNumbers, total=False):
@@ -316,6 +319,18 @@ class GraphBuilder:
             raise self._error("op", op, must, repr(fields["stream"]), "correct it")
         if fields.get("phase") and fields["phase"] not in PHASES:
             raise self._choice_error("op", op, "phase", fields["phase"], PHASES[1:])
+        if "device" in fields:
+            self._check_device(op, kind, fields)
+
+    def _check_device(self, op: str, kind: str, fields: OpFields) -> None:
+        """Refuse an op of an unknown device, and one of the host that does what no host does here."""
+        if fields["device"] not in DEVICES:
+            raise self._choice_error("op", op, "device", fields["device"], DEVICES)
+        odd = {"kind": kind != "compute", "dynamic": fields.get("dynamic"), "stream": fields.get("stream")}
+        if fields["device"] == HOST and any(odd.values()):
+            must = "an op of the host meets no other ranks, reads what is known before, and is on the host's stream"
+            found = f"{next(field for field, value in odd.items() if value)} in it"
+            raise self._error("op", op, must, found, "run it on the accelerator, or remove that")
 
     def _check_dynamic_reads(
         self, op: str, dynamic: DynamicReads, kind: str, reads: tuple[int, ...], writes: tuple[int, ...]

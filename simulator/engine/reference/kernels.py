@@ -152,7 +152,10 @@ class Kernels:
             return []
         unit, share, arithmetic = unit_work(op, self._hardware)
         _, traffic = roofline(op, self._hardware)
-        flows = (self._paths[unit], share, arithmetic), (self._paths[MEMORY], memory_rate_cap(self._hardware), traffic)
+        flows = (
+            (self._paths[unit], share, arithmetic),
+            (self._paths[MEMORY], memory_rate_cap(self._hardware.compute), traffic),
+        )
         return [flow for flow in flows if flow[2]]
 
     def run(self, compute: ComputeAction) -> Steps:

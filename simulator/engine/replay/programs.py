@@ -269,7 +269,7 @@ def machine_columns(
     return {
         **shared.columns, **meetings, **shared.network_columns(),
         "programs": ids(number_of[id(program)] for program in of_ranks),
-        "memory_cap": memory_rate_cap(shared.hardware),
+        "memory_cap": memory_rate_cap(shared.hardware.compute),
         "stored_at": np.cumsum([0, *map(len, stored.elsewhere)], dtype=np.int32),
         "stored": ids(tensor for of_rank in stored.elsewhere for tensor in of_rank),
     }  # fmt: skip
