@@ -27,13 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import BATCH, TENSOR, numbered
+from simulator.builders.weights import BATCH, TENSOR, is_matrix, numbered
+from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
 
+_MATRICES = ("ffn.gate", "ffn.up", "ffn.down")
 _REDUCED = 3
 """Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
 
@@ -88,6 +91,8 @@ def feed_forward(t: Tape, x: str) -> str:
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
     """Take each token through its experts, beside those that all tokens go through."""
+    if t.workload.on.share("experts"):
+        return _through_sides(t, part, x)
     experts, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
     routed = x
     if TENSOR[0] in experts:  # each tensor rank has experts of its own, and sends a part of the tokens
@@ -144,6 +149,45 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     return sent, shares
 
 
+def _through_sides(t: Tape, part: Experts, x: str) -> str:
+    """Take each token through its experts on the host, and through those that the accelerator has.
+
+    Each side takes the hidden states and the choices of all tokens, and adds up what its experts make of a token.
+    """
+    logits, bias = t.linear("ffn.router", x), [t.weight("ffn.router_bias").name] if part.router_bias else []
+    choices = t.tensor("ffn.route.choices", part.top_k, size=FP32_BYTES + ID_BYTES)
+    t.op("ffn.route", [logits, *bias], [choices])
+    count, each = t.workload.on.host_experts(part)
+    made = [_of_side(t, part, HOST, [x, choices], (count, each))]
+    made += [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    if count < part.routed:
+        made.append(_of_side(t, part, "accelerator", [x, choices], (part.routed - count, part.top_k - each)))
+    return t.vector("ffn.combine", made)
+
+
+def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[int, Fraction]) -> str:
+    """Take tokens through the experts of a side in one op: so many experts, on which so many choices of each fall."""
+    (count, each), names, size, parameters = share, list[str](), 0, 0
+    chosen = -(-chosen_number(count * each.denominator, t.own_tokens, each.numerator) // each.denominator)
+    rows = round(t.own_tokens * each)
+    for module, stack in t.weights[t.block].items():
+        if module.removesuffix(".bias") in _MATRICES:
+            name, each_bytes = stack.name, -(-stack.size_bytes // part.routed)
+            name, whole_bytes = (
+                (name, stack.size_bytes) if count == part.routed else (f"{name}.{side}", count * each_bytes)
+            )
+            names.append(t.declare(name, whole_bytes, "expert"))
+            size += each_bytes
+            parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)
+    out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), 3 * rows * part.width * t.element_bytes
+    read_bytes = rows * t.model.hidden * t.element_bytes + t.made_bytes(taken[1]) + inside + chosen * size
+    t.op(
+        f"ffn.experts.{side}", [*taken, *names], [out], device=side, flops=2 * rows * parameters,
+        read_bytes=read_bytes, write_bytes=t.made_bytes(out) + inside, workspace_bytes=inside,
+    )  # fmt: skip
+    return out
+
+
 def _copy_rows(t: Tape, name: str, x: str) -> str:
     """Copy rows from a buffer into another one."""
     out = t.add(t.name(f"{name}.out"), t.spread[x])
@@ -157,8 +201,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     All experts are one tensor; or each is a tensor of its own, read dynamically.
     """
     is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
-    matrices = ("ffn.gate", "ffn.up", "ffn.down")
-    modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in matrices]
+    modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in _MATRICES]
     stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in modules]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))
     if is_each:

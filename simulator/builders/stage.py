@@ -70,7 +70,7 @@ buckets. Stage 0 and 1 reduce after the last micro-batch, in place; stage 2 and 
 that adds up. Stage 1 and 2 gather the updated weights. Stage 3 gathers the weights of a block before its forward and
 again before its backward, but for the embedding and the head, which stay; the gathering of a block begins with the
 block before it, so that two are there at once. Frozen weights in another format lie in shards, and are gathered, as
-they are stored, scales included; each use makes its own matrix ready from what was gathered, as QLoRA does on one device.
+they are stored, scales included; each use makes its own matrix ready from what was gathered, as on one device.
 """
 
 from __future__ import annotations
@@ -238,7 +238,9 @@ def _update(t: Tape) -> None:
         for module, weight in weights.items():
             if weight.is_trained:
                 parameters += weight.parameters
-                is_of_host = 2 * of_host + weight.parameters <= 2 * share * parameters  # as close to its share as can be
+                is_of_host = (
+                    2 * of_host + weight.parameters <= 2 * share * parameters
+                )  # as close to its share as can be
                 of_host += weight.parameters * is_of_host
                 updated[weight.name] = _update_weight(t, module, weight, HOST if is_of_host else "accelerator")
         trained = ((weight, weight.replicas) for weight in weights.values() if weight.is_trained)
@@ -270,8 +272,9 @@ def _update_weight(t: Tape, module: str, weight: Weight, device: str) -> str:
         if t.zero_stage == 2 and weight.replicas:
             updated = f"{name}.shard"
             t.graph.tensor(updated, shard * t.element_bytes, weight.kind)
-        more |= OpFields(read_bytes=state_bytes + shard * dtypes.gradient_bytes, flops=ADAM_FLOPS * shard)
-        t.op(module, [grad, *states], [*states, updated], op_class="vector", **more)
+        more |= OpFields(read_bytes=state_bytes + shard * dtypes.gradient_bytes)
+        more |= OpFields(op_class="vector", flops=ADAM_FLOPS * shard)
+        t.op(module, [grad, *states], [*states, updated], **more)
         return updated
     if flops:
         more |= OpFields(dtype=dtypes.compute, flops=flops, workspace_bytes=2 * weight.parameters * t.element_bytes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from simulator.catalog import Loaded
 from simulator.errors import insist
-from simulator.graph import Graph, Job
+from simulator.graph import HOST, Graph, Job
 from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
 from simulator.plan import FREE
@@ -36,7 +36,7 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     """
     hardware = loaded.hardware
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
-    homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
+    homes = [_usual_homes(graph, hardware) for graph in graphs]
     for pattern, tier in loaded.scenario.homes.items():
         chosen = [graph.matching(pattern) for graph in graphs]
         _check_home(loaded, graphs, pattern, chosen)
@@ -44,6 +44,22 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
             for tensor in matches:
                 home[tensor] = ids[tier]
     return [tuple(home) for home in homes]
+
+
+def _usual_homes(graph: Graph, hardware: Hardware) -> list[int]:
+    """Return the tier in which persistent tensors are at home unless a scenario says another: where they are used.
+
+    That is the compute tier; for what the host alone uses, it is the tier of its cores.
+    """
+    homes, users = [hardware.compute_tier_id if t.persistent else FREE for t in graph.tensors], dict[int, set[str]]()
+    cores = hardware.host_compute
+    for op in graph.ops if cores else ():
+        for tensor in (*op.reads, *op.writes):
+            users.setdefault(tensor, set()).add(op.device)
+    for tensor, devices in users.items():
+        if cores and devices == {HOST} and homes[tensor] != FREE:
+            homes[tensor] = [*hardware.tiers].index(cores.tier)
+    return homes
 
 
 def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: Sequence[Sequence[int]]) -> None:

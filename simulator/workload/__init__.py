@@ -15,10 +15,10 @@ from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Paral
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
-    "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla", "Model",
-    "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides", "Sparse",
-    "Workload",
+    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense",
+    "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla",
+    "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides",
+    "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -197,7 +197,9 @@ class Workload(Document):
         require(has, must, f"{self.experts} of a model without experts", "experts", do="remove it")
         must, do = "a rank that reads experts each for itself has all of them", "say together or grouped"
         require(self.experts != "each" or spread == {1}, must, "some on other ranks", "experts", do=do)
-        self.on.check_layers(decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None)
+        self.on.check_layers(
+            decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
+        )
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")

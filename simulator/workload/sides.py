@@ -12,9 +12,9 @@ from simulator.workload.models import DecoderModel, Experts
 from simulator.workload.sharding import Optimizer
 
 ADAM_FLOPS = 15
-"""Arithmetic of AdamW for a parameter, where the host does it: four products, four fused products and sums, a root and a
-division, with weight decay (DeepSpeed, csrc/adam/cpu_adam.cpp, Step_AVX) [FLOP]. A device does it beside its traffic,
-and there it is not counted."""
+"""Arithmetic of AdamW for a parameter on the host: four products, four fused products and sums, a root and a division,
+with weight decay (DeepSpeed, csrc/adam/cpu_adam.cpp, Step_AVX) [FLOP]. A device does it beside its traffic; there it is
+not counted."""
 
 
 class HostShare(Part):
@@ -73,6 +73,11 @@ class Sides(Part):
     attention: Side = "accelerator"
     experts: Side | HostExperts = "accelerator"
 
+    def _check(self) -> None:
+        for key in type(self).model_fields:
+            must, do = "a workload says what runs it, as no policy chooses yet", "say accelerator or host"
+            require(getattr(self, key) != "any", must, "any", key, do=do)
+
     def share(self, part: str) -> Fraction:
         """Return how much of a part the host runs, as a document states it in decimals."""
         side = getattr(self, part)
@@ -99,7 +104,10 @@ class Sides(Part):
         require(optimizer.kind == "adamw", must, optimizer.kind, *path, do="choose adamw, or run it on the accelerator")
         must, do = "the host updates a master weight of its own, so that none comes down", "set optimizer.master: true"
         require(has_master, must, "none", *path, do=do)
-        must, do = "the host updates whole weights, or shards from which they are gathered", "set zero_stage to 0, 2 or 3"
+        must, do = (
+            "the host updates whole weights, or shards from which they are gathered",
+            "set zero_stage to 0, 2 or 3",
+        )
         require(zero_stage != 1, must, "zero_stage 1, whose gradients are whole", *path, do=do)
 
     def check_layers(self, decoder: DecoderModel, tensor: int, experts: str | None) -> None:
@@ -118,9 +126,9 @@ class Sides(Part):
             If the host cannot run a layer of the model so; the message says what it can.
         """
         kinds, path = [*decoder.kinds], ("on", "attention")
-        for part, _ in kinds if self.attention == "host" else ():
-            is_whole = not isinstance(part, Linear) and part.sparse is None
-            is_whole &= not (isinstance(part, Mla) and part.indexer)
+        for attention, _ in kinds if self.attention == "host" else ():
+            is_whole = not isinstance(attention, Linear) and attention.sparse is None
+            is_whole &= not (isinstance(attention, Mla) and attention.indexer)
             must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"
             require(is_whole, must, "linear, sparse or chosen attention", *path, do=do)
         of_layers = [part for _, part in kinds if isinstance(part, Experts)]
