@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ConfigError, insist
-from simulator.graph.ops import AGAIN, LARGEST, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
+from simulator.graph.ops import AGAIN, HOST, LARGEST, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
 from simulator.units import counted
 
 LARGEST_RUN = 4_000_000
@@ -158,6 +158,14 @@ class Graph:
     def meets(self) -> bool:
         """Whether its ranks meet others in collectives."""
         return any(op.collective for op in self.ops)
+
+    @cached_property
+    def of_host(self) -> frozenset[int]:
+        """Persistent tensors that ops of the host use, and no others: they are at home with it unless one says not."""
+        with_host, others = set[int](), set[int]()
+        for op in self.ops:
+            (with_host if op.device == HOST else others).update(op.reads, op.writes)
+        return frozenset(t for t in with_host - others if self.tensors[t].persistent)
 
     @cached_property
     def dynamic_reads(self) -> dict[int, DynamicReads]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from simulator.catalog import Loaded
 from simulator.errors import insist
-from simulator.graph import HOST, Graph, Job
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
 from simulator.plan import FREE
@@ -51,14 +51,10 @@ def _usual_homes(graph: Graph, hardware: Hardware) -> list[int]:
 
     That is the compute tier; for what the host alone uses, it is the tier of its cores.
     """
-    homes, users = [hardware.compute_tier_id if t.persistent else FREE for t in graph.tensors], dict[int, set[str]]()
-    cores = hardware.host_compute
-    for op in graph.ops if cores else ():
-        for tensor in (*op.reads, *op.writes):
-            users.setdefault(tensor, set()).add(op.device)
-    for tensor, devices in users.items():
-        if cores and devices == {HOST} and homes[tensor] != FREE:
-            homes[tensor] = [*hardware.tiers].index(cores.tier)
+    homes = [hardware.compute_tier_id if tensor.persistent else FREE for tensor in graph.tensors]
+    if hardware.host_compute is not None:
+        with_host = [*hardware.tiers].index(hardware.host_compute.tier)
+        homes = [with_host if t in graph.of_host else home for t, home in enumerate(homes)]
     return homes
 
 

@@ -35,8 +35,8 @@ _KEYS = {
     ("train", *_INFERENCE): "parallel on",
     ("serve",): "pools",
     ("requests",): "requests",
-    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts",
-    (*_INFERENCE, "requests"): "dtypes.kv_cache",
+    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
+    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
 }
 _WITH_MASTER = 12
 """Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
@@ -146,6 +146,11 @@ class Workload(Document):
         return self._sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
 
     @property
+    def dequantizes_before(self) -> bool:
+        """Whether matrices in another format are made ready by ops of their own before each use."""
+        return (self.dtypes.dequantize or ("before" if self.phase == "train" else "fused")) == "before"
+
+    @property
     def samples(self) -> int | None:
         """Sequences that all ranks train on or read in a step; None in other phases, and if a graph states none."""
         stated = self.model is not None or "batch" in self.model_fields_set
@@ -203,6 +208,10 @@ class Workload(Document):
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
+        must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
+        in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
+        fits = not (in_one_op and self.dequantizes_before)
+        require(fits, must, "dequantize: before", "dtypes", "dequantize", do=do)
         if self.kv is not None:
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
             for attention, _ in decoder.kinds:

@@ -62,10 +62,17 @@ class Dtypes(Part):
     gradients
         In training, gradients of weights, which accumulate over micro-batches and ranks; default: as `compute`.
     weights
-        The matrices of layers, except routers; default: as `compute`. Arithmetic stays in `compute`. In training only
-        frozen ones, which are dequantized to `compute` before each use (QLoRA, arXiv 2305.14314).
+        The matrices of layers, except routers; default: as `compute`. In training only frozen ones (QLoRA, arXiv
+        2305.14314).
     experts
         The matrices of routed experts; default: as `weights`.
+    dequantize
+        How matrices in such a format are multiplied. ``before``: before each use an op of its own reads a matrix as it
+        is stored and writes it in `compute`, which is then read; ``fused``: kernels read matrices as they are stored.
+        Default: ``before`` in training, ``fused`` at inference.
+    arithmetic
+        For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
+        machine states its peak. Default: as `compute`.
     kv_cache
         For inference, the KV cache; default: as `compute`. Scales are not counted.
     optimizer_bytes_per_parameter
@@ -82,10 +89,26 @@ class Dtypes(Part):
     gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
+    dequantize: Literal["before", "fused"] | None = None
+    arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     optimizer_bytes_per_parameter: Count = 12
     router: Literal["fp32"] | None = None
     logits_copies_fp32: CountOrNone = 2
+
+    def _check(self) -> None:
+        is_stored_apart = any(
+            FORMATS[kept].bits < 8 * self.element_bytes for kept in (self.weights, self.experts) if kept
+        )
+        for key in ("dequantize", "arithmetic"):
+            must, do = (
+                f"{key} is for weights or experts in a smaller format than compute",
+                "state weights, or remove it",
+            )
+            require(getattr(self, key) is None or is_stored_apart, must, "none", key, do=do)
+        must, found = "a matrix that was dequantized multiplies in compute", f"before, and {self.arithmetic}"
+        both = self.arithmetic and self.dequantize == "before"
+        require(not both, must, found, "arithmetic", do="remove one of them")
 
     @property
     def element_bytes(self) -> int:

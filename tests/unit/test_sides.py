@@ -7,24 +7,15 @@ from typing import Any
 import pytest
 from building import build
 from pydantic import ValidationError
-from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SEQUENCE, SPARSE, H, T, V, fed_by, sizes
+from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SPARSE, H, T, V, arithmetic, sizes, workload
 
 from simulator.builders import build_job
 from simulator.graph import Graph, Op
-from simulator.workload import Workload
 
 Q, KV, F, E, K, W = 4 * 6, 2 * 6, 24, 8, 2, 10
 """Widths of queries, of keys, and of the feed-forward; experts, those that a token chooses, and their width."""
-DENSE = {"kind": "dense", "width": F}
 LAYER = H * (2 * Q + 2 * KV + 3 * F) + 2 * H
 PARAMETERS = LAYERS * LAYER + 2 * H * V + H
-
-
-def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, /, **more: Any) -> Workload:
-    model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
-    model |= {"attention": attention, **fed_by(feed_forward)}
-    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, **more}
-    return Workload.model_validate(data)
 
 
 def of_side(graph: Graph, device: str) -> list[Op]:
@@ -46,10 +37,6 @@ def crossing(graph: Graph) -> Counter[str]:
         for side in sides - valid[t]:
             moved[side] += graph.tensors[t].size_bytes
     return moved
-
-
-def arithmetic(graph: Graph) -> int:
-    return sum(op.flops for op in graph.ops)
 
 
 # updates

@@ -30,6 +30,7 @@ from trained import (
     flops,
     saved_bytes,
     sizes,
+    workload,
 )
 
 from simulator import catalog
@@ -45,13 +46,6 @@ LINEARS = {"attn.q": (H, Q), "attn.k": (H, KV), "attn.v": (H, KV), "attn.o": (Q,
 LINEARS |= {"ffn.gate": (H, F), "ffn.up": (H, F), "ffn.down": (F, H)}
 """Of a layer of the dense model: inputs and outputs."""
 PARAMETERS = LAYERS * (sum(i * o for i, o in LINEARS.values()) + 2 * H) + 2 * H * V + H
-
-
-def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, /, **more: Any) -> Workload:
-    model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
-    model |= {"attention": attention, **fed_by(feed_forward)}
-    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, **more}
-    return Workload.model_validate(data)
 
 
 def held(graph: Graph, *kinds: str) -> int:
