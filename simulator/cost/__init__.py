@@ -119,7 +119,7 @@ UNITS = ("matrix", "vector")
 
 
 def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
-    """Return whether kernels share a device: whether ops whose time is modelled run on more than one stream.
+    """Return whether kernels share an accelerator: whether its ops with modelled times run on more than one stream.
 
     A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
 
@@ -130,8 +130,9 @@ def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
     streams
         Pairs of an op and a stream that it runs on.
     """
-    ops = graph.ops
-    return len({stream for op, stream in streams if ops[op].collective is None and ops[op].duration_ns is None}) > 1
+    ops, on_host = graph.ops, graph.on_host
+    modelled = ((op, of) for op, of in streams if ops[op].collective is None and ops[op].duration_ns is None)
+    return len({stream for op, stream in modelled if op not in on_host}) > 1
 
 
 def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:

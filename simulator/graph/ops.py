@@ -225,7 +225,7 @@ class Op:
         The compute stream of its rank that it runs on; what says what it does with other ranks runs on its group's.
     device
         ``accelerator``, whose ops work in the compute tier; or ``host``, whose ops work in the tier of the machine's
-        `host_compute`, one after another on a stream of their own.
+        `host_compute`, on streams of their own: those that name none, one after another on one.
     """
 
     name: str

@@ -187,6 +187,11 @@ class Hardware(Document):
         return self.tier_names.index(self.compute_tier)
 
     @property
+    def host_tier_id(self) -> int:
+        """Id of the tier that the cores of the host work in; that of the compute tier if there are none."""
+        return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
+
+    @property
     def hops(self) -> tuple[tuple[int, int], ...]:
         """The ids of the two tiers that each link joins, the source first; in id order."""
         tier = self.tier_names.index

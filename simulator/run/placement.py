@@ -17,6 +17,8 @@ from simulator.plan import FREE
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     """Resolve the homes of a scenario; the last match wins.
 
+    Without one, persistent tensors live in the compute tier, those that ops of the host alone use in their tier.
+
     Parameters
     ----------
     loaded
@@ -36,7 +38,10 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     """
     hardware = loaded.hardware
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
-    homes = [_usual_homes(graph, hardware) for graph in graphs]
+    homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
+    for home, graph in zip(homes, graphs, strict=True):
+        for t in graph.of_host:
+            home[t] = hardware.host_tier_id
     for pattern, tier in loaded.scenario.homes.items():
         chosen = [graph.matching(pattern) for graph in graphs]
         _check_home(loaded, graphs, pattern, chosen)
@@ -44,18 +49,6 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
             for tensor in matches:
                 home[tensor] = ids[tier]
     return [tuple(home) for home in homes]
-
-
-def _usual_homes(graph: Graph, hardware: Hardware) -> list[int]:
-    """Return the tier in which persistent tensors are at home unless a scenario says another: where they are used.
-
-    That is the compute tier; for what the host alone uses, it is the tier of its cores.
-    """
-    homes = [hardware.compute_tier_id if tensor.persistent else FREE for tensor in graph.tensors]
-    if hardware.host_compute is not None:
-        with_host = [*hardware.tiers].index(hardware.host_compute.tier)
-        homes = [with_host if t in graph.of_host else home for t, home in enumerate(homes)]
-    return homes
 
 
 def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: Sequence[Sequence[int]]) -> None:

@@ -141,7 +141,7 @@ def graphs(draw: st.DrawFn) -> Graph:
                 },
             )
         )
-        if more.get("kind", "compute") == "compute" and not more.get("stream") and draw(st.booleans()):
+        if more.get("kind", "compute") == "compute" and more.get("stream", 0) == 0 and draw(st.booleans()):
             more["device"] = "host"
         if more.get("kind") == "collective" and (more.get("duration_ns") is None or draw(st.booleans())):
             does, ranks = draw(st.sampled_from([("all_reduce", "meet"), ("broadcast", "meet"), ("recv", "pass on")]))

@@ -75,6 +75,9 @@ class ReplayedProgram:
         self._program, self._hardware, self.is_contended, self.reason = program, hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
+        if graph.on_host:
+            self.reason = "the host computes"
+            return
         written = None if plan.fixed is not None else written_out(program, hardware)
         if program.allocator != "ideal":
             self.reason = "places have addresses"
