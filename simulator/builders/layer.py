@@ -272,6 +272,9 @@ def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
 def loss(t: Tape, x: str) -> None:
     """Make the final norm, logits and loss of one micro-batch."""
     t.block = "head"
+    if t.workload.loss_chunks:
+        _loss_in_chunks(t, t.norm("norm", x), t.workload.loss_chunks)
+        return
     logits = _logits(t, x)
     logits = t.to(logits, t.spread[logits].layout.whole)
     out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
@@ -296,3 +299,27 @@ def loss(t: Tape, x: str) -> None:
         t.add_gradients([logits], [grad])
 
     t.record(out, back)
+
+
+def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:
+    """Make the loss and the gradients of its input and of the logits' weight in one op, a chunk of tokens at a time.
+
+    The logits of a chunk, which their gradient replaces, are its workspace; each product reads the weight once a chunk.
+    """
+    weight = t.weights["embed"]["tokens"] if t.model.tied_embeddings else t.weight("lm")
+    out, labels, tokens = t.name("loss.out"), f"{t.micro}embed/ids", t.own_tokens
+    label_bytes, each = tokens * ID_BYTES, -(-tokens // chunks)
+    chunks, logits_bytes = -(-tokens // each), weight.parameters // t.model.hidden * t.element_bytes
+    t.graph.tensor(out, FP32_BYTES)
+    dx = [t.tensor("lm.in.grad", t.model.hidden)] if t.wants(x) else []
+    old, new = t.weight_gradients(BATCH, weight)
+    products, grad_bytes = 1 + len(dx) + len(new), weight.parameters * t.workload.dtypes.gradient_bytes
+    read_bytes = (1 + len(new)) * t.made_bytes(x) + (1 + len(dx)) * chunks * weight.size_bytes + label_bytes
+    read_bytes += products * tokens * logits_bytes + (len(old) * chunks or len(new) * (chunks - 1)) * grad_bytes
+    write_bytes = 2 * tokens * logits_bytes + t.made_bytes(*dx) + len(new) * chunks * grad_bytes + FP32_BYTES
+    t.op(
+        "loss", [x, t.held[weight.name], t.declare(labels, label_bytes, "input"), *old], [out, *dx, *new],
+        flops=products * 2 * tokens * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes,
+        workspace_bytes=each * logits_bytes,
+    )  # fmt: skip
+    t.record(out, lambda _: t.add_gradients([x] * len(dx), dx))

@@ -44,7 +44,9 @@ def woven(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
 
     def trial(tried: Problem, plan: Plan) -> Replay:
         """Try a plan for the accelerator as a whole one."""
-        homes = (home if t not in problem.graph.made_on_host else problem.homes[t] for t, home in enumerate(tried.homes))
+        homes = (
+            home if t not in problem.graph.made_on_host else problem.homes[t] for t, home in enumerate(tried.homes)
+        )
         graph = problem.graph.over(tried.graph.steps)
         whole = replace(tried, graph=graph, homes=tuple(homes), trial=problem.trial)
         return problem.trial(whole, _whole(whole, plan))

@@ -27,7 +27,7 @@ _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
-    ("train",): "optimizer lora frozen checkpoint kernels on.optimizer dtypes.gradients dtypes.router "
+    ("train",): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer dtypes.gradients dtypes.router "
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
     ("prefill",): "chunk",
     ("decode",): "new_tokens on.attention",
@@ -92,6 +92,10 @@ class Workload(Document):
     checkpoint
         In training, what backward runs again instead of saving. It is part of the program, whatever the policy; the
         policy `recompute` makes more again on top.
+    loss_chunks
+        In training, in how many chunks of a rank's tokens one op makes the logits, the loss, and the gradients of both
+        sides of the product, so that logits are never whole (Liger Kernel, arXiv 2410.10989; its source,
+        ops/fused_linear_cross_entropy.py); default: logits are made, saved and read as a whole.
     on
         What the host runs of a step.
     requests
@@ -129,6 +133,7 @@ class Workload(Document):
     lora: Lora | None = None
     frozen: tuple[str, ...] | None = None
     checkpoint: Checkpoint | None = None
+    loss_chunks: Count | None = None
     on: Sides = Sides()
     requests: Requests | None = None
     graph: str | None = None
@@ -237,6 +242,17 @@ class Workload(Document):
         if self.optimizer is not None:
             has_master = self.optimizer.has_master(self.dtypes.element_bytes)
         self.on.check_optimizer(self.optimizer or Optimizer(), self.parallel.zero_stage, has_master=has_master)
+        if self.loss_chunks:
+            must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
+            is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"
+            found = "ranks that share the vocabulary" if is_cut else key
+            require(not is_cut and key not in self.dtypes.model_fields_set, must, found, "loss_chunks", do=do)
+            must, do = (
+                "backward follows the forward that made its gradients",
+                "set schedule to 1f1b, or zero_stage below 2",
+            )
+            fits = self.parallel.schedule == "1f1b" or self.parallel.zero_stage < 2
+            require(fits, must, "gpipe with sharded gradients", "loss_chunks", do=do)
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must = f"layers are numbered from 0 to {model.layers - 1}"
         require(last < model.layers, must, str(last), "checkpoint", "layers", do="correct it")

@@ -396,6 +396,52 @@ def test_a_router_in_fp32_saves_a_copy_of_what_it_takes() -> None:
     check_lives(graphs[1])
 
 
+# losses in chunks
+
+
+@pytest.mark.parametrize(("chunks", "rows"), [(1, T), (4, T // 4), (5, ceil(T / 5))])
+@pytest.mark.parametrize("frozen", [(), ("head/lm*",), ("embed/*", "L*", "head/norm*")])
+def test_a_loss_in_chunks_never_has_whole_logits(chunks: int, rows: int, frozen: tuple[str, ...]) -> None:
+    """Three products, or those that are needed; logits of a chunk alone; each chunk reads the weight once a product."""
+    more: dict[str, Any] = {"frozen": list(frozen)} if frozen else {}
+    whole = build(workload(**more, dtypes={"logits_copies_fp32": 0}))
+    graph = build(workload(**more, loss_chunks=chunks))
+    (op,) = (op for op in graph.ops if op.name.endswith("/loss"))
+    trains, passes = "head/lm*" not in frozen, "L*" not in frozen
+    assert op.flops == (1 + trains + passes) * 2 * T * H * V
+    assert op.workspace_bytes == rows * V * 2
+    times = ceil(T / rows)
+    read = T * H * 2 * (1 + trains) + times * V * H * 2 * (1 + passes) + (1 + trains + passes) * T * V * 2 + 4 * T
+    assert op.read_bytes == read + (times - 1) * V * H * 2 * trains
+    assert op.write_bytes == 2 * T * V * 2 + T * H * 2 * passes + times * V * H * 2 * trains + 4
+    assert graph.arithmetic == whole.arithmetic
+    assert not any("lm.out" in tensor.name for tensor in graph.tensors)
+    for kind in ("weight", "optimizer_state", "gradient"):
+        assert sizes(graph, kind) == sizes(whole, kind)
+    check_lives(graph)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_loss_in_chunks_adds_up_over_micro_batches_and_ranks(stage: int) -> None:
+    parallel = {"ranks": "all", "data": 2, "pipeline": 2, "micro_batches": 3, "zero_stage": stage}
+    whole, job = build_job(workload(parallel=parallel)), build_job(workload(parallel=parallel, loss_chunks=2))
+    check_job(job, catalog.read_hardware("cloudmatrix384"))
+    for graph, other in zip(job.graphs, whole.graphs, strict=True):
+        check_lives(graph)
+        assert graph.arithmetic == other.arithmetic
+        met = [[op.collective for op in found.ops if op.collective] for found in (graph, other)]
+        assert met[0] == met[1]
+
+
+def test_tied_tables_are_the_weight_of_a_loss_in_chunks() -> None:
+    model = {"family": "llama", "layers": 2, "hidden": H, "heads": 4, "kv_heads": 2, "ffn": F, "vocabulary": V}
+    tied = Workload.model_validate({"name": "w", "model": model | {"tied_embeddings": True}, "loss_chunks": 2})
+    graph = build(tied)
+    check_lives(graph)
+    assert "embed/tokens.weight" in {graph.tensors[t].name for op in graph.ops if "loss" in op.name for t in op.reads}
+    assert graph.arithmetic == build(tied.model_copy(update={"loss_chunks": None})).arithmetic
+
+
 # over ranks
 
 OPTIONS: list[dict[str, Any]] = [
@@ -468,6 +514,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     parts = st.sampled_from(["layer", "attention", "feed_forward"])
     data["checkpoint"] = draw(st.none() | st.fixed_dictionaries({"part": parts, "layers": st.none() | st.just([0, 2])}))
     data["optimizer"] = {"kind": draw(st.sampled_from(["adamw", "muon", "adafactor", "sgd"]))}
+    data["loss_chunks"] = draw(st.none() | st.integers(1, 5))
     data["kernels"] = draw(st.sampled_from(["fused", "eager"]))
     dtypes = {"gradients": draw(st.sampled_from([None, "fp32"])), "router": draw(st.sampled_from([None, "fp32"]))}
     spread = {"ranks": "all", "data": 2, "tensor": 2, "pipeline": 2, "expert": 1}
@@ -475,6 +522,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         spread["expert"] = draw(st.sampled_from([1, 2, 4]))
     spread |= {"sequence": draw(st.booleans()), "micro_batches": 2, "zero_stage": draw(st.integers(0, 3))}
     data["parallel"] = draw(st.sampled_from([{}, spread]))
+    if data["parallel"]:
+        data["loss_chunks"] = None  # the vocabulary is cut
     if data["lora"] and draw(st.booleans()):
         dtypes["weights"] = "nf4"
     return Workload.model_validate(data | {"dtypes": dtypes})
@@ -510,6 +559,11 @@ def refusal(**more: Any) -> str:
 def test_what_contradicts_itself_is_refused() -> None:
     said = refusal(optimizer={"kind": "lion"}, dtypes={"optimizer_bytes_per_parameter": 12})
     assert said.startswith("the states of a weight are stated once, found optimizer and dtypes.optimizer_bytes")
+    must = "a loss in chunks has all of the vocabulary, and no fp32 copies, found"
+    assert f"{must} ranks that share" in refusal(loss_chunks=2, parallel={"ranks": "all", "tensor": 2})
+    assert f"{must} logits_copies_fp32" in refusal(loss_chunks=2, dtypes={"logits_copies_fp32": 1})
+    gpipe = {"ranks": "all", "data": 2, "zero_stage": 2, "micro_batches": 2, "schedule": "gpipe"}
+    assert "found gpipe with sharded gradients" in refusal(loss_chunks=2, parallel=gpipe)
     assert refusal(checkpoint={"layers": [3]}).startswith("layers are numbered from 0 to 2, found 3")
     assert refusal(optimizer={"kind": "sgd", "states": "bf16"}).startswith("sgd has no states in other data types")
     for key, value in {
@@ -518,6 +572,7 @@ def test_what_contradicts_itself_is_refused() -> None:
         "frozen": [],
         "checkpoint": {},
         "kernels": "eager",
+        "loss_chunks": 2,
     }.items():
         assert refusal(phase="decode", **{key: value}).startswith(f"{key} is for phase train, found it with phase")
 
