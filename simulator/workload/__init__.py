@@ -94,7 +94,7 @@ class Workload(Document):
         policy `recompute` makes more again on top.
     loss_chunks
         In training, in how many chunks of a rank's tokens one op makes the logits, the loss, and the gradients of both
-        sides of the product, so that logits are never whole (Liger Kernel, arXiv 2410.10989; its source,
+        sides of the product, so that logits are never whole (Liger-Kernel,
         ops/fused_linear_cross_entropy.py); default: logits are made, saved and read as a whole.
     on
         What the host runs of a step.
