@@ -82,7 +82,7 @@ from itertools import accumulate, pairwise
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, part_prefixes
-from simulator.builders.weights import BATCH, Laid, is_matrix, passes_on, stage_layers
+from simulator.builders.weights import Laid, is_matrix, passes_on, stage_layers
 from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
@@ -199,7 +199,9 @@ def _add_up(t: Tape) -> None:
     """Add up the gradients of a block over ranks: in place, or with ZeRO stage 2 and 3 into shards."""
     trained = [weight for weight in t.weights[t.block].values() if weight.is_trained]
     # ranks that saw other tokens of the same samples, or other heads
-    others = {w.name: tuple(a for a in t.partial_sums[w.name] if a not in BATCH) for w in trained if w.name in t.graded}
+    others = {
+        w.name: tuple(a for a in t.partial_sums[w.name] if a not in t.batch) for w in trained if w.name in t.graded
+    }
     summed = _by_axes((weight, others.get(weight.name, ())) for weight in trained)
     shared = _by_axes((weight, weight.replicas) for weight in trained)
     copied = _by_axes((w, (t.copies_group(w.copies),) if w.copies > 1 else ()) for w in trained)

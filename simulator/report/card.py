@@ -244,7 +244,7 @@ def exchanges(job: Job) -> Iterator[Exchange]:
 def _parts(workload: Workload) -> str:
     """Write the axes of the mesh, that of neighbouring ranks last, and the ZeRO stage."""
     parallel, pools = workload.parallel, workload.pools
-    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.axis_names if name != "expert"]
+    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.device_matrix if name != "expert"]
     axes = axes if parallel.ranks == "all" else []
     text = f" = {' x '.join(axes)}" if axes else ""
     text += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model" if pools else ""

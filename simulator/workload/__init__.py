@@ -210,7 +210,7 @@ class Workload(Document):
         self.on.check_layers(
             decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
         )
-        for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
+        for key in ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
@@ -226,7 +226,13 @@ class Workload(Document):
 
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
-        for _, part in model.kinds:
+        for attention, part in model.kinds:
+            is_whole = isinstance(attention, Gqa) and attention.sparse is None
+            must, do = (
+                "context ranks gather the keys and values of grouped-query attention",
+                "set parallel.context to 1",
+            )
+            require(is_whole or self.parallel.context == 1, must, "another", "parallel", "context", do=do)
             for key in ("ranks", "copies", "buffers") if isinstance(part, Experts) else ():
                 must = "training is built without what only inference has"
                 do = "remove it; parallel.expert says how experts lie on ranks"

@@ -61,7 +61,7 @@ class Sides(Part):
         master weight stay with the host, gradients come down, and updated weights go up. Or a share of them: ``{host:
         0.7}``.
     attention
-        With phase ``decode``, attention to the KV cache, which stays with the host (FlexGen, its ``cpu_cache_compute``):
+        With phase ``decode``, attention to the KV cache, which stays with the host (``cpu_cache_compute`` of FlexGen):
         queries and the new keys and values come down, and outputs go up.
     experts
         With phases ``prefill`` and ``decode``, the routed experts, in kernels that keep intermediate results to
