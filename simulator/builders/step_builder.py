@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple, Unpack
 
-from simulator.builders.weights import BATCH, TENSOR, Laid
+from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
@@ -85,12 +85,13 @@ class StepBuilder:
         workload, self.model, self.mesh, self.weights, self.layers, self.attentions = laid
         self.workload, self.where = workload, f"workload {workload.name}"
         self.graph = GraphBuilder(name or workload.name, self.where)
+        self.batch = replica_axes(self.mesh)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.dtype, self.element_bytes = workload.dtypes.compute, workload.dtypes.element_bytes
-        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
+        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(self.batch) > 1 else 0
         self._layouts: dict[Cut, Layout] = {}
         self.whole_rows = self.cut()
-        self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
+        self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
@@ -123,7 +124,7 @@ class StepBuilder:
     @property
     def own_tokens(self) -> int:
         """Number of tokens in the samples of this rank."""
-        return prod(self.rows) // self.mesh.size(BATCH)
+        return prod(self.rows) // self.mesh.size(self.batch)
 
     @property
     def is_forward(self) -> bool:
@@ -136,9 +137,9 @@ class StepBuilder:
         """Return the full name of a tensor of the current block."""
         return f"{self.micro}{self.block}/{tensor}{self.again}"
 
-    def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
-        """Return the layout of rows cut along `tokens`, and of features cut along `features`."""
-        return self.lay_out((tokens, features), partial)
+    def cut(self, features: Axes = (), tokens: Axes | None = None, partial: Axes = ()) -> Layout:
+        """Return the layout of rows cut along `tokens` (default: the batch), and of features cut along `features`."""
+        return self.lay_out((self.batch if tokens is None else tokens, features), partial)
 
     def lay_out(self, tensor_map: tuple[Axes, ...], partial: Axes = ()) -> Layout:
         """Return a layout on the mesh; a model has few, and each is made once."""
@@ -243,13 +244,41 @@ class StepBuilder:
             Tensor that the output is a part of; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
+        ready = self.converted_weight(name, weight)
         layout = self.cut(weight.layout.tensor_map[-1])
         out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=(made[0] or rows,))
-        read_bytes += weight.size_bytes
+        read_bytes += self.read_bytes(weight)
         write_bytes = self.spread[out].size_bytes * rows // self.spread[out].rows[0]
         more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
-        self.op(name, [*reads, weight.name], [out], **more)
+        more["dtype"] = self.product_dtype(weight)
+        self.op(name, [*reads, ready], [out], **more)
         return out
+
+    def is_packed(self, weight: Weight) -> bool:
+        """Return whether a weight is stored in another format than that of activations."""
+        return weight.size_bytes != weight.parameters * self.element_bytes
+
+    def product_dtype(self, weight: Weight) -> str:
+        """Return the data type in which a weight multiplies."""
+        return (self.is_packed(weight) and self.workload.dtypes.arithmetic) or self.dtype
+
+    def converted_weight(self, name: str, weight: Weight) -> str:
+        """Return the tensor that an op reads for a weight: as it is stored, or one that an op made ready before."""
+        if not (self.is_packed(weight) and self.workload.dequantizes_before):
+            return self.held[weight.name]
+        again = ".bwd" if self.phase == "backward" else self.again
+        spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
+        made, taken_bytes = self.add(f"{self.micro}{weight.name}.ready{again}", spread), weight.size_bytes
+        ready_bytes = self.read_bytes(weight)  # of experts only as many are made ready as are read
+        read_bytes = taken_bytes * ready_bytes // (weight.parameters * self.element_bytes)
+        self.op(f"{name}.ready", [self.held[weight.name]], [made], read_bytes=read_bytes, write_bytes=ready_bytes)
+        return made
+
+    def read_bytes(self, weight: Weight) -> int:
+        """Return what an op reads of a weight [B], made ready or as it is stored."""
+        if self.is_packed(weight) and not self.workload.dequantizes_before:
+            return weight.size_bytes
+        return weight.parameters * self.element_bytes
 
     def dynamic_reads(
         self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int

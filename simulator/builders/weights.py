@@ -22,6 +22,7 @@ TENSOR = ("tensor",)
 EXPERT = ("expert",)
 BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
+CONTEXT = ("context",)
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -58,6 +59,11 @@ class Spec(NamedTuple):
 
 
 Specs = dict[str, Spec]
+
+
+def replica_axes(mesh: Mesh) -> Axes:
+    """Return the axes that cut the tokens of all samples, the samples first: their ranks are replicas of weights."""
+    return tuple([axis for axis in (*BATCH, *CONTEXT) if axis in mesh.sizes])
 
 
 @lru_cache(maxsize=16)
@@ -286,7 +292,9 @@ def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *,
     """Lay one weight over the ranks."""
     mesh, dtypes, block, module = laid.mesh, laid.workload.dtypes, *name.removesuffix(".weight").split("/")
     layout = Layout(mesh, tensor_map)
-    replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
+    replicas = mesh.real(
+        [axis for axis in replica_axes(mesh) if axis not in layout.cut and module != "ffn.router_bias"]
+    )
     spec, copies = whole.copied(layout.divisors[-1])
     shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)
     size_bytes = prod(shape) * dtypes.element_bytes
@@ -297,7 +305,10 @@ def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *,
 
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse dimensions that do not divide over ranks; the message says what would."""
-    parallel, tokens = workload.parallel, workload.batch * workload.sequence
+    parallel, tokens = workload.parallel, workload.batch * workload.sequence // workload.parallel.context
+    must, found = "context divides the sequence", f"{parallel.context}, and {workload.sequence} tokens"
+    do = would_divide("parallel.context", workload.sequence, parallel.context)
+    insist(workload.sequence % parallel.context == 0, f"{where}, parallel.context", must, found, do)
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     for attention, part in model.kinds:
         whole, kv_heads = {"heads": attention.heads}, attention.kv_heads if isinstance(attention, Gqa) else 0

@@ -388,8 +388,8 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
         for name in dict.fromkeys(bus.links):
             if name in hardware.links and _fills(hardware.links[name], bus):
                 tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
-        asked = asked_bytes_per_s(hardware, bus)
-        if asked <= rate:
+        asked, cores = asked_bytes_per_s(hardware, bus), hardware.host_compute
+        if asked <= rate and (cores is None or memories.get(bus_name) != cores.tier):
             tell(field, rate, "what its links carry together", asked)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if budget_bytes is not None and budget_bytes < usable:

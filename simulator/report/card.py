@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from simulator.builders import iteration, least_iteration
 from simulator.builders.weights import parameters
-from simulator.graph import PAIRED, Graph, Group, Job, TensorKind
+from simulator.graph import HOST, PAIRED, Graph, Group, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
@@ -52,6 +52,9 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
         card["KV cache"] = _cache(workload.model.decoder, workload.dtypes.kv_bytes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else None if workload is None else workload.tokens)
+    if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
+        theirs = max(sum(graph.tensors[t].size_bytes for t in graph.of_host) for graph in job.graphs)
+        card["on the host"] = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
     if is_served:
         card["arithmetic"] += ", the first of a sequence"
     elif job is not None:
@@ -249,7 +252,7 @@ def exchanges(job: Job) -> Iterator[Exchange]:
 def _parts(workload: Workload) -> str:
     """Write the axes of the mesh, that of neighbouring ranks last, and the ZeRO stage."""
     parallel, pools = workload.parallel, workload.pools
-    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.axis_names if name != "expert"]
+    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.device_matrix if name != "expert"]
     axes = axes if parallel.ranks == "all" else []
     text = f" = {' x '.join(axes)}" if axes else ""
     text += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model" if pools else ""

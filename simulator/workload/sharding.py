@@ -62,10 +62,17 @@ class Dtypes(Part):
     gradients
         In training, gradients of weights, which accumulate over micro-batches and ranks; default: as `compute`.
     weights
-        The matrices of layers, except routers; default: as `compute`. Arithmetic stays in `compute`. In training only
-        frozen ones, which are dequantized to `compute` before each use (QLoRA, arXiv 2305.14314).
+        The matrices of layers, except routers; default: as `compute`. In training only frozen ones (QLoRA, arXiv
+        2305.14314).
     experts
         The matrices of routed experts; default: as `weights`.
+    dequantize
+        How matrices in such a format are multiplied. ``before``: before each use an op of its own reads a matrix as it
+        is stored and writes it in `compute`, which is then read; ``fused``: kernels read matrices as they are stored.
+        Default: ``before`` in training, ``fused`` at inference.
+    arithmetic
+        For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
+        machine states its peak. Default: as `compute`.
     kv_cache
         For inference, the KV cache; default: as `compute`. Scales are not counted.
     optimizer_bytes_per_parameter
@@ -82,10 +89,26 @@ class Dtypes(Part):
     gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
+    dequantize: Literal["before", "fused"] | None = None
+    arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     optimizer_bytes_per_parameter: Count = 12
     router: Literal["fp32"] | None = None
     logits_copies_fp32: CountOrNone = 2
+
+    def _check(self) -> None:
+        is_stored_apart = any(
+            FORMATS[kept].bits < 8 * self.element_bytes for kept in (self.weights, self.experts) if kept
+        )
+        for key in ("dequantize", "arithmetic"):
+            must, do = (
+                f"{key} is for weights or experts in a smaller format than compute",
+                "state weights, or remove it",
+            )
+            require(getattr(self, key) is None or is_stored_apart, must, "none", key, do=do)
+        must, found = "a matrix that was dequantized multiplies in compute", f"before, and {self.arithmetic}"
+        both = self.arithmetic and self.dequantize == "before"
+        require(not both, must, found, "arithmetic", do="remove one of them")
 
     @property
     def element_bytes(self) -> int:
@@ -146,6 +169,10 @@ class Optimizer(Part):
         usual = self.kind not in ("adafactor", "sgd") or self.states == "fp32"
         require(usual, f"{self.kind} has no states in other data types", self.states, "states", do="remove states")
 
+    def has_master(self, element_bytes: int) -> bool:
+        """Return whether it keeps a master copy of a weight with elements of so many bytes."""
+        return element_bytes < 4 if self.master is None else self.master
+
     def state_bytes(self, shape: tuple[int, ...], shards: int, element_bytes: int, *, is_matrix: bool) -> int:
         """Return the size of one shard of the states of a weight, its master weight included [B].
 
@@ -161,8 +188,7 @@ class Optimizer(Part):
             Whether the weight is a matrix of a layer, or several stacked.
         """
         parameters = -(-prod(shape) // shards)
-        has_master = element_bytes < 4 if self.master is None else self.master
-        master_bytes = 4 * parameters if has_master else 0
+        master_bytes = 4 * parameters if self.has_master(element_bytes) else 0
         if self.kind == "adafactor":
             *several, rows, columns = (1, *shape)
             numbers = prod(several) * (rows + columns) if len(shape) > 1 else columns
@@ -249,7 +275,7 @@ class KvBlocks(Part):
 
 
 AXES = ("pipeline", "data", "expert", "tensor")
-"""Axes of the device matrix in their default order."""
+"""Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
 
 
 MOST_SENDERS = 1000
@@ -257,12 +283,12 @@ MOST_SENDERS = 1000
 
 
 class Parallel(Part):
-    """How the model is spread over ranks: data, tensor, pipeline and expert parallelism.
+    """How the model is spread over ranks: data, context, tensor, pipeline and expert parallelism.
 
     With ``ranks: one`` the graph is the slice of one rank: `data` and `zero_stage` say how much optimizer state it
     holds, and nothing is communicated. With ``ranks: all`` every rank has a graph, with all communication: data *
-    tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and `layouts` map
-    dimensions of weights to its axes.
+    context * tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and
+    `layouts` map dimensions of weights to its axes.
 
     Attributes
     ----------
@@ -278,6 +304,10 @@ class Parallel(Part):
     expert
         Ranks that share the experts of a layer. Either it divides `data`, and tensor ranks have a part of each expert;
         or it is data * tensor, and each of these ranks has whole experts, and sends its part of the tokens.
+    context
+        In training, ranks that share the tokens of each sequence, as many pairs of tokens each: each gathers the keys
+        and values of all of them before it attends, and again in backward, whose gradients of these are added up where
+        they were made (Transformer Engine, ``AttnFuncWithCPAndKVAllGather``). They are replicas of all weights.
     sequence
         Whether activations that all tensor ranks would hold are cut along the tokens, as in Megatron.
     zero_stage
@@ -290,7 +320,7 @@ class Parallel(Part):
         Layers of each stage; default: as even as possible, more in the first stages.
     axis_names
         Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
-        first to share a node. ``expert``, if left out, comes after ``data``.
+        first to share a node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
     layouts
         Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``);
         for experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
@@ -301,6 +331,7 @@ class Parallel(Part):
     tensor: Ranks = 1
     pipeline: Ranks = 1
     expert: Ranks = 1
+    context: Ranks = 1
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
     micro_batches: Count = 1
@@ -316,17 +347,21 @@ class Parallel(Part):
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
         expert = min(self.expert, self.data)
+        if self.context > 1 and "context" not in names:
+            names.insert(names.index("tensor"), "context")
         sizes = {"data": self.data // expert, "expert": expert, "tensor": self.tensor, "pipeline": self.pipeline}
+        sizes["context"] = self.context
         return {name: sizes[name] for name in names}
 
     def _check(self) -> None:
         needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
+        needed += ["context"] if "context" in self.axis_names and self.context > 1 else []
         named = sorted(self.axis_names) == sorted(needed)
         require(named, f"each axis is named once ({', '.join(needed)})", ", ".join(self.axis_names), "axis_names")
-        ranks = self.data * self.tensor * self.pipeline
+        ranks = self.data * self.context * self.tensor * self.pipeline
         must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
-        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "sequence": False}
+        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "context": 1, "sequence": False}
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
         for key, value in alone.items():
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
