@@ -16,7 +16,7 @@ Pace = Literal["pinned copies", "framework copies", "decode kernels", "prefill k
 TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 SIZES = {f"{prefix}B": 1000**n for n, prefix in enumerate(("", "k", "M", "G", "T"))}
 SIZES |= {f"{prefix}iB": 1024**n for n, prefix in enumerate("KMGT", 1)}
-PRINTED = re.compile(r"[0-9]*\.?[0-9]+ ([A-Za-z]+(?:/s)?)")
+PRINTED = re.compile(r"[0-9]*\.?[0-9]+ ([A-Za-z%]+(?:/s)?)")
 
 
 class Strict(BaseModel):
@@ -33,7 +33,7 @@ class Part(Strict):
     figure: str = "step_ns"
     times: float = 1
     point: int | None = None
-    set_: dict[str, str | float] = Field(default={}, alias="set")
+    set_: dict[str, str | int | float] = Field(default={}, alias="set")
 
     @property
     def key(self) -> Key:
@@ -41,7 +41,7 @@ class Part(Strict):
         return self.scenario, tuple(self.set_.items()), self.point is not None
 
 
-Key = tuple[str, tuple[tuple[str, str | float], ...], bool]
+Key = tuple[str, tuple[tuple[str, str | int | float], ...], bool]
 ONE_PART = {"scenario", "row", "figure", "times", "point", "set"}
 
 
@@ -68,13 +68,14 @@ class Row(Strict):
         unit = match[1] if (match := PRINTED.fullmatch(self.printed)) else ""
         rules = {
             "printed is a number, a space and a unit, as in 3 ms, 2 GB, 5 tokens/s":
-                unit in TIMES or unit in SIZES or unit.endswith("/s"),
+                unit in TIMES or unit in SIZES or unit.endswith("/s") or self.is_ == "missing",
             "a predicted row names a scenario, a missing one none":
                 self.is_ == "calibrates" or bool(self.parts) == (self.is_ == "predicted"),
             "why says what is missing, calibrated or changed":
                 self.why or (self.is_ == "predicted" and self.first is None),
             "tokens are of a rate": self.tokens is None or unit.endswith("/s"),
-            "the class memory is of sizes, and only it": (unit in SIZES) == (self.pace == "memory"),
+            "the class memory is of sizes, and only it":
+                self.is_ == "missing" or (unit in SIZES) == (self.pace == "memory"),
         }  # fmt: skip
         if broken := [rule for rule, holds in rules.items() if not holds]:
             raise ValueError(f"{self.case}: {'; '.join(broken)}")
@@ -104,6 +105,8 @@ class Record(Strict):
     date: Any
     publisher: str
     assumptions: tuple[str, ...] = ()
+    shared: dict[str, Any] = {}
+    """What rows set alike, for YAML's own references (``&``, ``*``, ``<<``)."""
     rows: tuple[Row, ...]
 
     @model_validator(mode="after")
