@@ -45,6 +45,13 @@ Summaries = dict[tuple[str, int | None], Mapping[str, Any]]
 
 def ran(key: Key, policies: Sequence[str]) -> Summaries:
     """Run a scenario with what is set, and sum up its rows: (row, point or None) -> figures."""
+    try:
+        return _ran(key, policies)
+    except hosim.HosimError as error:
+        raise SystemExit(f"{key[0]} with {dict(key[1])}: {error}") from None
+
+
+def _ran(key: Key, policies: Sequence[str]) -> Summaries:
     scenario, changes, is_by_point = key
     loaded = catalog.resolve(scenario, dict(changes))
     if loaded.workload.requests:
