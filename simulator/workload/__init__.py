@@ -241,7 +241,7 @@ class Workload(Document):
         has_master = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER
         if self.optimizer is not None:
             has_master = self.optimizer.has_master(self.dtypes.element_bytes)
-        self.on.check_optimizer(self.optimizer or Optimizer(), self.parallel.zero_stage, has_master=has_master)
+        self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
             must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
             is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"

@@ -90,8 +90,8 @@ class Sides(Part):
             return experts, part.top_k * Fraction(str(self.experts.choices))
         return experts, Fraction(part.top_k * experts, part.routed)
 
-    def check_optimizer(self, optimizer: Optimizer, zero_stage: int, *, has_master: bool) -> None:
-        """Refuse an update that no host does here: of another optimizer, without a master weight, of whole gradients.
+    def check_optimizer(self, optimizer: Optimizer, *, has_master: bool) -> None:
+        """Refuse an update that no host does here: of another optimizer, or without a master weight.
 
         Raises
         ------
@@ -104,11 +104,6 @@ class Sides(Part):
         require(optimizer.kind == "adamw", must, optimizer.kind, *path, do="choose adamw, or run it on the accelerator")
         must, do = "the host updates a master weight of its own, so that none comes down", "set optimizer.master: true"
         require(has_master, must, "none", *path, do=do)
-        must, do = (
-            "the host updates whole weights, or shards from which they are gathered",
-            "set zero_stage to 0, 2 or 3",
-        )
-        require(zero_stage != 1, must, "zero_stage 1, whose gradients are whole", *path, do=do)
 
     def check_layers(self, decoder: DecoderModel, tensor: int, experts: str | None) -> None:
         """Refuse attention that runs in several ops, experts that are not on one rank, and shares of no whole expert.
