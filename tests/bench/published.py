@@ -33,7 +33,7 @@ class Part(Strict):
     figure: str = "step_ns"
     times: float = 1
     point: int | None = None
-    set_: dict[str, str | int | float] = Field(default={}, alias="set")
+    set_: dict[str, bool | int | float | str] = Field(default={}, alias="set")
 
     @property
     def key(self) -> Key:
@@ -41,7 +41,7 @@ class Part(Strict):
         return self.scenario, tuple(self.set_.items()), self.point is not None
 
 
-Key = tuple[str, tuple[tuple[str, str | int | float], ...], bool]
+Key = tuple[str, tuple[tuple[str, bool | int | float | str], ...], bool]
 ONE_PART = {"scenario", "row", "figure", "times", "point", "set"}
 
 
