@@ -14,6 +14,7 @@ the interval beside a time.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -48,12 +49,12 @@ def ran(key: Key, policies: Sequence[str]) -> Summaries:
     try:
         return _ran(key, policies)
     except hosim.HosimError as error:
-        raise SystemExit(f"{key[0]} with {dict(key[1])}: {error}") from None
+        raise SystemExit(f"{key[0]} with {key[1]}: {error}") from None
 
 
 def _ran(key: Key, policies: Sequence[str]) -> Summaries:
     scenario, changes, is_by_point = key
-    loaded = catalog.resolve(scenario, dict(changes))
+    loaded = catalog.resolve(scenario, json.loads(changes))
     if loaded.workload.requests:
         served = hosim.serve(loaded, policies=policies)
         waves = served.requests.groupby(["policy", "arrival_ns"])
