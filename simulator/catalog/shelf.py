@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ _FOLDERS = {
     "scenario": "scenarios",
     "study": "studies",
 }
-_RATIOS = "scenarios/measured/ratios.json"
+_RATIOS = "scenarios/measured/ratios.yml"
 _LARGEST_BYTES = 4_000_000
 """Largest document: a hundred times the largest shipped one, and still read in seconds."""
 _MOST_FAULTS = 5
@@ -150,7 +149,8 @@ def measured_ratios() -> Mapping[str, Mapping[str, list[float]]]:
 
     ``python tests/bench/measured.py --ratios`` writes them.
     """
-    return cast(dict[str, dict[str, list[float]]], json.loads((_root() / _RATIOS).read_text("utf-8")))
+    path = _root() / _RATIOS
+    return cast(dict[str, dict[str, list[float]]], compose(path.read_text("utf-8"), shown(path)).data)
 
 
 def read_hardware(ref: str | Path) -> Hardware:

@@ -102,7 +102,7 @@ def uncertain(loaded: Loaded, size: int) -> Sample:
     ConfigError
         If nothing of the machine that sets times is uncertain.
     """
-    machine, of = loaded.hardware, dict[str, Distribution]()
+    machine, of = loaded.stated, dict[str, Distribution]()
     for path, value in amounts(machine).items():
         table, entry = machine.entry_of(path) or ("", ())
         if not _OF_TIME.fullmatch(path):
