@@ -33,7 +33,7 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(classes))}; or add compute.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
-    achieved, fill_ns = _achieved(op, hardware), hardware.compute.fill_ns
+    achieved, fill_ns = _achieved(op, hardware), 0 if op.op_class == "vector" else hardware.compute.fill_ns
     return fill_ns + ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
 
 

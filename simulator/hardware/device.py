@@ -25,7 +25,8 @@ class Compute(Part):
     launch_ns
         Fixed device time of each kernel [ns].
     fill_ns
-        Time that the arithmetic of a kernel takes however little it is: its tiles fill the device, and drain [ns].
+        Time that the arithmetic of a kernel takes however little it is, but of one of class ``vector``: its tiles fill
+        the matrix units in waves [ns].
     power_mw
         Constant power of a device, with its share of the server if you want that counted [mW].
     energy_fj_per_flop
