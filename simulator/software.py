@@ -7,14 +7,15 @@ shares its kernels reach, and what else it keeps in memory. `simulator.catalog.d
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StringConstraints
 
 from simulator.document import Document, Few, Key, Part, Share
-from simulator.units import Bytes, Nanoseconds, require
+from simulator.units import Bytes, BytesPerSecond, Nanoseconds, require
 
-Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_*?\[\]-]+$")]
+Pattern = Annotated[str, StringConstraints(pattern=r"^!?[A-Za-z0-9_*?\[\]-]+$")]
 """A shell pattern of names."""
 
 
@@ -28,8 +29,9 @@ class CopyMode(Part):
         ``pageable``: the driver copies through a pinned buffer of its own, while the host waits. ``bounced``: threads
         of the program copy through pinned buffers, and the host goes on. ``staged``: from pinned memory, but the host
         waits for each copy. ``unified``: pages move when they are touched.
-    share
-        Share of the link's bandwidth that such copies reach.
+    share, rate_bytes_per_s
+        Share of the link's bandwidth that such copies reach, and the most that they reach whatever the link carries, as
+        one core that fills a buffer does [B/s].
     latency_ns
         Time of each copy on top of the link's latency [ns]; it holds the channel, and takes no bandwidth.
     host_passes
@@ -39,6 +41,7 @@ class CopyMode(Part):
 
     mode: Literal["pinned", "pageable", "bounced", "staged", "unified"] = "pinned"
     share: Share = 1.0
+    rate_bytes_per_s: BytesPerSecond = Field(inf, alias="rate")
     latency_ns: Nanoseconds = Field(0, alias="latency")
     host_passes: Few | None = None
 
@@ -53,9 +56,9 @@ class CopyMode(Part):
         return self.host_passes or (3 if self.mode in ("pageable", "bounced") else 1)
 
     def _check(self) -> None:
-        stated = self.mode == "pinned" or "share" in self.model_fields_set
-        must = "copies that are not pinned reach a share of the link's bandwidth"
-        require(stated, must, f"{self.mode} without it", "share", do="add share, or write mode: pinned")
+        stated = self.mode == "pinned" or self.model_fields_set & {"share", "rate_bytes_per_s"}
+        must = "copies that are not pinned have a share of the link's bandwidth, or a rate"
+        require(stated, must, f"{self.mode} without either", "share", do="add one, or write mode: pinned")
 
 
 class Copies(Part):
@@ -117,7 +120,8 @@ class Kernels(Part):
     launch_ns
         Device time of each kernel [ns].
     fill_ns
-        Time that the arithmetic of a kernel takes however little it is: its tiles fill the device in waves [ns].
+        Time that the arithmetic of a kernel takes however little it is, but of one of class ``vector``: its tiles fill
+        the matrix units in waves [ns].
     """
 
     arithmetic: dict[Key, Share] = {}
@@ -156,7 +160,7 @@ class Software(Document):
     Attributes
     ----------
     for_
-        Patterns of names of machines that the profile is for; default: all.
+        Patterns of names of machines that the profile is for, or with ``!`` before, is not for; default: all.
     copies
         How it copies.
     host

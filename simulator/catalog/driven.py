@@ -44,8 +44,9 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
     ConfigError
         If the software is for other machines, or names what this one does not have.
     """
-    rule, do = "a machine is one that its software is for", f"name other software, or add {machine.name!r} to for"
-    is_for = any(fnmatchcase(machine.name, pattern) for pattern in software.for_)
+    rule, do = "a machine is one that its software is for", "name other software, or change for"
+    named = {pattern for pattern in software.for_ if fnmatchcase(machine.name, pattern.removeprefix("!"))}
+    is_for = bool(named) and not any(pattern.startswith("!") for pattern in named)
     insist(is_for, place("for"), rule, f"{machine.name!r}, and for: {', '.join(software.for_)}", do)
     for pattern in software.copies.links:
         rule, wires = "what copies.links names is a link of the machine that goes via no other", _wires(machine)
@@ -74,9 +75,11 @@ def _wires(machine: Hardware) -> list[str]:
 def _copies(machine: Hardware, software: Software) -> Changes:
     for name in _wires(machine):
         link, (source, mode) = machine.links[name], _mode(machine, software, name)
-        if mode.share < 1 and link.bandwidth_bytes_per_s != inf:
-            slower = max(1, int(link.bandwidth_bytes_per_s * Fraction(str(mode.share))))
-            yield f"links.{name}.bandwidth", exact(slower, "B/s"), f"{source}.share"
+        rate, share = link.bandwidth_bytes_per_s, Fraction(str(mode.share))
+        slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
+        if slower < rate:
+            key = "rate" if slower == mode.rate_bytes_per_s else "share"
+            yield f"links.{name}.bandwidth", exact(slower, "B/s"), f"{source}.{key}"
         if mode.latency_ns:
             yield f"links.{name}.latency", exact(link.latency_ns + mode.latency_ns, "ns"), f"{source}.latency"
         if mode.is_blocking and not link.blocking:

@@ -87,6 +87,12 @@ class Loaded:
         return self.undriven or self.hardware
 
     @property
+    def copies_pinned(self) -> bool | None:
+        """Whether the software copies into the compute tier from pinned memory; None if no software is named."""
+        copies = self.software and self.software.copies
+        return copies and (copies.into or copies.default).mode == "pinned"
+
+    @property
     def handled(self) -> dict[str, int | None]:
         """Tokens and samples that all ranks handle in a step; None where unknown."""
         workload = None if self.is_job_given else self.workload

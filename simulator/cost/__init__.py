@@ -70,9 +70,8 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(classes))}; or add {field}.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, {field}.achieved_fraction", rule, found, do)
-    achieved = _achieved(op, rates)
-    arithmetic_ns = ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
-    return rates.fill_ns + arithmetic_ns
+    achieved, fill_ns = _achieved(op, rates), 0 if op.op_class == "vector" else rates.fill_ns
+    return fill_ns + ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
 
 
 def _achieved(op: Op, rates: Rates) -> Fraction:

@@ -25,7 +25,8 @@ class Rates(Part):
     launch_ns
         Fixed device time of each kernel [ns].
     fill_ns
-        Time that the arithmetic of a kernel takes however little it is: its tiles fill the device, and drain [ns].
+        Time that the arithmetic of a kernel takes however little it is, but of one of class ``vector``: its tiles fill
+        the matrix units in waves [ns].
     """
 
     peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)

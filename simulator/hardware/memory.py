@@ -84,7 +84,7 @@ class Tier(Part):
 
     @property
     def usable_bytes(self) -> int | float:
-        """What is taken of the capacity, less what is reserved, the room for chunks that pass through, and losses [B]."""
+        """What is taken of the capacity, less what is reserved, room for chunks that pass through, and losses [B]."""
         taken, kept = self._parts
         if self.capacity_bytes == math.inf:
             return math.inf

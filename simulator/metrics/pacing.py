@@ -17,8 +17,8 @@ from simulator.graph import Graph
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 """Kind of pace -> record -> real over predicted time of each of its rows."""
 
-COPIES = ("pinned copies", "framework copies")
-"""Kinds of steps that copies pace."""
+COPIES = {True: ("pinned copies",), False: ("framework copies",), None: ("pinned copies", "framework copies")}
+"""Whether the software copies from pinned memory, if that is known -> the kinds of its steps that copies pace."""
 KERNELS = {
     "decode": "decode kernels",
     "prefill": "prefill kernels",
@@ -46,7 +46,7 @@ class Pacer(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pacer:
+def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pinned: bool | None) -> Pacer:
     """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
 
     Parameters
@@ -57,12 +57,14 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any]) -> Pacer
         The links of the machine.
     row
         The figures of a row that ran to its end.
+    is_pinned
+        Whether its software copies from pinned memory; None if no software is named.
     """
     phases = {op.phase for op in graph.ops}
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
     shown, kinds = kernels[0] if len(kernels) == 1 else "kernels", tuple(kernels)
     busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
-    busy_ns |= {Pacer(f"copies over {name}", COPIES): row[f"busy_{name}_ns"] for name in links}
+    busy_ns |= {Pacer(f"copies over {name}", COPIES[is_pinned]): row[f"busy_{name}_ns"] for name in links}
     busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0
     busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
     busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + row["wait_peer_ns"]
@@ -91,15 +93,14 @@ def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None
     return low, high
 
 
-def real_figures(graph: Graph, links: Iterable[str], row: Mapping[str, Any], ratios: Ratios) -> dict[str, Any]:
+def real_figures(row: Mapping[str, Any], pacer: Pacer, ratios: Ratios) -> dict[str, Any]:
     """Count the figures of the real step: what paces it, and its interval.
 
     Parameters
     ----------
-    graph, links, row, ratios
-        As for `pace_of` and `interval`.
+    row, pacer, ratios
+        The figures of a row, what paces it, and the ratios of all records.
     """
-    pace = pace_of(graph, links, row)
-    factors = interval(ratios, pace.kinds) or (None, None)
+    factors = interval(ratios, pacer.kinds) or (None, None)
     low, high = (None if factor is None else round(row["step_ns"] * factor) for factor in factors)
-    return {"paced_by": pace.by, "real_low_ns": low, "real_high_ns": high}
+    return {"paced_by": pacer.by, "real_low_ns": low, "real_high_ns": high}

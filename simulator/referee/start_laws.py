@@ -238,8 +238,10 @@ def _check_host(facts: Facts, in_order: Ints, taken: Ints) -> None:
     spare = issued_ns[ran] - _issue_costs(facts, taken)[ran]
     law, issued = "the host issues in order and pays for each action", ("issued at ns", issued_ns[ran])
     facts.check_actions(ran, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
-    synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[ran]
-    law = "a host issues nothing after a sync before the earlier actions of its tensor have ended"
+    blocks = np.array([*(link.blocking for link in facts.program.hardware.links.values()), False])
+    blocked = np.where((facts.kind == COPY) & blocks[facts.track], facts.end, NONE)
+    synced = facts.latest(np.where(facts.kind == SYNC, in_order, blocked))[ran]
+    law = "a host issues nothing after a sync before all that its tensor is in has ended, nor while a copy blocks it"
     facts.check_actions(ran, facts.issued[ran] >= synced, law, issued, ("they end at ns", facts.times(synced)))
     depth = facts.program.hardware.host.queue_depth
     late, started_ns = computes[depth:], np.sort(facts.arrived_ns[computes])[: max(0, len(computes) - depth)]

@@ -232,7 +232,8 @@ def replayed(
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
     if trace.status == "ok":
         graph = case.job.graph(counts.get("slowest_rank") or 0)
-        summary |= metrics.real_figures(graph, case.hardware.links, counts, catalog.measured_ratios())
+        pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=case.loaded.copies_pinned)
+        summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
     reasons = trace.blocked[:1] or notes(case, plans)
     summary |= {"notes": "; ".join(reasons), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)

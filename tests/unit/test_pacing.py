@@ -9,7 +9,7 @@ import pytest
 import simulator as hosim
 from simulator import catalog
 from simulator.graph import Graph, Op
-from simulator.metrics import interval, real_figures
+from simulator.metrics import interval, pace_of, real_figures
 
 LINKS = ("d2h", "h2d")
 FIGURES = {
@@ -27,13 +27,16 @@ def graph(*phases: str) -> Graph:
     return Graph("g", (), tuple(Op(f"op{i}", phase=phase) for i, phase in enumerate(phases)))
 
 
-def real(phase: str, **figures: int) -> tuple[str, int | None, int | None]:
-    row = real_figures(graph(phase), LINKS, FIGURES | figures, RATIOS)
+def real(phase: str, is_pinned: bool | None = None, **figures: int) -> tuple[str, int | None, int | None]:
+    row = FIGURES | figures
+    row = real_figures(row, pace_of(graph(phase), LINKS, row, is_pinned=is_pinned), RATIOS)
     return row["paced_by"], row["real_low_ns"], row["real_high_ns"]
 
 
 def test_what_is_busy_longest_paces_and_its_measurements_give_the_interval() -> None:
     assert real("decode", busy_h2d_ns=101) == ("copies over h2d", 1000, 4000)
+    assert real("decode", True, busy_h2d_ns=101) == ("copies over h2d", 1000, 1200)
+    assert real("decode", False, busy_h2d_ns=101) == ("copies over h2d", 4000, 4000)
     assert real("backward", busy_h2d_ns=100) == ("training kernels", 1500, 1700)
 
 

@@ -2,11 +2,18 @@
 
 import chain
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 import simulator as hosim
 from simulator import catalog
+from simulator.builders import build_job
+from simulator.catalog.driven import drive
+from simulator.cost import durations_ns
+from simulator.cost.service import transfer_ns
 from simulator.engine import using
 from simulator.errors import ConfigError
+from simulator.software import Software
 
 PROFILE = "schema: hosim/software/1\nname: soft\ntitle: a framework for tests\n"
 
@@ -34,6 +41,10 @@ def test_a_profile_that_says_nothing_changes_nothing(tmp_path):
     [
         ("default: {mode: pageable, share: 0.25}", ("1 GB/s", "1 GB/s", "0 ns", "0 ns")),
         ("in: {mode: bounced, share: 0.3, latency: 7 us}", ("4 GB/s", "1.2 GB/s", "0 ns", "7 us")),
+        (
+            "default: {mode: pageable, rate: 3 GB/s}, out: {mode: pageable, rate: 5 GB/s}",
+            ("4 GB/s", "3 GB/s", "0 ns", "0 ns"),
+        ),
         ("out: {mode: unified, share: 0.1}", ("400 MB/s", "4 GB/s", "0 ns", "0 ns")),
         (
             "out: {mode: staged, share: 0.5}, links: {'*2*': {latency: 1 us}, d2h: {}}",
@@ -88,6 +99,41 @@ def test_each_copy_costs_the_host_under_any_plan(tmp_path, engine):
         issued = row.spans[row.spans.kind == "transfer"].sort_values("issue").issued_ns
         assert len(issued) > 3
         assert (issued.diff().dropna() >= 1_000_000).all()
+
+
+def test_the_host_issues_nothing_until_a_copy_that_blocks_it_has_ended(tmp_path):
+    profile = "copies: {in: {mode: pageable, share: 0.5}}\n"
+    rows = driven(tmp_path, profile, policies=["static", "reactive"])
+    with using("compiled"), pytest.raises(ConfigError, match="found the host waits for copies; choose auto"):
+        driven(tmp_path, profile)
+    for row in rows.values():
+        spans = row.spans.sort_values("issue")
+        blocking = spans[(spans.kind == "transfer") & (spans.track == "h2d")]
+        assert len(blocking) > 1
+        for copy in blocking.itertuples():
+            later = spans[spans.issue > copy.issue].issued_ns
+            assert later.empty or later.min() >= copy.end_ns
+        assert row.summary["wait_transfer_ns"] > 0
+
+
+def test_a_pageable_copy_passes_the_memory_below_three_times(tmp_path):
+    """At 250 us for 1 MB over the link, 12 GB/s of memory are just enough for three passes; 6 GB/s are half of that."""
+    for rate, took_ns in (("12 GB/s", 250_000), ("6 GB/s", 500_000)):
+        machine = chain.MACHINE.replace("ddr: {capacity: 1 GB}", f"ddr: {{capacity: 1 GB, bandwidth: {rate}}}")
+        profile = "copies: {in: {mode: bounced, share: 1.0}}\n"
+        spans = driven(tmp_path, profile, machine=machine, policies=["static"])["static"].spans
+        alone = spans[(spans.kind == "transfer") & (spans.track == "h2d")]
+        assert set(alone.end_ns - alone.start_ns) == {took_ns}
+
+
+def test_a_serving_engine_pays_for_iterations_and_requests_and_no_step(tmp_path):
+    host = "host: {step: 1 s, iteration: 5 ms, request: 1 ms, ahead: true}\n"
+    (tmp_path / "soft.yaml").write_text(PROFILE + host, encoding="utf-8")
+    for workload, step_ns, iteration_ns in (("llama31_8b_hits", 0, 5_000_000), ("llama31_8b_decode", 10**9, 0)):
+        asked = {"software": str(tmp_path / "soft.yaml")}
+        machine = catalog.resolve(catalog.scenario_of("h100_sxm", workload), asked).hardware.host
+        assert (machine.each_step_ns, machine.serving.iteration_ns) == (step_ns, iteration_ns)
+        assert (machine.serving.request_ns, machine.serving.ahead) == (iteration_ns // 5, iteration_ns > 0)
 
 
 def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6):
@@ -175,11 +221,15 @@ def test_collectives_have_buffers_only_where_there_are_several_ranks(tmp_path):
 MISTAKES = {
     "for: [h100*, gh200]": (
         "soft.yaml:4, for: a machine is one that its software is for, found 'bench_machine', and for: h100*, gh200; "
-        "name other software, or add 'bench_machine' to for"
+        "name other software, or change for"
+    ),
+    "for: ['*', '!bench*']": (
+        "soft.yaml:4, for: a machine is one that its software is for, found 'bench_machine', and for: *, !bench*; name "
+        "other software, or change for"
     ),
     "copies: {in: {mode: pageable}}": (
-        "soft.yaml:4, copies.in.share: copies that are not pinned reach a share of the link's bandwidth, found "
-        "pageable without it; add share, or write mode: pinned"
+        "soft.yaml:4, copies.in.share: copies that are not pinned have a share of the link's bandwidth, or a rate, "
+        "found pageable without either; add one, or write mode: pinned"
     ),
     "copies: {links: {nvme*: {share: 0.5}}}": (
         "soft.yaml:4, copies.links.nvme*: what copies.links names is a link of the machine that goes via no other, "
@@ -252,3 +302,62 @@ def test_what_a_row_sets_is_driven_too(tmp_path):
     results = driven(tmp_path, "copies: {in: {mode: staged, share: 0.25}}\n", scenario=scenario)
     rates = [row.hardware.links["h2d"].bandwidth_bytes_per_s for row in results.values()]
     assert rates == [2_000_000_000, 1_000_000_000, 1_000_000_000]
+
+
+def shares():
+    return some.floats(0.01, 1, allow_nan=False).map(lambda share: round(share, 3))
+
+
+def times():
+    return some.integers(0, 10**6).map("{} ns".format)
+
+
+COPIES = some.fixed_dictionaries(
+    {"mode": some.sampled_from(["pinned", "pageable", "bounced", "staged", "unified"]), "share": shares()},
+    optional={"latency": times(), "rate": some.integers(1, 10**11).map("{} B/s".format)},
+)
+KERNELS = some.fixed_dictionaries(
+    {},
+    optional={
+        "arithmetic": some.dictionaries(some.sampled_from(["matmul", "attention", "vector", "default"]), shares()),
+        "bandwidth": shares(), "launch": times(), "fill": times(),
+    },
+)  # fmt: skip
+PROFILES = some.fixed_dictionaries(
+    {},
+    optional={
+        "copies": some.dictionaries(some.sampled_from(["default", "in", "out"]), COPIES),
+        "host": some.dictionaries(some.sampled_from(["op", "copy", "layer", "step"]), times()),
+        "kernels": some.dictionaries(some.sampled_from(["train", "default"]), KERNELS),
+        "memory": some.fixed_dictionaries(
+            {},
+            optional={"taken": shares(), "context": some.integers(0, 10**8).map("{} B".format), "lost": some.just(0.3)},
+        ),
+    },
+)
+TRAIN = catalog.resolve(catalog.scenario_of("dgx_h100", "tiny_train"))
+
+
+@given(profile=PROFILES)
+def test_no_software_is_faster_than_the_best_case(profile):
+    software = Software.model_validate({"name": "drawn", **profile})
+    machine = drive(TRAIN.hardware, software, TRAIN.workload, lambda *keys: "drawn")
+    best, graph = TRAIN.hardware, build_job(TRAIN.workload).graphs[0]
+    for size in (1, 10**6, 10**9):
+        assert all(transfer_ns(size, link) >= transfer_ns(size, best.links[way]) for way, link in machine.links.items())
+    assert all(ns >= least for ns, least in zip(durations_ns(graph, machine), durations_ns(graph, best), strict=True))
+    for kind in ("fixed", "reactive"):
+        prices = zip(getattr(machine.host, kind).prices_ns, getattr(best.host, kind).prices_ns, strict=True)
+        assert all(ns >= least for ns, least in prices)
+    assert all(tier.usable_bytes <= best.tiers[name].usable_bytes for name, tier in machine.tiers.items())
+    assert drive(machine, software, TRAIN.workload, lambda *keys: "drawn").host == machine.host  # it adds nothing twice
+
+
+@pytest.mark.parametrize("name", catalog.names("software"))
+def test_a_shipped_profile_drives_a_shipped_machine_and_cites_all_it_says(name):
+    document = catalog.load(name, "software", is_strict=True).document
+    assert document.origins()["mine"] == 0
+    for workload in ("tiny_train", "llama31_8b_decode", "llama31_8b_hits"):
+        loaded = catalog.resolve(catalog.scenario_of("dgx_h100", workload), {"software": name})
+        assert loaded.hardware != loaded.stated
+        assert loaded.hardware.sources.items() != loaded.stated.sources.items()
