@@ -89,8 +89,8 @@ class Loaded:
     @property
     def copies_pinned(self) -> bool | None:
         """Whether the software copies into the compute tier from pinned memory; None if no software is named."""
-        copies = self.software and self.software.copies
-        return copies and (copies.into or copies.default).mode == "pinned"
+        copies = self.software.copies if self.software else None
+        return None if copies is None else (copies.into or copies.default).mode == "pinned"
 
     @property
     def handled(self) -> dict[str, int | None]:
