@@ -40,7 +40,7 @@ def partition(draw, ranks, least=1):
 
 @st.composite
 def contended(draw):
-    """A job with little memory bandwidth; some kernels take as long as their traffic, on two streams or a shared one."""
+    """A job with little memory bandwidth; some kernels take as long as their traffic, on two streams or one."""
     programs, hardware = draw(jobs())
     document = hardware.model_dump(by_alias=True)
     document["tiers"]["hbm"] |= {"bandwidth": f"{draw(st.integers(1, 4))} GB/s", "shared": draw(st.booleans())}
