@@ -137,7 +137,9 @@ def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
     compute_tier, moves = hardware.compute_tier_id, dict[tuple[int, int], list[int]]()
     awaited = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
     come = ((homes[t], compute_tier, t) for t in awaited if t not in timing.staying)
-    for source, target, t in (*come, *((compute_tier, homes[t], t) for t in demand.leaves)):
+    go = [(compute_tier, homes[t], t) for t in demand.leaves]
+    go += [(compute_tier, hardware.host_tier_id, t) for t in timing.precedence.handed_over if graph.steps == 1]
+    for source, target, t in (*come, *go):
         if source != target:
             moves.setdefault((source, target), []).append(graph.tensors[t].size_bytes)
     return [(*ends, sizes) for ends, sizes in moves.items()]

@@ -59,7 +59,6 @@ from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
 from simulator.serving.blocks import groups_of, requests_of
-from simulator.trace import CAUSES
 from simulator.workload import Experts
 
 PARTS = (8, 64)
@@ -150,7 +149,7 @@ class _Shape:
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
         """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
         hardware, graph = self._loaded.hardware, self._graphs.graph(self._iteration(numbers), 1)
-        cap, launch_ns, sides = memory_rate_cap(hardware), hardware.compute.launch_ns, []
+        cap, launch_ns, sides = memory_rate_cap(hardware.compute), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
             sides.append((least_ns, launch_ns + traffic / cap if traffic else 0))
@@ -285,7 +284,7 @@ class Replays:
         if trace.status != "ok":
             return {"status": trace.status, "why": "; ".join(trace.blocked[:1])}
         row = metrics.summarise(case.job, case.hardware, trace, ran=ran)
-        columns = ["stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)]
+        columns = ["stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in metrics.causes(case.hardware))]
         columns += [f"moved_{link}_bytes" for link in case.hardware.links]
         counted = {"took_ns": row["step_ns"], **{column: row[column] for column in columns}}
         return {"status": "ok", "why": "", **counted, "flops": sum(job.graphs[0].arithmetic.values())}

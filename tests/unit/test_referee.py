@@ -123,11 +123,11 @@ BROKEN = {
     ),
     "workspace held too long": (
         both(drop("residencies", 4), add("residencies", [21, 0, HBM, -1, -2], 5)),
-        "an op's workspace is held for its span, in the compute tier",
+        "an op's workspace is held for its span, in the tier of its device",
     ),
     "workspace elsewhere": (
         both(put("residencies", 3, tier=DDR), put("residencies", 4, tier=DDR)),
-        "an op's workspace is held for its span, in the compute tier",
+        "an op's workspace is held for its span, in the tier of its device",
     ),
     "read before valid": (
         both(
