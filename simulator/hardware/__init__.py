@@ -16,7 +16,7 @@ from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
 from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, HostCompute, Rates, ReactiveHost
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
@@ -110,18 +110,6 @@ class Fabric(Part):
             for name in names:
                 must = f"the algorithms of {kind} are {', '.join(ALGORITHMS[kind])}"
                 require(name in ALGORITHMS[kind], must, repr(name), "algorithms", kind, do="remove it")
-
-
-class OnChip(Part):
-    """On-chip memory: for the information of readers, not simulated.
-
-    Attributes
-    ----------
-    capacity_bytes
-        Size [B].
-    """
-
-    capacity_bytes: Bytes = Field(alias="capacity")
 
 
 class Hardware(Document):
