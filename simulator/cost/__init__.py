@@ -132,7 +132,7 @@ UNITS = ("matrix", "vector")
 
 
 def is_contended(graph: Graph, streams: Iterable[tuple[int, int]], *, shares_memory: bool) -> bool:
-    """Return whether kernels share an accelerator: if its ops with modelled times run on several streams, or always.
+    """Return whether kernels share an accelerator: on some machines, and if its modelled ops run on several streams.
 
     A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
 

@@ -104,8 +104,9 @@ class Columns:
             streams = {(op, of) for kind, op, of in zip(fixed.kind, fixed.a, fixed.b, strict=True) if kind == COMPUTE}
         last_stream = max((stream for _, stream in streams), default=0)
         self.is_contended = is_contended(graph, streams, shares_memory=hardware.shares_memory)
-        self.compute_tier = hardware.compute_tier_id
-        self.streams = runtime_streams(graph) if fixed is None else 1 + last_stream
+        self.compute_tier, self.streams = hardware.compute_tier_id, 1 + last_stream
+        if fixed is None:
+            self.streams = runtime_streams(graph)
         self.tiers = [self.compute_tier] * len(graph.ops)
         for op in graph.on_host:
             self.tiers[op] = hardware.host_tier_id

@@ -26,7 +26,7 @@ from simulator.hardware.device import (
     ReactiveHost,
     ServingHost,
 )
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
@@ -122,18 +122,6 @@ class Fabric(Part):
                 require(name in ALGORITHMS[kind], must, repr(name), "algorithms", kind, do="remove it")
 
 
-class OnChip(Part):
-    """On-chip memory: for the information of readers, not simulated.
-
-    Attributes
-    ----------
-    capacity_bytes
-        Size [B].
-    """
-
-    capacity_bytes: Bytes = Field(alias="capacity")
-
-
 class Hardware(Document):
     """A machine, as one of its devices sees it.
 
@@ -197,14 +185,14 @@ class Hardware(Document):
         return self.tier_names.index(self.compute_tier)
 
     @property
-    def host_tier_id(self) -> int:
-        """Id of the tier that the cores of the host work in; that of the compute tier if there are none."""
-        return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
-
-    @property
     def shares_memory(self) -> bool:
         """Whether copies take bandwidth of the compute tier from kernels of one stream, too."""
         return self.tiers[self.compute_tier].shared
+
+    @property
+    def host_tier_id(self) -> int:
+        """Id of the tier that the cores of the host work in; that of the compute tier if there are none."""
+        return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:
@@ -281,13 +269,13 @@ class Hardware(Document):
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
-        if self.host_compute is not None:
-            self._check_host(self.host_compute.tier)
         for name, lower in self.tiers.items():
             must = "kernels share the memory of the compute tier, no other"
             require(
                 not lower.shared or name == self.compute_tier, must, "true", "tiers", name, "shared", do="remove it"
             )
+        if self.host_compute is not None:
+            self._check_host(self.host_compute.tier)
         for name, link in self.links.items():
             for end in ("source", "target"):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)

@@ -114,6 +114,18 @@ class Tier(Part):
         require(fits, "what is reserved is part of the capacity", found, "reserved", do="lower it")
 
 
+class OnChip(Part):
+    """On-chip memory: for the information of readers, not simulated.
+
+    Attributes
+    ----------
+    capacity_bytes
+        Size [B].
+    """
+
+    capacity_bytes: Bytes = Field(alias="capacity")
+
+
 class EfficiencyPoint(Part):
     """The share of a link's bandwidth that a copy of a given size reaches.
 

@@ -114,8 +114,8 @@ class ProgramColumns:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
             ops, streams = (self._lap[name][self._lap["kind"] == COMPUTE] for name in ("a", "b"))
         self.is_modelled = np.array([op.duration_ns is None and op.collective is None for op in graph.ops], bool)
-        streams = streams[(self.is_modelled & ~self.is_host)[ops]]
-        self.is_contended = hardware.shares_memory or len(np.unique(streams)) > 1
+        modelled = (self.is_modelled & ~self.is_host)[ops]
+        self.is_contended = hardware.shares_memory or len(np.unique(streams[modelled])) > 1
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
         """Return the same program with draws of its dynamic reads."""

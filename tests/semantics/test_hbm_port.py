@@ -12,14 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bounding import bound
 from pydantic import ValidationError
 from rank_stories import cluster, perform, spans, team
 from stories import graph, machine, timeline
 
+from simulator.cost import durations_ns
 from simulator.engine.reference.kernels import Kernels
 from simulator.errors import InvariantError
 from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
+from simulator.metrics import summarise
 from simulator.trace import Trace
 
 TICK = "; compute tick 8; compute tock 9"
@@ -166,3 +169,16 @@ def test_the_referee_counts_what_passes_the_memory(monkeypatch):
     g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
     with pytest.raises(InvariantError, match="a memory carries at most its bandwidth"):
         judged(port(), g, "copy w ddr hbm; compute f; compute g; detach w hbm", "w ddr, x hbm")
+
+
+def test_a_step_may_be_shorter_than_its_last_op_is_late_in_the_step_before():
+    """What stretches g more in the first step brings the ends of the two steps closer than their starts."""
+    h = shared(port(h2d={"bandwidth": "300 MB/s"}, d2h={"bandwidth": "1 GB/s"}))
+    ops = ("f: v -> u, 10 ns", "g: x ->, 0 ns")
+    g = by_traffic(graph("v 60 persistent, u 50 persistent, x 50 persistent", *ops, steps=2), "g")
+    plan = "copy v ddr hbm; compute f; detach u ddr; detach v hbm; compute g; copy u hbm ddr; detach u hbm"
+    t = perform(h, [(g, plan)], "v ddr, u ddr, x hbm")
+    lines = ["0-200 h2d v", "200-210 f", "210-353 g", "210-353 d2h u", "210-410 h2d v"]
+    assert timeline(t, g, h)[:5] == lines
+    step_ns, homes = summarise(g, h, t)["step_ns"], [1, 1, 0]
+    assert step_ns >= bound(g, h, durations_ns(g, h), homes, 10**3).ns
