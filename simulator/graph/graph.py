@@ -194,10 +194,12 @@ class Graph:
 
         What the host makes for the accelerator lies in the host's tier from the start, as a persistent tensor does.
         """
+        if not self.on_host:
+            return self
         ops, made = list(self.ops), self.made_on_host
         for index in self.on_host:
             ops[index] = replace(ops[index], reads=(), writes=(), read_bytes=0, write_bytes=0, workspace_bytes=0)
-        if not self.on_host or ops == list(self.ops):
+        if ops == list(self.ops):
             return self
         used = frozenset(chain.from_iterable((*op.reads, *op.writes) for op in ops))
         tensors = [replace(tensor, persistent=tensor.persistent or t in made) for t, tensor in enumerate(self.tensors)]
