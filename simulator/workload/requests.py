@@ -76,8 +76,10 @@ class Clients(Part):
 
     Attributes
     ----------
-    number, rounds
-        How many clients there are, and how many requests each sends.
+    number
+        How many clients there are.
+    rounds
+        How many requests each sends.
     think_ns
         Time from the last token of an answer to the client's next request [ns].
     in_flight
@@ -110,7 +112,7 @@ class Requests(Part):
     count
         How many requests there are; from a file the first ones, by default all, up to a limit.
     arrivals
-        When requests arrive; default: all at once at the start.
+        When requests arrive.
     clients
         In place of `count` and `arrivals`: clients that send a request once the one before was answered.
     prompt

@@ -11,16 +11,20 @@ import pytest
 from serving_cases import BOX, told, write
 
 import simulator as hosim
-from simulator.builders import Iteration, Iterations
+from simulator import catalog
+from simulator.builders import CachedLayers, Iteration, Iterations
 from simulator.hardware import ServingHost
+from simulator.reach import Reach
 from simulator.scenario import KvTier
 from simulator.serving import drawn
+from simulator.serving.blocks import Block, Rooms, Tiers
+from simulator.serving.replays import Replays
 from simulator.workload import Clients, Lengths, Prefixes, Request, Requests
 
 BACK, THROUGH, TWICE = KvTier(), KvTier(write="through"), KvTier(write="through", uses=2)
 EXCLUSIVE = KvTier(content="exclusive")
 H2D = "{source: ddr, target: hbm"
-DOWN, FURTHER = ("hbm", "ddr"), ("ddr", "pool")
+DOWN, FURTHER, UP = ("hbm", "ddr"), ("ddr", "pool"), ("ddr", "hbm")
 
 
 def _alone(*prefixes, output=1):
@@ -66,6 +70,25 @@ def test_written_through_blocks_of_an_answer_are_stored_as_they_fill():
         (1, {}),
         (1, {DOWN: (4,)}),
     ]
+
+
+def test_written_through_a_block_that_two_compute_at_once_is_stored_once():
+    _, replays = told([Request(0, 9, 1, 0, 8)] * 2, (inf, inf), kept=(THROUGH,))
+    assert _moved(replays) == [({DOWN: (8,)}, {})]
+
+
+def test_of_what_is_written_through_the_beginning_of_a_sequence_is_dropped_last():
+    """Blocks are stored first to last; once their sequence has left, the last of them goes for another."""
+    tiers = Tiers(Rooms(("hbm", "ddr"), (inf, 12.0), True, (CachedLayers(Reach(), 1),), (THROUGH,)), 4)
+    blocks = [Block(True, 0, place) for place in range(3)]
+    tiers.admit((), [4])
+    for block in blocks:
+        tiers.share_computed(block)
+        tiers.use(block)
+    for block in reversed(blocks):
+        tiers.release(block, is_kept=True)
+    tiers.use(Block(False, 1, 0))
+    assert [*tiers._cached[1]] == [blocks[1], blocks[0], Block(False, 1, 0)]
 
 
 def test_of_two_tiers_written_through_both_get_a_block_at_once_and_of_one_written_back_who_leaves():
@@ -141,6 +164,18 @@ def test_loads_before_admission_take_turns_and_who_needs_the_same_waits():
     assert [one.admitted_ns for one in story.served[2:]] == [1008, 1016, 1008, 1000]
     assert [one.first_ns for one in story.served[2:]] == [1090 + 30 + 8] * 3 + [1090]  # the last leaves two blocks
     assert [work.reading for work in replays.works if work.reading] == [18, 9, 3]
+
+
+def test_what_was_loaded_and_stayed_is_not_waited_for():
+    story, _ = told(_alone(0, 1, 0, 0), (3, inf), loads="before_admission")
+    assert [one.hit for one in story.served[2:]] == [[0, 8], [8, 0]]
+    assert [one.admitted_ns for one in story.served] == [0, 1000, 2008, 3000]
+
+
+def test_a_load_before_an_admission_takes_its_room_from_the_cache_and_as_long_as_its_links(tmp_path):
+    """4,000 tokens of 256 B at 1 B/ns, up from DDR, while the cache has all but 0.1 MB of the 4 MB."""
+    took = Replays(catalog.resolve(write(tmp_path)), "static", 3_900_000).of(Iteration(stores=((UP, (4000,)),)))
+    assert (took["status"], took["took_ns"], took["moved_h2d_bytes"]) == ("ok", 4000 * 256, 4000 * 256)
 
 
 LOADED = Iteration(reading=8, cached=48, pairs=8 * 48 + 36, answers=1, loads=(("ddr", (48,)),))
