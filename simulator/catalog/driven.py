@@ -7,7 +7,7 @@ are at most 1, and where both documents state a share or a time, the slower one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import chain
@@ -63,14 +63,6 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
     for path, value, source in chain(*parts, _host(machine, software, workload), _memory(machine, software, workload)):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
     return apply(_listing(machine, changes), changes)
-
-
-def _listing(machine: Hardware, paths: Collection[str]) -> Hardware:
-    """Return the machine with a fraction of its own for each op class that changes."""
-    fractions, classes = machine.compute.achieved_fraction, {path.rpartition("fraction.")[2] for path in paths}
-    more = {name: fractions.get("default", 1.0) for name in sorted(classes.intersection(OP_CLASSES) - fractions.keys())}
-    compute = machine.compute.model_copy(update={"achieved_fraction": fractions | more})
-    return machine.model_copy(update={"compute": compute}) if more else machine
 
 
 def _copies(machine: Hardware, software: Software, name: str) -> Changes:
