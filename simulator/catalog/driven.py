@@ -51,18 +51,13 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
     wires = tuple(name for name, link in machine.links.items() if not link.via)
     for pattern in software.copies.links:
         rule = "what copies.links names is a link of the machine that goes via no other"
-        insist(
-            any(fnmatchcase(name, pattern) for name in wires),
-            place("copies", "links", pattern),
-            rule,
-            repr(pattern),
-            nearest(pattern, wires),
-        )
+        is_there = any(fnmatchcase(name, pattern) for name in wires)
+        insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
     parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload))
     why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
     for path, value, source in chain(*parts, _host(machine, software, workload), _memory(machine, software, workload)):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
-    return apply(_listing(machine, changes), changes)
+    return apply(machine, changes)
 
 
 def _copies(machine: Hardware, software: Software, name: str) -> Changes:
@@ -103,20 +98,15 @@ def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
 
 def _kernels(machine: Hardware, software: Software, workload: Workload) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
-    compute, kernels, kinds = machine.compute, dict[str, KernelShares](software.kernels), (workload.phase,) * 2
-    if workload.phase in ("requests", "serve"):
-        kinds = ("prefill", "decode")
+    compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
+    kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
     key, other = (kind if kind in kernels and workload.graph is None else "default" for kind in kinds)
-    reads, adds, stated = (
-        kernels.get(key, KernelShares()),
-        kernels.get(other, KernelShares()),
-        compute.achieved_fraction,
-    )
-    for name in sorted({*OP_CLASSES, *stated} - {"default"}):
-        share = reads.arithmetic.get(name, reads.arithmetic.get("default", 1.0))
-        if share < stated.get(name, stated.get("default", 1.0)):
-            source = name if name in reads.arithmetic else "default"
-            yield f"compute.achieved_fraction.{name}", share, f"kernels.{key}.arithmetic.{source}"
+    reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
+    stated, shares = compute.achieved_fraction, reads.arithmetic
+    most = {name: stated.get(name, stated.get("default", 1.0)) for name in (*stated, *OP_CLASSES)}
+    less = {name: min(share, shares.get(name, shares.get("default", 1.0))) for name, share in most.items()}
+    if less != most:
+        yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
     if reads.fill_ns > compute.fill_ns:
         yield "compute.fill", exact(reads.fill_ns, "ns"), f"kernels.{key}.fill"
     if adds.bandwidth < compute.achieved_bandwidth_fraction:

@@ -189,20 +189,19 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
     changes
         Changes of the software, by path.
     """
-    software, where = loaded.software, loaded.place("software")
-    if loaded.scenario.software is None:
-        insist(not changes, where, "a change of software is one of what the scenario names", "none", "name it")
+    if (named := loaded.scenario.software) is None:
+        rule, where = "a change of software is one of what the scenario names", loaded.place("software")
+        insist(not changes, where, rule, "none", "name it")
         return replace(loaded, hardware=machine, software=None, undriven=None)
-    if software is None:
-        loaded = _read_software(loaded, loaded.scenario.software, where)
+    loaded = loaded if loaded.software else _read_software(loaded, named)
     software = apply(cast(Software, loaded.software), changes or {})
     hardware = drive(machine, software, loaded.workload, partial(loaded.place, of="software"))
     return replace(loaded, hardware=hardware, software=software, undriven=machine)
 
 
-def _read_software(loaded: Loaded, named: str, where: str) -> Loaded:
+def _read_software(loaded: Loaded, named: str) -> Loaded:
     """Read the software that the scenario, or who changed it, names; a path is relative to the one or the other."""
-    with errors_at(where):
+    with errors_at(loaded.place("software")):
         path = path_of(named, "software", None if ("scenario", "software") in loaded.asked else loaded.scenario_dir)
     entry = load(path, "software")
     paths, digests = {**loaded.paths, "software": path}, {**loaded.sha256, "software": entry.sha256}
