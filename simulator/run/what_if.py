@@ -68,6 +68,8 @@ def what_would_free(
     if fastest is None:
         return []
     case, label = fastest.case, fastest.label
+    if case.graph.on_host:  # what crosses between its devices must, whatever stays
+        return [f"What would make {label} free is not searched: its host computes."] if is_asked else []
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
     is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
