@@ -11,6 +11,7 @@ from building import build
 from trained import BATCH, EXPERTS, GQA, LAYERS, H, sizes, workload
 
 import simulator as hosim
+from simulator.run.effects import hints
 from simulator.run.results import Result
 
 RATES = {"peak": {"bf16": "1 TFLOP/s", "fp32": "1 TFLOP/s"}}
@@ -79,3 +80,7 @@ def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows:
     (other,) = rows(on={"optimizer": "host"}, policies=["resident"], homes={"optimizer_state": "hbm"}).values()
     assert row.summary["peak_ddr_bytes"] >= states
     assert moved(other) == tuple(much + states for much in moved(row))
+    (told,) = (hint for hint in hints(other.case, [other]) if "optimizer_state" in hint)
+    assert told.startswith("homes.optimizer_state is hbm, from where ")
+    assert told.endswith(" that the host alone uses come to ddr and go back in each step: say ddr, or drop it.")
+    assert not any("optimizer_state" in hint or "device;" in hint for hint in hints(row.case, [row]))
