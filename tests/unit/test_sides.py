@@ -190,6 +190,7 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
         ((), {"on": {"optimizer": "host"}, "optimizer": {"master": False}}, "a master weight of its own"),
         ((), {"on": {"optimizer": "host"}, "dtypes": {"optimizer_bytes_per_parameter": 8}}, "a master weight of its"),
         ((), {"on": {"optimizer": "host"}, "phase": "decode"}, "on.optimizer is for phase train"),
+        ((), {"on": {}, "phase": "serve", "pools": {"prefill": 1, "decode": 1, "new_tokens": 1}}, "on is for phase tr"),
         ((), {"on": {"attention": "host"}}, "on.attention is for phase decode, found it with phase train"),
         ((), {"on": {"attention": "host"}, "phase": "prefill"}, "on.attention is for phase decode"),
         ((LINEAR,), {"on": {"attention": "host"}, "phase": "decode"}, "found linear, sparse or chosen attention"),
