@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import StrictBool
 
-from simulator.document import MOST_RANKS, Count, CountOrNone, Layers, Part, Ranks
+from simulator.document import MOST_RANKS, Count, CountOrNone, FewOrNone, Layers, Part, Ranks
 from simulator.units import require, would_divide
 from simulator.workload.attention_kinds import Attention
 
@@ -312,6 +312,8 @@ class Parallel(Part):
         Whether activations that all tensor ranks would hold are cut along the tokens, as in Megatron.
     zero_stage
         What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
+    gathers_ahead
+        With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
@@ -334,6 +336,7 @@ class Parallel(Part):
     context: Ranks = 1
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
+    gathers_ahead: FewOrNone = 1
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[Layers, ...] | None = None
@@ -367,6 +370,9 @@ class Parallel(Part):
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
             fits = self.ranks == "all" or getattr(self, key) == value
             require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
+        must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
+        is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
+        require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:
             self._divides("expert", "data")
         stages = self.pipeline if self.layers is None else len(self.layers)

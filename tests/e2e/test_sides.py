@@ -57,9 +57,12 @@ def moved(row: Result) -> tuple[int, int]:
 def test_gradients_come_down_and_weights_go_up(rows: Any) -> None:
     weights = sizes(build(workload(GQA, EXPERTS)), "weight", "expert")
     trained = sum(size for name, size in weights.items() if "router_bias" not in name)
+    early = rows(on={"optimizer": {"host": 1.0, "waits": False}})
     for name, row in rows(on={"optimizer": "host"}).items():
-        assert moved(row) == (trained, trained), name
+        assert moved(row) == (trained, trained + 4), "and a signal"
+        assert moved(early[name]) == (trained, trained), name
         assert row.summary["host_compute_ns"] >= 14 * trained // 10, "28 B of a parameter at 10 GB/s"
+        assert row.summary["step_ns"] > early[name].summary["step_ns"], "no op of the next step runs beside updates"
 
 
 def test_the_cache_stays_with_the_host_that_attends_to_it(rows: Any) -> None:
