@@ -67,8 +67,8 @@ class Dtypes(Part):
     experts
         The matrices of routed experts; default: as `weights`.
     dequantize
-        Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own write
-        each in `compute` ``before`` each use, which kernels then read (default in training).
+        Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own
+        write each in `compute` ``before`` each use, which kernels then read (default in training).
     arithmetic
         For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
         machine states its peak. Default: as `compute`.
@@ -275,7 +275,6 @@ class KvBlocks(Part):
 
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
-
 
 MOST_SENDERS = 1000
 """Most prefill ranks per decode rank: each has a graph of its own."""
