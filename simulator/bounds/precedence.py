@@ -34,17 +34,17 @@ class Precedence:
 
     Attributes
     ----------
-    whole, streams
-        Graph that runs; stream of each op.
+    graph, streams
+        Graph that runs, as its accelerator sees it (`Graph.on_accelerator`); stream of each op.
     """
 
-    whole: Graph
+    graph: Graph
     streams: tuple[int, ...]
 
     @property
-    def graph(self) -> Graph:
-        """The graph as its accelerator sees it (`Graph.on_accelerator`)."""
-        return self.whole.on_accelerator
+    def whole(self) -> Graph:
+        """The graph with what ops of the host use."""
+        return self.graph.whole
 
     @cached_property
     def written_on_host(self) -> frozenset[int]:
@@ -55,7 +55,7 @@ class Precedence:
     def of(cls, graph: Graph, streams: tuple[int, ...] | None = None) -> Precedence:
         """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
         key = cls, streams or streams_of(graph)
-        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, key[1])))
+        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph.on_accelerator, key[1])))
 
     @cached_property
     def handed_over(self) -> list[int]:

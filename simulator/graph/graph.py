@@ -202,7 +202,15 @@ class Graph:
         used = frozenset(chain.from_iterable((*op.reads, *op.writes) for op in ops))
         tensors = [replace(tensor, persistent=tensor.persistent or t in made) for t, tensor in enumerate(self.tensors)]
         outputs = tuple(t for t in self.outputs if t in used or tensors[t].persistent)
-        return replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
+        view = replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
+        vars(view)["_whole"] = self
+        return view
+
+    @property
+    def whole(self) -> Graph:
+        """The graph whose accelerator sees this one, perhaps over other steps; itself if it is none's view."""
+        whole: Graph = vars(self).get("_whole", self)
+        return whole
 
     @cached_property
     def meets(self) -> bool:

@@ -83,7 +83,8 @@ def step_of(seed: int) -> Problem:
         if draw.random() < 0.35:
             fields |= {"device": "host"}
             fields |= draw.choice([{}, {"duration_ns": None, "flops": draw.randint(0, 60)}])
-        builder.op(f"op{i}", reads, writes, workspace_bytes=draw.choice([0, 0, 10]), **fields)
+        fields |= {"workspace_bytes": draw.choice([0, 0, 10]), "barrier": draw.random() < 0.1}
+        builder.op(f"op{i}", reads, writes, **fields)
     outputs = [name for name in known if name.startswith("a") and draw.random() < 0.15]
     graph = builder.build(outputs, steps=draw.choice([1, 2, 3]))
     size = [tensor.size_bytes for tensor in graph.tensors]

@@ -121,7 +121,7 @@ def test_the_compiled_engine_leaves_it_to_the_reference_by_name():
         (lambda m: m.setattr(Kernels, "run", lambda self, compute: self.rank.alone(compute)),
          "a link, a bus, a port or a memory carries at most its bandwidth"),
         (lambda m: m.setattr(Ledger, "_reason_of_running", lambda self, compute: (7, -1, -1, 0)),
-         "a wait for an op of the host lasts while that op of the host is under way"),
+         "a wait for an op of the host lasts while that is under way"),
         (lambda m: m.setattr(Rank, "hold", lambda self, tensors, tier: _hold_elsewhere(self, tensors)),
          "held"),
     ],
