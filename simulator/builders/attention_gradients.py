@@ -105,8 +105,8 @@ def _attend(t: Tape, heads: Heads) -> str:
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
     features, keys = max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len), len(heads.own) - 1
     layouts = [layout := t.cut(features), *[t.cut(features, BATCH)] * keys]  # context ranks gather keys and values
-    own = [t.to(x, whole) for x, whole in zip(heads.own, layouts, strict=True)]
-    taken, sinks = [*own, *heads.shared, *heads.chosen[:1]], sink_logits(t)
+    brought = [t.to(x, whole) for x, whole in zip(heads.own, layouts, strict=True)]
+    taken, sinks = [*brought, *heads.shared, *heads.chosen[:1]], sink_logits(t)
     (key, value), part = heads.sizes, t.layer.attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
     has_statistics = t.is_forward and not isinstance(part, Linear)

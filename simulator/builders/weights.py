@@ -22,7 +22,6 @@ TENSOR = ("tensor",)
 EXPERT = ("expert",)
 BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
-CONTEXT = ("context",)
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -63,7 +62,7 @@ Specs = dict[str, Spec]
 
 def replica_axes(mesh: Mesh) -> Axes:
     """Return the axes that cut the tokens of all samples, the samples first: their ranks are replicas of weights."""
-    return tuple([axis for axis in (*BATCH, *CONTEXT) if axis in mesh.sizes])
+    return tuple([axis for axis in (*BATCH, "context") if axis in mesh.sizes])
 
 
 @lru_cache(maxsize=16)
@@ -306,9 +305,6 @@ def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *,
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse dimensions that do not divide over ranks; the message says what would."""
     parallel, tokens = workload.parallel, workload.batch * workload.sequence // workload.parallel.context
-    must, found = "context divides the sequence", f"{parallel.context}, and {workload.sequence} tokens"
-    do = would_divide("parallel.context", workload.sequence, parallel.context)
-    insist(workload.sequence % parallel.context == 0, f"{where}, parallel.context", must, found, do)
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     for attention, part in model.kinds:
         whole, kv_heads = {"heads": attention.heads}, attention.kv_heads if isinstance(attention, Gqa) else 0
@@ -321,7 +317,7 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         if isinstance(part, Experts) and workload.phase == "train":
             senders = parallel.tensor if parallel.expert > parallel.data else 1
             experts["choices of a rank's tokens"] = tokens * part.top_k // senders
-        for axis, lengths in (("tensor", whole), ("expert", experts)):
+        for axis, lengths in (("context", {"tokens": workload.sequence}), ("tensor", whole), ("expert", experts)):
             parts, most = getattr(parallel, axis), gcd(*lengths.values(), kv_heads * (axis == "tensor"))
             for name, length in lengths.items():
                 must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import StrictBool
 
-from simulator.document import MOST_RANKS, Count, CountOrNone, Layers, Part, Ranks
+from simulator.document import MOST_RANKS, Count, CountOrNone, FewOrNone, Layers, Part, Ranks
 from simulator.units import require, would_divide
 from simulator.workload.attention_kinds import Attention
 
@@ -67,9 +67,8 @@ class Dtypes(Part):
     experts
         The matrices of routed experts; default: as `weights`.
     dequantize
-        How matrices in such a format are multiplied. ``before``: before each use an op of its own reads a matrix as it
-        is stored and writes it in `compute`, which is then read; ``fused``: kernels read matrices as they are stored.
-        Default: ``before`` in training, ``fused`` at inference.
+        Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own
+        write each in `compute` ``before`` each use, which kernels then read (default in training).
     arithmetic
         For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
         machine states its peak. Default: as `compute`.
@@ -277,7 +276,6 @@ class KvBlocks(Part):
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
 
-
 MOST_SENDERS = 1000
 """Most prefill ranks per decode rank: each has a graph of its own."""
 
@@ -305,13 +303,15 @@ class Parallel(Part):
         Ranks that share the experts of a layer. Either it divides `data`, and tensor ranks have a part of each expert;
         or it is data * tensor, and each of these ranks has whole experts, and sends its part of the tokens.
     context
-        In training, ranks that share the tokens of each sequence, as many pairs of tokens each: each gathers the keys
-        and values of all of them before it attends, and again in backward, whose gradients of these are added up where
-        they were made (Transformer Engine, ``AttnFuncWithCPAndKVAllGather``). They are replicas of all weights.
+        In training, ranks that share the tokens of each sequence, and as many pairs of them each: all keys and values
+        are gathered before attention, again in backward, and their gradients are added up where they were made
+        (Transformer Engine, ``AttnFuncWithCPAndKVAllGather``).
     sequence
         Whether activations that all tensor ranks would hold are cut along the tokens, as in Megatron.
     zero_stage
         What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
+    gathers_ahead
+        With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
@@ -334,6 +334,7 @@ class Parallel(Part):
     context: Ranks = 1
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
+    gathers_ahead: FewOrNone = 1
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[Layers, ...] | None = None
@@ -349,13 +350,11 @@ class Parallel(Part):
         expert = min(self.expert, self.data)
         if self.context > 1 and "context" not in names:
             names.insert(names.index("tensor"), "context")
-        sizes = {"data": self.data // expert, "expert": expert, "tensor": self.tensor, "pipeline": self.pipeline}
-        sizes["context"] = self.context
-        return {name: sizes[name] for name in names}
+        return {name: getattr(self, name) for name in names} | {"data": self.data // expert, "expert": expert}
 
     def _check(self) -> None:
-        needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
-        needed += ["context"] if "context" in self.axis_names and self.context > 1 else []
+        optional = {"expert": self.expert > 1, "context": False}
+        needed = [axis for axis in (*AXES, "context") if axis in self.axis_names or optional.get(axis, True)]
         named = sorted(self.axis_names) == sorted(needed)
         require(named, f"each axis is named once ({', '.join(needed)})", ", ".join(self.axis_names), "axis_names")
         ranks = self.data * self.context * self.tensor * self.pipeline
@@ -367,6 +366,9 @@ class Parallel(Part):
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
             fits = self.ranks == "all" or getattr(self, key) == value
             require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
+        must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
+        is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
+        require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:
             self._divides("expert", "data")
         stages = self.pipeline if self.layers is None else len(self.layers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
+from pydantic import StrictBool
+
 from simulator.document import Part, Share
 from simulator.units import require
 from simulator.workload.attention_kinds import Linear, Mla
@@ -24,12 +26,16 @@ class HostShare(Part):
     ----------
     host
         The share of all trained parameters, as close as whole weights allow; which ones is evenly spread.
+    waits
+        Whether the next step starts once all updates of the host have ended, as where a framework calls its optimizer;
+        else each of its ops waits only for the weights that it reads.
     """
 
     host: Share
+    waits: StrictBool = True
 
 
-class HostExperts(HostShare):
+class HostExperts(Part):
     """The experts of each layer that the host runs; the accelerator runs the others, as in KTransformers.
 
     Attributes
@@ -41,6 +47,7 @@ class HostExperts(HostShare):
         default: as if all experts were equally likely.
     """
 
+    host: Share
     choices: Share | None = None
 
 
@@ -81,7 +88,12 @@ class Sides(Part):
     def share(self, part: str) -> Fraction:
         """Return how much of a part the host runs, as a document states it in decimals."""
         side = getattr(self, part)
-        return Fraction(str(side.host)) if isinstance(side, HostShare) else Fraction(side == "host")
+        return Fraction(side == "host") if isinstance(side, str) else Fraction(str(side.host))
+
+    @property
+    def next_step_waits(self) -> bool:
+        """Whether the next step starts once all updates of the host have ended."""
+        return self.optimizer == "host" or (isinstance(self.optimizer, HostShare) and self.optimizer.waits)
 
     def host_experts(self, part: Experts) -> tuple[int, Fraction]:
         """Return how many experts of a layer the host runs, and how many of each token's choices fall on them."""

@@ -11,6 +11,7 @@ from building import build
 from trained import BATCH, EXPERTS, GQA, LAYERS, H, sizes, workload
 
 import simulator as hosim
+from simulator.run.effects import hints
 from simulator.run.results import Result
 
 RATES = {"peak": {"bf16": "1 TFLOP/s", "fp32": "1 TFLOP/s"}}
@@ -56,9 +57,12 @@ def moved(row: Result) -> tuple[int, int]:
 def test_gradients_come_down_and_weights_go_up(rows: Any) -> None:
     weights = sizes(build(workload(GQA, EXPERTS)), "weight", "expert")
     trained = sum(size for name, size in weights.items() if "router_bias" not in name)
+    early = rows(on={"optimizer": {"host": 1.0, "waits": False}})
     for name, row in rows(on={"optimizer": "host"}).items():
-        assert moved(row) == (trained, trained), name
+        assert moved(row) == (trained, trained + 4), "and a signal"
+        assert moved(early[name]) == (trained, trained), name
         assert row.summary["host_compute_ns"] >= 14 * trained // 10, "28 B of a parameter at 10 GB/s"
+        assert row.summary["step_ns"] > early[name].summary["step_ns"], "no op of the next step runs beside updates"
 
 
 def test_the_cache_stays_with_the_host_that_attends_to_it(rows: Any) -> None:
@@ -79,3 +83,7 @@ def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows:
     (other,) = rows(on={"optimizer": "host"}, policies=["resident"], homes={"optimizer_state": "hbm"}).values()
     assert row.summary["peak_ddr_bytes"] >= states
     assert moved(other) == tuple(much + states for much in moved(row))
+    (told,) = (hint for hint in hints(other.case, [other]) if "optimizer_state" in hint)
+    assert told.startswith("homes.optimizer_state is hbm, from where ")
+    assert told.endswith(" that the host alone uses come to ddr and go back in each step: say ddr, or drop it.")
+    assert not any("optimizer_state" in hint or "device;" in hint for hint in hints(row.case, [row]))

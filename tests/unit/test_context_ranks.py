@@ -97,5 +97,5 @@ def test_what_cannot_be_shared_is_refused() -> None:
         workload(phase="decode", parallel={"ranks": "all", "context": 2})
     with pytest.raises(ValidationError, match=r"found context; add 'ranks: all'"):
         workload(parallel={"context": 2})
-    with pytest.raises(ConfigError, match=r"context divides the sequence, found 3, and 8 tokens; .*2 or 4"):
+    with pytest.raises(ConfigError, match=r"context divides tokens, found 3, and 8 tokens; .*2 or 4"):
         check(workload(parallel={"ranks": "all", "context": 3}))
