@@ -25,7 +25,7 @@ from simulator.hardware.device import (
     Rates,
     ReactiveHost,
     ServingHost,
-)
+)  # fmt: skip
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
@@ -223,8 +223,7 @@ class Hardware(Document):
         """Pattern of paths to figures that no run on this machine reads -> why."""
         others = [name for name in self.tiers if name != self.compute_tier]
         energies = {f"tiers.{name}.energy": "the energy of a copy is that of its link" for name in others}
-        bound = {*self.memories.values()}
-        free = [name for name, link in self.links.items() if bound.isdisjoint((link.source, link.target))]
+        free = [name for name, of in self.links.items() if {of.source, of.target}.isdisjoint(self.memories.values())]
         passes = {f"links.{name}.passes*": "no lower tier that it joins states a bandwidth" for name in free}
         single = [f"links.{name}.sharing" for name, link in self.links.items() if link.channels == 1]
         sharing = dict.fromkeys(single, "one copy at a time shares with no other")
@@ -269,11 +268,9 @@ class Hardware(Document):
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
-        for name, lower in self.tiers.items():
-            must = "kernels share the memory of the compute tier, no other"
-            require(
-                not lower.shared or name == self.compute_tier, must, "true", "tiers", name, "shared", do="remove it"
-            )
+        odd = next((name for name, lower in self.tiers.items() if lower.shared and name != self.compute_tier), "")
+        must = "kernels share the memory of the compute tier, no other"
+        require(not odd, must, "true", "tiers", odd, "shared", do="remove it")
         if self.host_compute is not None:
             self._check_host(self.host_compute.tier)
         for name, link in self.links.items():

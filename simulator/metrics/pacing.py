@@ -8,6 +8,7 @@ interval of a step is its time by the quantiles of the ratios of its kind.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -83,13 +84,10 @@ def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None
     """
     records = [record for kind in kinds for record in ratios.get(kind, {}).values() if record]
     weighted = sorted((ratio, 1 / len(record)) for record in records for ratio in record)
-    reached = [*accumulate(weight for _, weight in weighted)]
     if not weighted:
         return None
-    low, high = (
-        next(ratio for (ratio, _), sum_ in zip(weighted, reached, strict=True) if sum_ >= at * reached[-1])
-        for at in (LOW, HIGH)
-    )
+    sums = [*accumulate(weight for _, weight in weighted)]
+    low, high = (weighted[bisect_left(sums, share * sums[-1])][0] for share in (LOW, HIGH))
     return low, high
 
 

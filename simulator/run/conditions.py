@@ -113,7 +113,7 @@ def uncertain(loaded: Loaded, size: int) -> Sample:
             of[path] = Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
         elif ends := [amount(end) for cited in entry if isinstance(cited, Citation) for end in cited.range or ()]:
             (unit, low), (_, high) = min(ends), max(ends)
-            loc, scale = (number if unit is None else exact(number, unit) for number in (low, high - low))
+            loc, scale = (span if unit is None else exact(span, unit) for span in (low, high - low))
             of[path] = Distribution(distribution="uniform", loc=loc, scale=scale)
     rule, do = "a machine that is drawn has figures that are assumed, or cited with a range", "say `range` of a source"
     insist(of, loaded.place("hardware"), rule, "neither", do)
