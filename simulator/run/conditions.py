@@ -21,7 +21,7 @@ from simulator.catalog import Axis, Loaded
 from simulator.catalog.settings import amounts
 from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
-from simulator.document import Citation, amount
+from simulator.document import amount
 from simulator.errors import CapacityError, PlanError, import_extra, insist
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -104,17 +104,16 @@ def uncertain(loaded: Loaded, size: int) -> Sample:
     """
     machine, of = loaded.stated, dict[str, Distribution]()
     for path, value in amounts(machine).items():
-        table, entry = machine.entry_of(path) or ("", ())
         if not _OF_TIME.fullmatch(path):
             continue
-        if table == "assumed" and isinstance(value, str):
-            of[path] = Distribution(distribution="lognorm", scale=value, s=WIDE)
-        elif table == "assumed":
-            of[path] = Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
-        elif ends := [amount(end) for cited in entry if isinstance(cited, Citation) for end in cited.range or ()]:
+        if ends := [amount(end) for cited in machine.sources.get(path, ()) for end in cited.range or ()]:
             (unit, low), (_, high) = min(ends), max(ends)
             loc, scale = (span if unit is None else exact(span, unit) for span in (low, high - low))
             of[path] = Distribution(distribution="uniform", loc=loc, scale=scale)
+        elif machine.origin_of(path) == "assumed" and isinstance(value, str):
+            of[path] = Distribution(distribution="lognorm", scale=value, s=WIDE)
+        elif machine.origin_of(path) == "assumed":
+            of[path] = Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
     rule, do = "a machine that is drawn has figures that are assumed, or cited with a range", "say `range` of a source"
     insist(of, loaded.place("hardware"), rule, "neither", do)
     return Sample(size=size, of=of)
