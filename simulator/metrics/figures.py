@@ -63,7 +63,8 @@ class Figure:
 
     def at(self, place: str) -> Figure:
         """Return the figure of one place."""
-        return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", place))
+        shown = place.replace("_", " ") if self.over == "cause" else place
+        return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", shown))
 
     def place_in(self, column: str) -> str | None:
         """Return the place in a column's name; empty if the figure has none, None if the column is another figure's."""
@@ -92,7 +93,7 @@ FIGURES = (
     Figure("recompute_ns", "ns", "recompute", "Further runs of ops on the main stream in the measured step."),
     Figure("stall_ns", "ns", "stall", "The sum of the waits of the main stream in the measured step."),
     Figure("wait_<>_ns", "ns", "<>", "What the main stream waited for with this root cause.", over="cause"),
-    Figure("host_compute_ns", "ns", "host compute", "Time of the step with an op of the host of the main stream's rank "
+    Figure("host_compute_ns", "ns", "on the host", "Time of the step with an op of the host of the main stream's rank "
            "under way.", over="host"),
     Figure("drain_ns", "ns", "drain", "`M - E_n` in a run of one step, which counts it; else 0."),
     Figure("transfer_ns", "ns", "transfer", "Time of the step with a transfer of the main stream's rank under way."),
