@@ -80,8 +80,8 @@ FIGURES = (
     Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`.",
            worse="less"),
     Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
-           "each op once, but elementwise ones and what runs again; of attention what its kernels compute. Of `hosim "
-           "serve`: in all iterations by the time in which some sequence runs."),
+           "each op of the accelerator once, but elementwise ones and what runs again; of attention what its kernels "
+           "compute. Of `hosim serve`: in all iterations by the time in which some sequence runs."),
     Figure("mfu", "share", "MFU", "Model FLOPs utilisation: the time that this arithmetic takes at the device's peak "
            "for its data types, as a share of the step (PaLM, arXiv 2204.02311, appendix B)."),
     Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),

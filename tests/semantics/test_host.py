@@ -12,8 +12,10 @@ from stories import graph, machine, steps, timeline, waits
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.engine import choice
+from simulator.engine.reference.actions import ComputeAction
 from simulator.engine.reference.kernels import Kernels
-from simulator.engine.reference.ledger import Ledger
+from simulator.engine.reference.ledger import HOST_COMPUTE, Ledger
+from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank
 from simulator.errors import ConfigError, InvariantError, PlanError, ScopeError
 from simulator.plan import NOWHERE, Actions, Plan
@@ -115,32 +117,62 @@ def test_the_compiled_engine_leaves_it_to_the_reference_by_name():
         engine.run([program], machine(ddr={}))
 
 
+def alone(patch: pytest.MonkeyPatch) -> None:
+    """Kernels share nothing."""
+    patch.setattr(Kernels, "run", lambda self, compute: self.rank.alone(compute))
+
+
+def wrong_cause(patch: pytest.MonkeyPatch) -> None:
+    """Whatever another stream runs is taken for op `u`."""
+    patch.setattr(Ledger, "_reason_of_running", lambda self, compute: (HOST_COMPUTE, -1, -1, 0))
+
+
+def elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """A workspace lies in HBM, whoever needs it."""
+    record = Rank._record
+    patch.setattr(Rank, "_record", lambda self, tier, item, size: record(self, 0 if item < 0 else tier, item, size))
+
+
+def as_point(patch: pytest.MonkeyPatch) -> None:
+    """A copy waits for the start of an op of the host as for another."""
+    compute = Order.compute
+
+    def and_note(self: Order, op: int, stream: int) -> ComputeAction:
+        self._previous = compute(self, op, stream)
+        return self._previous
+
+    patch.setattr(Order, "compute", and_note)
+
+
+WORK = graph("w 40 persistent, x 30 persistent, y 5", "u: w ->, host, bytes 50, workspace 7", "k: w x -> y, 5 ns",
+             "v: x y -> x, host, 9 ns", "e: x ->, 1 ns")  # fmt: skip
+TEXT = (
+    "copy x ddr hbm; copy w ddr hbm; compute u 1; compute k; detach w hbm; copy y hbm ddr; detach y hbm; compute v 1; "
+    "detach y ddr; copy w ddr hbm; copy x ddr hbm; compute e; detach x hbm; detach w hbm"
+)
+
+
 @pytest.mark.parametrize(
     ("broken", "law"),
     [
-        (lambda m: m.setattr(Kernels, "run", lambda self, compute: self.rank.alone(compute)),
-         "a link, a bus, a port or a memory carries at most its bandwidth"),
-        (lambda m: m.setattr(Ledger, "_reason_of_running", lambda self, compute: (7, -1, -1, 0)),
-         "a wait for an op of the host lasts while that is under way"),
-        (lambda m: m.setattr(Rank, "hold", lambda self, tensors, tier: _hold_elsewhere(self, tensors)),
-         "held"),
+        (alone, "a link, a bus, a port or a memory carries at most its bandwidth"),
+        (wrong_cause, "a wait for an op of the host lasts while that is under way"),
+        (elsewhere, "an op's workspace is held for its span, in the tier of its device"),
+        (as_point, "what is first in line for room of a tier"),
     ],
-)  # fmt: skip
+)
 def test_the_referee_knows_what_the_host_may_not_do(broken, law, monkeypatch):
-    g = graph("w 40 persistent, x 30 persistent", "u: w ->, host, bytes 50", "k: w x ->, 5 ns", "v: x -> x, host, 9 ns",
-              "e: x ->, 1 ns")  # fmt: skip
-    text = (
-        "copy x ddr hbm; copy w ddr hbm; compute u 1; compute k; detach w hbm; compute v 1; copy x ddr hbm; "
-        "compute e; detach x hbm"
-    )
-    perform(machine(ddr={}), [(g, text)], "w ddr, x ddr")
+    perform(machine(ddr={}), [(WORK, TEXT)], "w ddr, x ddr")
     broken(monkeypatch)
     with pytest.raises(InvariantError, match=law):
-        perform(machine(ddr={}), [(g, text)], "w ddr, x ddr")
+        perform(machine(ddr={}), [(WORK, TEXT)], "w ddr, x ddr")
 
 
-def _hold_elsewhere(rank: Rank, tensors: object) -> None:
-    """Hold nothing: no place is written down."""
+def test_the_referee_knows_cores_that_are_faster_than_themselves(monkeypatch):
+    g = graph("w 40 persistent", "u: w ->, host, flops 50", "k: ->, 5 ns")
+    alone(monkeypatch)
+    with pytest.raises(InvariantError, match="vector unit of the host of node 0: a unit computes at most at its peak"):
+        perform(cluster(2, ddr={}), [(g, "compute u 1; compute k")] * 2, "w ddr")
 
 
 def test_a_machine_without_cores_refuses_an_op_of_the_host():

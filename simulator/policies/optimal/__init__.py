@@ -152,8 +152,9 @@ def _check_scope(problem: Problem) -> None:
     strange = next(_out_of_scope(problem), "")
     if strange:
         must = (
-            f"a graph has at most {MOST_OPS} ops and no collective, the host takes no time, and all that moves goes to "
-            "one tier with room for it, over a link each way that serves one copy at a time and that nothing slows down"
+            f"a graph has at most {MOST_OPS} ops and no collective, the host neither computes nor takes time, and all "
+            "that moves goes to one tier with room for it, over a link each way that serves one copy at a time and "
+            "that nothing slows down"
         )
         raise ScopeError("policy 'optimal'", must, strange, "change that, or plan with 'static'")
 
@@ -165,6 +166,8 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
         yield "a collective"
+    if graph.on_host:
+        yield "an op of the host"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
     if hardware.host.fixed.step_ns or hardware.host.queue_depth < len(graph.ops):
