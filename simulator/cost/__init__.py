@@ -118,8 +118,8 @@ UNITS = ("matrix", "vector")
 """Units of a device that compute."""
 
 
-def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
-    """Return whether kernels share an accelerator: whether its ops with modelled times run on more than one stream.
+def is_contended(graph: Graph, streams: Iterable[tuple[int, int]], *, shares_memory: bool) -> bool:
+    """Return whether kernels share an accelerator: on some machines, and if its modelled ops run on several streams.
 
     A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
 
@@ -129,10 +129,12 @@ def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
         Its ops.
     streams
         Pairs of an op and a stream that it runs on.
+    shares_memory
+        Whether the machine is one whose kernels and copies share the memory whatever the streams.
     """
     ops, on_host = graph.ops, graph.on_host
     modelled = ((op, of) for op, of in streams if ops[op].collective is None and ops[op].duration_ns is None)
-    return len({stream for op, stream in modelled if op not in on_host}) > 1
+    return shares_memory or len({stream for op, stream in modelled if op not in on_host}) > 1
 
 
 def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
 from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, HostCompute, Rates, ReactiveHost
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
@@ -112,18 +112,6 @@ class Fabric(Part):
                 require(name in ALGORITHMS[kind], must, repr(name), "algorithms", kind, do="remove it")
 
 
-class OnChip(Part):
-    """On-chip memory: for the information of readers, not simulated.
-
-    Attributes
-    ----------
-    capacity_bytes
-        Size [B].
-    """
-
-    capacity_bytes: Bytes = Field(alias="capacity")
-
-
 class Hardware(Document):
     """A machine, as one of its devices sees it.
 
@@ -185,6 +173,11 @@ class Hardware(Document):
     def compute_tier_id(self) -> int:
         """Id of the compute tier."""
         return self.tier_names.index(self.compute_tier)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether copies take bandwidth of the compute tier from kernels of one stream, too."""
+        return self.tiers[self.compute_tier].shared
 
     @property
     def host_tier_id(self) -> int:
@@ -266,6 +259,11 @@ class Hardware(Document):
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
+        for name, lower in self.tiers.items():
+            must = "kernels share the memory of the compute tier, no other"
+            require(
+                not lower.shared or name == self.compute_tier, must, "true", "tiers", name, "shared", do="remove it"
+            )
         if self.host_compute is not None:
             self._check_host(self.host_compute.tier)
         for name, link in self.links.items():
@@ -274,9 +272,9 @@ class Hardware(Document):
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
             for passed in link.passes:
-                lower = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
+                below = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
                 must = "passes name lower tiers that the link joins, of no staged link"
-                require(passed in lower, must, repr(passed), "links", name, "passes", do=nearest(passed, (*lower,)))
+                require(passed in below, must, repr(passed), "links", name, "passes", do=nearest(passed, (*below,)))
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for link_name in bus.links:

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
@@ -50,6 +50,9 @@ class Tier(Part):
     bandwidth_bytes_per_s
         Bandwidth of the memory [B/s]. Of the compute tier: what kernels and copies share. Of another tier: what all
         copies that begin or end there share with those that pass through it, once in and once out.
+    shared
+        Of the compute tier: whether copies, and collectives, take its bandwidth from kernels even where these run on
+        one stream. Where kernels run on several, they do on any machine.
     energy_fj_per_byte
         For the compute tier: energy of each byte that a kernel reads or writes, on top of the device's power [fJ].
     endurance_bytes
@@ -62,6 +65,7 @@ class Tier(Part):
     capacity_bytes: Capacity = Field(alias="capacity")
     reserved_bytes: Bytes = Field(0, alias="reserved")
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(None, alias="bandwidth")
+    shared: StrictBool = False
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     endurance_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="endurance")
     price_nusd_per_gb_month: PriceOfRoom | None = Field(None, alias="price")
@@ -85,6 +89,18 @@ class Tier(Part):
         found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
         fits = self.reserved_bytes <= self.capacity_bytes
         require(fits, "what is reserved is part of the capacity", found, "reserved", do="lower it")
+
+
+class OnChip(Part):
+    """On-chip memory: for the information of readers, not simulated.
+
+    Attributes
+    ----------
+    capacity_bytes
+        Size [B].
+    """
+
+    capacity_bytes: Bytes = Field(alias="capacity")
 
 
 class EfficiencyPoint(Part):

@@ -114,7 +114,8 @@ class ReplayedProgram:
         if max(chain.from_iterable(drawn_ns), default=0) > LONGEST_NS:
             self.reason = _TOO_LONG
             return
-        if streams > 1:
+        self.is_contended = hardware.shares_memory
+        if streams > 1 and not self.is_contended:
             self.is_contended = _contends(graph, a[is_compute], b[is_compute], is_fixed=written is None)
         if self.is_contended:
             self._add_kernels()

@@ -168,6 +168,8 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield "a collective"
     if graph.on_host:
         yield "an op of the host"
+    if hardware.shares_memory:
+        yield "copies that take bandwidth from kernels"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
     if hardware.host.fixed.step_ns or hardware.host.queue_depth < len(graph.ops):
