@@ -57,9 +57,8 @@ class Precedence:
     @classmethod
     def of(cls, graph: Graph, streams: tuple[int, ...] | None = None, *, shares_memory: bool = False) -> Precedence:
         """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
-        key = cls, streams or streams_of(graph), shares_memory
-        made = graph.known.get(key) or graph.known.setdefault(key, cls(graph.on_accelerator, *key[1:]))
-        return cast(Precedence, made)
+        key, view = (cls, streams or streams_of(graph), shares_memory), graph.on_accelerator
+        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(view, *key[1:])))
 
     @cached_property
     def handed_over(self) -> list[int]:

@@ -77,6 +77,12 @@ def test_experts_stay_with_the_host_that_runs_them(rows: Any) -> None:
         assert moved(row) == (tokens * (2 * H + 8 * 2), tokens * 2 * H), name
 
 
+def test_experts_of_the_host_are_not_told_to_need_a_home(rows: Any) -> None:
+    for side, is_told in (("host", False), ("accelerator", True)):
+        (row,) = rows(on={"experts": side}, policies=["resident"], homes={"weight": "ddr"}, **DECODES).values()
+        assert any("homes names weight and not expert" in hint for hint in hints(row.case, [row])) == is_told
+
+
 def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows: Any) -> None:
     states = sum(sizes(build(workload(GQA, EXPERTS)), "optimizer_state").values())
     (row,) = rows(on={"optimizer": "host"}, policies=["resident"]).values()

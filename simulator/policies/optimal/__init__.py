@@ -166,10 +166,10 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
         yield "a collective"
-    if hardware.shares_memory:
-        yield "copies that take bandwidth from kernels"
     if graph.on_host:
         yield "an op of the host"
+    if hardware.shares_memory:
+        yield "copies that take bandwidth from kernels"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
     if not hardware.host.issues_freely or hardware.host.queue_depth < len(graph.ops):
