@@ -171,7 +171,7 @@ def serve_row(
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
         if not works:
-            later_ns = [ns for ns, _ in senders.due[:1]] + scheduler.loading(story.end_ns)
+            later_ns = [ns for ns, _ in senders.due[:1] if ns > story.end_ns] + scheduler.loading(story.end_ns)
             if not later_ns:
                 break
             story.end_ns = story.host_ns = min(later_ns)

@@ -243,6 +243,18 @@ def test_fewer_requests_in_flight_than_clients_are_sent_in_turn_as_answers_come(
     assert [one.end_ns for one in story.served] == [10, 20, 30, 140, 170, 200]
 
 
+def test_who_waits_at_a_client_does_not_turn_time_back_while_the_one_in_flight_loads():
+    """One in flight, two clients, rounds of 5 + 1 tokens, of which full blocks are found in DDR.
+
+    From 256 to 260 nothing runs: client 1 waits since 252, client 0 for the second of its two blocks.
+    """
+    clients = Clients(number=2, rounds=3, in_flight=1)
+    talk, more = _conversations(clients, [5] * 6, [1] * 6), {"keeps": False, "loads": "before_admission"}
+    story, _ = told(talk, (inf, inf), clients=clients, **more)
+    times = [(one.request.arrival_ns, one.admitted_ns, one.first_ns) for one in story.served]
+    assert times == [(0, 0, 50), (50, 50, 104), (104, 108, 178), (178, 182, 252), (252, 260, 350), (350, 358, 448)]
+
+
 def test_a_place_that_is_free_is_taken_when_the_client_has_thought():
     """Two places, two clients with short and long answers: who finishes first goes on while the other decodes."""
     clients = Clients(number=2, rounds=2, think="30 ns", in_flight=2)
