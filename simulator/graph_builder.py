@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import chain, filterfalse
 from typing import Unpack
 
@@ -13,6 +14,8 @@ from simulator.document import MOST_RANKS, flaw
 from simulator.errors import ConfigError, insist
 from simulator.graph import (
     ALGORITHMS,
+    DEVICES,
+    HOST,
     LARGEST,
     PAIRED,
     PHASES,
@@ -44,6 +47,7 @@ class OpNumbers(TypedDict, total=False):
     barrier: bool
     repeatable: bool
     stream: int
+    device: str
 
 
 class OpFields(OpNumbers, total=False):
@@ -268,7 +272,7 @@ class GraphBuilder:
             must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
             raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
         groups = tuple(self.groups.values())
-        graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
+        graph = Graph(self._name, tuple(self._tensors), self._streamed(), ids, groups=groups)
         graph = graph.repeated(steps, self._where)
         check_sums(graph, self._where)
         return graph
@@ -316,6 +320,27 @@ class GraphBuilder:
             raise self._error("op", op, must, repr(fields["stream"]), "correct it")
         if fields.get("phase") and fields["phase"] not in PHASES:
             raise self._choice_error("op", op, "phase", fields["phase"], PHASES[1:])
+        if "device" in fields:
+            self._check_device(op, kind, fields)
+
+    def _check_device(self, op: str, kind: str, fields: OpFields) -> None:
+        """Refuse an op of an unknown device, and one of the host that does what no host does here."""
+        if fields["device"] not in DEVICES:
+            raise self._choice_error("op", op, "device", fields["device"], DEVICES)
+        odd = kind if kind != "compute" else "dynamic" if fields.get("dynamic") else ""
+        if fields["device"] == HOST and odd:
+            must = "an op of the host is of kind compute, and reads what is known from the start"
+            raise self._error("op", op, must, odd, "run it on the accelerator, or remove that")
+
+    def _streamed(self) -> tuple[Op, ...]:
+        """Return the ops, those of the host that name no stream on the first one beside all others."""
+        streams = {op.stream for op in self._ops if op.device != HOST}
+        free = 1 + max((op.stream for op in self._ops), default=0)
+        for op in self._ops:
+            if op.device == HOST and op.stream in streams - {0}:
+                must, do = "ops of one stream are of one device", "name another stream, or none"
+                raise self._error("op", op.name, must, f"stream {op.stream}, of the accelerator, too", do)
+        return tuple([replace(op, stream=free) if op.device == HOST and not op.stream else op for op in self._ops])
 
     def _check_dynamic_reads(
         self, op: str, dynamic: DynamicReads, kind: str, reads: tuple[int, ...], writes: tuple[int, ...]

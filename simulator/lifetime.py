@@ -1,5 +1,7 @@
 """Lifetimes of tensors, from the operator order alone; and tensors that ranks share, so that they are stored once.
 
+Ops of the host use nothing of the accelerator's: all is counted of `Graph.on_accelerator`.
+
 Glossary of this module; every moment is the index of an op within one training step:
 
 use
@@ -83,6 +85,7 @@ class Lifetimes:
     """
 
     def __init__(self, graph: Graph) -> None:
+        graph = graph.on_accelerator
         reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(2))
         for i, op in enumerate(graph.ops):
             for lists, tensors in ((reads, op.reads), (writes, op.writes)):
@@ -149,6 +152,7 @@ def live_bytes(graph: Graph, tensors: Iterable[int] | None = None) -> Ints:
         Live bytes during each op, its workspace included; the largest is the peak that everything resident needs.
     """
     lifetimes, every = Lifetimes.of(graph), range(len(graph.tensors)) if tensors is None else tensors
+    graph = graph.on_accelerator
     live = [t for t in every if lifetimes.born[t] != NEVER]
     born, dies = ([ops[t] for t in live] for ops in (lifetimes.born, lifetimes.dies))
     workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
@@ -163,7 +167,7 @@ def working_set_bytes(graph: Graph) -> Ints:
     array of int64, shape (ops,)
         Sizes of what it reads or writes, each tensor once, plus its workspace.
     """
-    sizes = [t.size_bytes for t in graph.tensors]
+    graph, sizes = graph.on_accelerator, [t.size_bytes for t in graph.tensors]
     return np.array([op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64)
 
 

@@ -105,7 +105,7 @@ class PlacesAsIssued:
     tiers
         Number of tiers.
     compute_tier
-        The tier that ops read and write.
+        The tier that ops of the accelerator read and write.
 
     Attributes
     ----------
@@ -120,18 +120,18 @@ class PlacesAsIssued:
             if tier != NOWHERE:
                 self.state[tier][tensor] = VALID
 
-    def missing(self, tensors: Iterable[int]) -> int | None:
-        """Return the first of these tensors that no op could read, as it is not valid in the compute tier."""
-        state = self.in_compute_tier
+    def missing(self, tensors: Iterable[int], tier: int) -> int | None:
+        """Return the first of these tensors that no op of a tier could read, as it is not valid there."""
+        state = self.state[tier]
         return next((tensor for tensor in tensors if state[tensor] != VALID), None)
 
-    def write(self, tensors: Iterable[int]) -> None:
-        """Mark tensors that an op writes as valid in the compute tier, and stale elsewhere."""
+    def write(self, tensors: Iterable[int], tier: int) -> None:
+        """Mark tensors that an op of a tier writes as valid there, and stale elsewhere."""
         for tensor in tensors:
             for state in self.state:
                 if state[tensor] == VALID:
                     state[tensor] = STALE
-            self.in_compute_tier[tensor] = VALID
+            self.state[tier][tensor] = VALID
 
     def copy(self, tensor: int, source: int, target: int) -> str:
         """Mark the target as valid; or return the rule that the copy breaks."""

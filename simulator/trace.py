@@ -20,10 +20,11 @@ Bools = NDArray[np.bool_]
 NONE = -1
 """No row, no step, no time."""
 
-CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order", "collective")
+CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order", "collective", "host_compute")
 """Root causes of a wait; a trace refers to them by position.
 
 ``peer``: another rank has not arrived at the collective yet. ``collective``: all have, and it is under way.
+``host_compute``: an op of the host is under way.
 """
 
 SPANS = ("rank", "kind", "item", "track", "channel", "issue", "issued_ns", "start_ns", "end_ns")
@@ -34,7 +35,7 @@ WAITS = ("rank", "stream", "op", "issue", "start_ns", "end_ns", "cause", "tensor
 
 ``cause``: position in `CAUSES`. ``tensor``: what the op lacked, or -1. ``on``: the link (transfer), the tier
 (capacity) or the rank (peer) it waited for, or -1. ``blocker``: the tensor whose transfer was under way, the op of
-this rank that is the collective under way, or -1.
+this rank under way that is the collective, or the host's, or -1.
 """
 
 RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")

@@ -16,9 +16,11 @@ from simulator.trace import CAUSES, Trace
 
 
 def machine(hbm: str = "100 B", *, host: dict[str, Any] | None = None, buses: dict[str, Any] | None = None,
-            compute: dict[str, Any] | None = None, queue: tuple[str, ...] = (),
+            compute: dict[str, Any] | None = None, queue: tuple[str, ...] = (), ddr: dict[str, Any] | None = None,
             **links: dict[str, Any]) -> Hardware:  # fmt: skip
     """HBM and an endless DDR; 1 GB/s is 1 byte per ns. ``d2h={"channels": 2}`` changes a link; `queue` joins some.
+
+    With figures of `ddr` (bytes take 1 ns, and FLOP, too) the host computes there.
 
     A link from or to another tier (``read={"source": "pool", "target": "hbm"}``) brings it along, endless too.
     """
@@ -34,7 +36,13 @@ def machine(hbm: str = "100 B", *, host: dict[str, Any] | None = None, buses: di
             "tiers": {
                 "hbm": {"capacity": hbm, "bandwidth": "1 GB/s"},
                 **{name: {"capacity": "inf", "scope": "node"} for name in sorted(below)},
+                **(
+                    {"ddr": {"capacity": "inf", "scope": "node", "bandwidth": "1 GB/s", **ddr}}
+                    if ddr is not None
+                    else {}
+                ),
             },
+            **({"host_compute": {"tier": "ddr", "peak": {"bf16": "1 GFLOP/s"}}} if ddr is not None else {}),
             "links": {n: {"bandwidth": "1 GB/s", **base.get(n, {}), **links.get(n, {})} for n in {**base, **links}},
             "buses": buses or {},
             "copy_queues": {"copies": queue} if queue else {},
@@ -56,6 +64,11 @@ def graph(tensors: str, *ops: str, steps: int = 1) -> Graph:
         for item in (m.split() for m in more):
             if item[0] == "workspace":
                 fields["workspace_bytes"] = int(item[1])
+            elif item[0] == "host":
+                fields["device"] = "host"
+            elif item[0] in {"flops", "bytes"}:  # of a kernel whose time is modelled
+                fields |= {"duration_ns": None, "write_bytes": 0, "read_bytes": 0}
+                fields |= {"flops": int(item[1])} if item[0] == "flops" else {"read_bytes": int(item[1])}
             else:
                 fields["duration_ns"] = int(item[0])
         builder.op(name.strip(), reads.split(), writes.split(), **fields)

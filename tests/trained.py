@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.graph import Graph
 from simulator.lifetime import Lifetimes
+from simulator.workload import Workload
 
 GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6}
 MLA = {"kind": "mla", "heads": 4, "q_lora_rank": 10, "kv_lora_rank": 11, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
@@ -24,6 +25,17 @@ def fed_by(feed_forward: dict[str, Any]) -> dict[str, Any]:
     """What a model says of its feed-forwards: of those with experts the first layer has a dense one."""
     others = [{"stop": 1, "feed_forward": {"kind": "dense", "width": 24}}] if "routed" in feed_forward else []
     return {"feed_forward": feed_forward, "others": others}
+
+
+def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, /, **more: Any) -> Workload:
+    model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
+    model |= {"attention": attention, **fed_by(feed_forward)}
+    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, **more}
+    return Workload.model_validate(data)
+
+
+def arithmetic(graph: Graph) -> int:
+    return sum(op.flops for op in graph.ops)
 
 
 def flops(graph: Graph, phase: str, op_class: str) -> int:

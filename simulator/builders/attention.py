@@ -164,7 +164,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
             flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
-            write_bytes=_own_bytes(t, cache, out) + cache.added_bytes,
+            write_bytes=_own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
         )  # fmt: skip
     return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 

@@ -27,13 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import BATCH, TENSOR, numbered
+from simulator.builders.weights import BATCH, TENSOR, is_matrix, numbered
+from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
 
+_MATRICES = ("ffn.gate", "ffn.up", "ffn.down")
 _REDUCED = 3
 """Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
 
@@ -88,6 +91,8 @@ def feed_forward(t: Tape, x: str) -> str:
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
     """Take each token through its experts, beside those that all tokens go through."""
+    if t.workload.on.share("experts"):
+        return _through_sides(t, part, x)
     experts, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
     routed = x
     if TENSOR[0] in experts:  # each tensor rank has experts of its own, and sends a part of the tokens
@@ -144,6 +149,46 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     return sent, shares
 
 
+def _through_sides(t: Tape, part: Experts, x: str) -> str:
+    """Take each token through its experts on the host, and through those that the accelerator has.
+
+    Each side takes the hidden states and the choices of all tokens, and adds up what its experts make of a token.
+    """
+    logits, bias = t.linear("ffn.router", x), [t.weight("ffn.router_bias").name] if part.router_bias else []
+    choices = t.tensor("ffn.route.choices", part.top_k, size=FP32_BYTES + ID_BYTES)
+    t.op("ffn.route", [logits, *bias], [choices])
+    count, each = t.workload.on.host_experts(part)
+    made = [_of_side(t, part, HOST, [x, choices], (count, each))]
+    made += [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    if count < part.routed:
+        made.append(_of_side(t, part, "accelerator", [x, choices], (part.routed - count, part.top_k - each)))
+    return t.vector("ffn.combine", made)
+
+
+def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[int, Fraction]) -> str:
+    """Take tokens through the experts of a side in one op: so many experts, on which so many choices of each fall."""
+    (count, each), names, size, parameters = share, list[str](), 0, 0
+    dtype = t.product_dtype(t.weights[t.block][_MATRICES[0]])
+    chosen = -(-chosen_number(count * each.denominator, t.own_tokens, each.numerator) // each.denominator)
+    rows = round(t.own_tokens * each)
+    for module, stack in t.weights[t.block].items():
+        if module.removesuffix(".bias") in _MATRICES:
+            name, each_bytes = stack.name, -(-stack.size_bytes // part.routed)
+            name, whole_bytes = (
+                (name, stack.size_bytes) if count == part.routed else (f"{name}.{side}", count * each_bytes)
+            )
+            names.append(t.declare(name, whole_bytes, "expert"))
+            size += each_bytes
+            parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)
+    out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), 3 * rows * part.width * t.element_bytes
+    read_bytes = rows * t.model.hidden * t.element_bytes + t.made_bytes(taken[1]) + inside + chosen * size
+    t.op(
+        f"ffn.experts.{side}", [*taken, *names], [out], device=side, dtype=dtype, flops=2 * rows * parameters,
+        read_bytes=read_bytes, write_bytes=t.made_bytes(out) + inside, workspace_bytes=inside,
+    )  # fmt: skip
+    return out
+
+
 def _copy_rows(t: Tape, name: str, x: str) -> str:
     """Copy rows from a buffer into another one."""
     out = t.add(t.name(f"{name}.out"), t.spread[x])
@@ -157,8 +202,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     All experts are one tensor; or each is a tensor of its own, read dynamically.
     """
     is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
-    matrices = ("ffn.gate", "ffn.up", "ffn.down")
-    modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in matrices]
+    modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in _MATRICES]
     stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in modules]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))
     if is_each:
@@ -171,6 +215,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(gate.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
     more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
+    more["dtype"] = t.product_dtype(gate)
     if is_each:
         more["dynamic"] = t.dynamic_reads("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)
@@ -227,6 +272,9 @@ def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
 def loss(t: Tape, x: str) -> None:
     """Make the final norm, logits and loss of one micro-batch."""
     t.block = "head"
+    if t.workload.loss_chunks:
+        _loss_in_chunks(t, t.norm("norm", x), t.workload.loss_chunks)
+        return
     logits = _logits(t, x)
     logits = t.to(logits, t.spread[logits].layout.whole)
     out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
@@ -251,3 +299,27 @@ def loss(t: Tape, x: str) -> None:
         t.add_gradients([logits], [grad])
 
     t.record(out, back)
+
+
+def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:
+    """Make the loss and the gradients of its input and of the logits' weight in one op, a chunk of tokens at a time.
+
+    The logits of a chunk, which their gradient replaces, are its workspace; each product reads the weight once a chunk.
+    """
+    weight = t.weights["embed"]["tokens"] if t.model.tied_embeddings else t.weight("lm")
+    out, labels, tokens = t.name("loss.out"), f"{t.micro}embed/ids", t.own_tokens
+    label_bytes, each = tokens * ID_BYTES, -(-tokens // chunks)
+    chunks, logits_bytes = -(-tokens // each), weight.parameters // t.model.hidden * t.element_bytes
+    t.graph.tensor(out, FP32_BYTES)
+    dx = [t.tensor("lm.in.grad", t.model.hidden)] if t.wants(x) else []
+    old, new = t.weight_gradients(BATCH, weight)
+    products, grad_bytes = 1 + len(dx) + len(new), weight.parameters * t.workload.dtypes.gradient_bytes
+    read_bytes = (1 + len(new)) * t.made_bytes(x) + (1 + len(dx)) * chunks * weight.size_bytes + label_bytes
+    read_bytes += products * tokens * logits_bytes + (len(old) * chunks or len(new) * (chunks - 1)) * grad_bytes
+    write_bytes = 2 * tokens * logits_bytes + t.made_bytes(*dx) + len(new) * chunks * grad_bytes + FP32_BYTES
+    t.op(
+        "loss", [x, t.held[weight.name], t.declare(labels, label_bytes, "input"), *old], [out, *dx, *new],
+        flops=products * 2 * tokens * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes,
+        workspace_bytes=each * logits_bytes,
+    )  # fmt: skip
+    t.record(out, lambda _: t.add_gradients([x] * len(dx), dx))

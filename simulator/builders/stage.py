@@ -69,7 +69,8 @@ Gradients and weights of a block (a layer, the embedding, the head) move togethe
 buckets. Stage 0 and 1 reduce after the last micro-batch, in place; stage 2 and 3 reduce every micro-batch into a shard
 that adds up. Stage 1 and 2 gather the updated weights. Stage 3 gathers the weights of a block before its forward and
 again before its backward, but for the embedding and the head, which stay; the gathering of a block begins with the
-block before it, so that two are there at once.
+block before it, so that two are there at once. Frozen weights in another format lie in shards, and are gathered, as
+they are stored, scales included; each use makes its own matrix ready from what was gathered, as on one device.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, part_prefixes
 from simulator.builders.weights import BATCH, Laid, is_matrix, passes_on, stage_layers
-from simulator.graph import CollectiveKind, Graph, Job
+from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
+from simulator.workload import ADAM_FLOPS
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 """Groups of pairs along the stages: activations go to the next one, gradients to the previous one."""
@@ -167,10 +169,11 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     for t.block, waits_for in [(block, []), *due] if index == 0 else due:
         for axes, weights in _by_axes((weight, weight.replicas) for weight in t.weights[t.block].values()):
             for weight in weights:
-                t.declare(weight.name, _shard(t, weight) * t.element_bytes, weight.kind)
+                stored_bytes = -(-_shard(t, weight) * weight.size_bytes // weight.parameters)
+                t.declare(weight.name, stored_bytes, weight.kind)
             for weight in weights:  # ops read the gathered tensor in place of the weight
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
-                t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
+                t.graph.tensor(whole, weight.size_bytes, weight.kind)
             reads = [*(weight.name for weight in weights), *waits_for]
             _meet(t, CollectiveKind.ALL_GATHER, (axes, weights), reads, [t.held[weight.name] for weight in weights])
 
@@ -187,8 +190,8 @@ def _by_axes(weights: Iterable[tuple[Weight, Axes]]) -> Iterable[Shared]:
 def _meet(t: Tape, kind: CollectiveKind, shared: Shared, reads: list[str], writes: list[str]) -> None:
     """Add a collective along some axes that gathers weights, or adds up their gradients."""
     (axes, weights), is_gathered = shared, kind is CollectiveKind.ALL_GATHER
-    each_bytes = t.element_bytes if is_gathered else t.workload.dtypes.gradient_bytes
-    size_bytes, name = sum(weight.parameters for weight in weights) * each_bytes, "weights" if is_gathered else "grads"
+    each_bytes, name = t.workload.dtypes.gradient_bytes, "weights" if is_gathered else "grads"
+    size_bytes = sum(weight.size_bytes if is_gathered else weight.parameters * each_bytes for weight in weights)
     t.meet(f"{name}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
 
 
@@ -229,19 +232,29 @@ def _into_shards(t: Tape, shared: Shared) -> None:
 def _update(t: Tape) -> None:
     """Update all weights of the rank, each with its shard of the optimizer state, and gather sharded weights."""
     t.phase, t.micro = "update", ""
+    share, parameters, of_host = t.workload.on.share("optimizer"), 0, 0
     for block, weights in t.weights.items():
-        t.block = block
+        t.block, updated = block, dict[str, str]()
         for module, weight in weights.items():
             if weight.is_trained:
-                _update_weight(t, module, weight)
+                parameters += weight.parameters
+                is_of_host = (
+                    2 * of_host + weight.parameters <= 2 * share * parameters
+                )  # as close to its share as can be
+                of_host += weight.parameters * is_of_host
+                updated[weight.name] = _update_weight(t, module, weight, HOST if is_of_host else "accelerator")
         trained = ((weight, weight.replicas) for weight in weights.values() if weight.is_trained)
         for shared in _by_axes(trained) if t.zero_stage in {1, 2} else ():
             names = [weight.name for weight in shared[1]]
-            _meet(t, CollectiveKind.ALL_GATHER, shared, names, names)
+            _meet(t, CollectiveKind.ALL_GATHER, shared, [updated[name] for name in names], names)
 
 
-def _update_weight(t: Tape, module: str, weight: Weight) -> None:
-    """Update a weight, or a shard of it."""
+def _update_weight(t: Tape, module: str, weight: Weight, device: str) -> str:
+    """Update a weight, or a shard of it; return what was written of it.
+
+    The host makes the weight anew from its master weight, so that it reads and writes 28 B of a parameter with Adam in
+    fp32 and all else in 16 bits; a shard that is gathered then is a tensor of its own.
+    """
     name, shard, dtypes, optimizer = weight.name, _shard(t, weight), t.workload.dtypes, t.workload.optimizer
     state_bytes, flops = shard * dtypes.optimizer_bytes_per_parameter, 0
     if optimizer is not None:
@@ -252,13 +265,23 @@ def _update_weight(t: Tape, module: str, weight: Weight) -> None:
     grad, states = t.shards.get(name) or t.graded[name], list[str]()
     if state_bytes:
         states = [t.declare(f"{name}.state", state_bytes, "optimizer_state")]
-    write_bytes = state_bytes + shard * t.element_bytes
-    more = OpFields(dtype="fp32", write_bytes=write_bytes, read_bytes=write_bytes + shard * dtypes.gradient_bytes)
+    write_bytes, updated = state_bytes + shard * t.element_bytes, name
+    more = OpFields(device=device, dtype="fp32", write_bytes=write_bytes)
+    more["read_bytes"] = write_bytes + shard * dtypes.gradient_bytes
+    if device == HOST:
+        if t.zero_stage == 2 and weight.replicas:
+            updated = f"{name}.shard"
+            t.graph.tensor(updated, shard * t.element_bytes, weight.kind)
+        more |= OpFields(read_bytes=state_bytes + shard * dtypes.gradient_bytes)
+        more |= OpFields(op_class="vector", flops=ADAM_FLOPS * shard)
+        t.op(module, [grad, *states], [*states, updated], **more)
+        return updated
     if flops:
         more |= OpFields(dtype=dtypes.compute, flops=flops, workspace_bytes=2 * weight.parameters * t.element_bytes)
         if t.zero_stage and weight.replicas:
             grad = _momentum(t, module, weight, [grad, *states])
     t.op(module, [grad, *states, name], [*states, name], **more)
+    return name
 
 
 def _momentum(t: Tape, module: str, weight: Weight, reads: list[str]) -> str:

@@ -243,13 +243,41 @@ class StepBuilder:
             Tensor that the output is a part of; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
+        ready = self.converted_weight(name, weight)
         layout = self.cut(weight.layout.tensor_map[-1])
         out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=(made[0] or rows,))
-        read_bytes += weight.size_bytes
+        read_bytes += self.read_bytes(weight)
         write_bytes = self.spread[out].size_bytes * rows // self.spread[out].rows[0]
         more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
-        self.op(name, [*reads, weight.name], [out], **more)
+        more["dtype"] = self.product_dtype(weight)
+        self.op(name, [*reads, ready], [out], **more)
         return out
+
+    def is_packed(self, weight: Weight) -> bool:
+        """Return whether a weight is stored in another format than that of activations."""
+        return weight.size_bytes != weight.parameters * self.element_bytes
+
+    def product_dtype(self, weight: Weight) -> str:
+        """Return the data type in which a weight multiplies."""
+        return (self.is_packed(weight) and self.workload.dtypes.arithmetic) or self.dtype
+
+    def converted_weight(self, name: str, weight: Weight) -> str:
+        """Return the tensor that an op reads for a weight: as it is stored, or one that an op made ready before."""
+        if not (self.is_packed(weight) and self.workload.dequantizes_before):
+            return self.held[weight.name]
+        again = ".bwd" if self.phase == "backward" else self.again
+        spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
+        made, taken_bytes = self.add(f"{self.micro}{weight.name}.ready{again}", spread), weight.size_bytes
+        ready_bytes = self.read_bytes(weight)  # of experts only as many are made ready as are read
+        read_bytes = taken_bytes * ready_bytes // (weight.parameters * self.element_bytes)
+        self.op(f"{name}.ready", [self.held[weight.name]], [made], read_bytes=read_bytes, write_bytes=ready_bytes)
+        return made
+
+    def read_bytes(self, weight: Weight) -> int:
+        """Return what an op reads of a weight [B], made ready or as it is stored."""
+        if self.is_packed(weight) and not self.workload.dequantizes_before:
+            return weight.size_bytes
+        return weight.parameters * self.element_bytes
 
     def dynamic_reads(
         self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int

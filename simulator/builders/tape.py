@@ -17,7 +17,7 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
-from simulator.builders.step_builder import Spread, StepBuilder
+from simulator.builders.step_builder import StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
@@ -155,7 +155,7 @@ class Tape(StepBuilder):
         """
         weight, bias, of_block = weight or self.weight(name), f"{name}.bias", self.weights[self.block]
         weights = [weight, self.weight(bias)] if bias in of_block else [weight]
-        names = [self._converted_weight(name, weight), *(self.held[other.name] for other in weights[1:])]
+        names = [self.converted_weight(name, weight), *(self.held[other.name] for other in weights[1:])]
         *experts, inner, outer = weight.layout.tensor_map
         *many, inputs, outputs = weight.shape
         rows, width, layout, size, *_ = self.spread[x]
@@ -172,14 +172,14 @@ class Tape(StepBuilder):
         flops = 2 * (elements * self.mesh.size(inner) // width) * each
         out = self.tensor(f"{name}.out", outputs, self.lay_out(made.tensor_map, sums), size, rows)
         read_bytes = elements * inputs // width * self.element_bytes + sum(map(self.read_bytes, weights))
-        self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
+        self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes, dtype=self.product_dtype(weight))
 
         def back(dy: str) -> None:
             dy, dx = self.to(dy, made), list[str]()
             if self.wants(x):
                 partial_sum = self.lay_out(taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, partial_sum, size, rows)]
-                self.op(f"{name}.dgrad", [dy, self._converted_weight(name, weight)], dx, flops=flops)
+                self.op(f"{name}.dgrad", [dy, self.converted_weight(name, weight)], dx, flops=flops)
             if any(held.is_trained for held in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
                 old, new = self.weight_gradients(tokens, *weights)
@@ -208,25 +208,13 @@ class Tape(StepBuilder):
 
         return self.record(out, back)
 
-    def _converted_weight(self, name: str, weight: Weight) -> str:
-        """Return the tensor that an op reads for a weight: in training a converted one, if stored in another type."""
-        is_kept_so = weight.size_bytes == weight.parameters * self.element_bytes
-        if is_kept_so or not (self.is_forward or self.phase == "backward"):
-            return self.held[weight.name]
-        again = ".bwd" if self.phase == "backward" else self.again
-        spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
-        made = self.add(f"{self.micro}{weight.name}.ready{again}", spread)
-        self.op(f"{name}.ready", [self.held[weight.name]], [made])
-        return made
-
     def read_bytes(self, weight: Weight) -> int:
         """Return what an op reads of a weight [B]: at inference only as many experts as are expected to be chosen."""
-        if self.is_forward:
-            return weight.parameters * self.element_bytes
-        part = self.layer.feed_forward if weight.kind == "expert" else None
-        if not isinstance(part, Experts):
-            return weight.size_bytes
-        return weight.size_bytes // part.held * read_experts(part, self.own_tokens)
+        size_bytes = super().read_bytes(weight)
+        part = self.layer.feed_forward if weight.kind == "expert" and self.workload.phase != "train" else None
+        return (
+            size_bytes // part.held * read_experts(part, self.own_tokens) if isinstance(part, Experts) else size_bytes
+        )
 
     # going back
 

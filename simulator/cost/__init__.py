@@ -7,39 +7,76 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from typing import NamedTuple
 
 from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
-from simulator.graph import OP_CLASSES, Collective, Graph, Group, Op
-from simulator.hardware import Hardware
+from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op
+from simulator.hardware import Hardware, Rates
 from simulator.units import nearest
+
+
+class Device(NamedTuple):
+    """What runs an op.
+
+    Attributes
+    ----------
+    field
+        Its field in the machine.
+    rates
+        How fast it is.
+    tier
+        Name of the tier that it works in.
+    """
+
+    field: str
+    rates: Rates
+    tier: str
+
+
+def device_of(op: Op, hardware: Hardware) -> Device:
+    """Return what runs an op.
+
+    Raises
+    ------
+    ConfigError
+        If it is the host, whose cores the machine does not state.
+    """
+    if op.device != HOST:
+        return Device("compute", hardware.compute, hardware.compute_tier)
+    if (cores := hardware.host_compute) is None:
+        rule = f"a machine whose host runs ops states its cores (op {op.name!r} is of the host)"
+        do = "add host_compute, or run the op on the accelerator"
+        raise ConfigError(f"hardware {hardware.name!r}, host_compute", rule, "none", do)
+    return Device("host_compute", cores, cores.tier)
 
 
 def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
     """Return the time of an op's arithmetic: FLOPs over the peak of its data type, times its class's fraction [ns]."""
     if not op.flops:
         return 0
-    peaks, fractions = hardware.compute.peak_flops, hardware.compute.achieved_fraction
+    field, rates, _ = device_of(op, hardware)
+    peaks, fractions = rates.peak_flops, rates.achieved_fraction
     if op.dtype not in peaks:
         rule = f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})"
-        do = f"add compute.peak.{op.dtype}, or change the workload's data type"
-        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", rule, ", ".join(peaks), do)
+        do = f"add {field}.peak.{op.dtype}, or change the workload's data type"
+        raise ConfigError(f"hardware {hardware.name!r}, {field}.peak", rule, ", ".join(peaks), do)
     if peaks[op.dtype] == math.inf:
         return 0
     classes = sorted({*OP_CLASSES, *fractions})
     if op.op_class not in classes:
         rule = "the class of every op is one of hosim's or has a fraction of its own"
-        do = f"{nearest(op.op_class, tuple(classes))}; or add compute.achieved_fraction.{op.op_class}"
+        do = f"{nearest(op.op_class, tuple(classes))}; or add {field}.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
-        raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
-    achieved = _achieved(op, hardware)
+        raise ConfigError(f"hardware {hardware.name!r}, {field}.achieved_fraction", rule, found, do)
+    achieved = _achieved(op, rates)
     return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
 
 
-def _achieved(op: Op, hardware: Hardware) -> Fraction:
+def _achieved(op: Op, rates: Rates) -> Fraction:
     """Return the share of the peak that an op of its class reaches."""
-    fractions = hardware.compute.achieved_fraction
+    fractions = rates.achieved_fraction
     return _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
 
 
@@ -57,23 +94,24 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
     op
         With a measured ``duration_ns``, or with FLOPs and bytes.
     hardware
-        Peaks, achieved fractions, bandwidth of the compute tier, launch.
+        Peaks, achieved fractions, launch and bandwidth of the op's device.
 
     Returns
     -------
     (int, int)
-        Its launch and arithmetic [ns]; its traffic in the compute tier as work at the tier's full rate, in 2^-32 ns.
+        Its launch and arithmetic [ns]; its traffic in its device's tier as work at the tier's full rate, in 2^-32 ns.
 
     Raises
     ------
     ConfigError
-        If the machine states no peak for the op's data type, or does not know its class.
+        If the machine states no cores for an op of the host, no peak for its data type, or does not know its class.
     """
+    _, rates, tier = device_of(op, hardware)
     if op.duration_ns is not None:
         return op.duration_ns, 0
-    bandwidth = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
+    bandwidth = hardware.tiers[tier].bandwidth_bytes_per_s
     traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
-    return hardware.compute.launch_ns + _arithmetic_ns(op, hardware), traffic
+    return rates.launch_ns + _arithmetic_ns(op, hardware), traffic
 
 
 UNITS = ("matrix", "vector")
@@ -81,7 +119,7 @@ UNITS = ("matrix", "vector")
 
 
 def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
-    """Return whether kernels share a device: whether ops whose time is modelled run on more than one stream.
+    """Return whether kernels share an accelerator: whether its ops with modelled times run on more than one stream.
 
     A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
 
@@ -92,8 +130,9 @@ def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
     streams
         Pairs of an op and a stream that it runs on.
     """
-    ops = graph.ops
-    return len({stream for op, stream in streams if ops[op].collective is None and ops[op].duration_ns is None}) > 1
+    ops, on_host = graph.ops, graph.on_host
+    modelled = ((op, of) for op, of in streams if ops[op].collective is None and ops[op].duration_ns is None)
+    return len({stream for op, stream in modelled if op not in on_host}) > 1
 
 
 def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:
@@ -112,16 +151,17 @@ def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:
     (str, int, int)
         One of `UNITS`; a rate as a share in 2^-32; the time at the unit's full rate in 2^-32 ns.
     """
-    achieved, peak = _achieved(op, hardware), hardware.compute.peak_flops.get(op.dtype, math.inf)
+    rates = device_of(op, hardware).rates
+    achieved, peak = _achieved(op, rates), rates.peak_flops.get(op.dtype, math.inf)
     is_vector = op.op_class == "vector"
     unit, share, reach = ("vector", Fraction(1), achieved) if is_vector else ("matrix", achieved, Fraction(1))
     work_there = 0 if peak == math.inf else math.ceil(op.flops * NS_PER_S * FULL_RATE / (int(peak) * reach))
     return unit, math.ceil(share * FULL_RATE), work_there
 
 
-def memory_rate_cap(hardware: Hardware) -> int:
-    """Return the share of the compute tier's bandwidth that a kernel reaches, in fixed point."""
-    return max(1, math.floor(hardware.compute.achieved_bandwidth_fraction * FULL_RATE))
+def memory_rate_cap(rates: Rates) -> int:
+    """Return the share of its tier's bandwidth that a kernel of a device reaches, in fixed point."""
+    return max(1, math.floor(rates.achieved_bandwidth_fraction * FULL_RATE))
 
 
 def duration_ns(op: Op, hardware: Hardware) -> int:
@@ -129,7 +169,8 @@ def duration_ns(op: Op, hardware: Hardware) -> int:
     least_ns, traffic = roofline(op, hardware)
     if not traffic:
         return least_ns
-    return max(least_ns, hardware.compute.launch_ns + ceil_div(traffic, memory_rate_cap(hardware)))
+    rates = device_of(op, hardware).rates
+    return max(least_ns, rates.launch_ns + ceil_div(traffic, memory_rate_cap(rates)))
 
 
 def chosen_op(op: Op, chosen_bytes: int) -> Op:
@@ -180,7 +221,8 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
     def alone_ns(op: Op) -> int:
         collective = op.collective
         if collective is None or op.duration_ns is not None:
-            kind = (op.dynamic, op.duration_ns, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
+            about = (op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
+            kind = (op.dynamic, op.duration_ns, op.device, *about)
             if kind not in times_ns:  # an op of another layer is often alike
                 times_ns[kind] = duration_ns(expected_op(op, sizes), hardware)
             return times_ns[kind]

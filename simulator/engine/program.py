@@ -89,22 +89,27 @@ class Columns:
         Tensors that some op writes.
     streams, is_contended
         How many compute streams the plan uses; whether kernels on several of them share the device.
-    compute_tier
-        Id of the tier that kernels work in.
+    compute_tier, tiers
+        Id of the tier that kernels of the accelerator work in; per op, of that which its device works in.
     outputs
         Outputs of a step that are not persistent.
     roles
         Its collectives, and with whom each rank meets there.
     """
 
-    def __init__(self, program: Program, compute_tier: int) -> None:
+    def __init__(self, program: Program, hardware: Hardware) -> None:
         graph, fixed = program.graph, program.plan.fixed
         streams = {(op, node.stream) for op, node in enumerate(graph.ops)}  # those of the plan, if it is fixed
         if fixed is not None:
             streams = {(op, of) for kind, op, of in zip(fixed.kind, fixed.a, fixed.b, strict=True) if kind == COMPUTE}
         last_stream = max((stream for _, stream in streams), default=0)
         self.is_contended = is_contended(graph, streams)
-        self.compute_tier, self.streams = compute_tier, runtime_streams(graph) if fixed is None else 1 + last_stream
+        self.compute_tier, self.streams = hardware.compute_tier_id, 1 + last_stream
+        if fixed is None:
+            self.streams = runtime_streams(graph)
+        self.tiers = [self.compute_tier] * len(graph.ops)
+        for op in graph.on_host:
+            self.tiers[op] = hardware.host_tier_id
         self.reads = [op.reads for op in graph.ops]
         self.writes = [op.writes for op in graph.ops]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
@@ -174,7 +179,8 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
             continue
         if name == hardware.compute_tier:
             yield f"the compute tier {name!r} is shared"
-        footprint = {key: _footprint_bytes(program, index) for key, program in distinct.items()}
+        works_here = name == (hardware.host_compute.tier if hardware.host_compute else None)
+        footprint = {key: _footprint_bytes(of, index, works_here=works_here) for key, of in distinct.items()}
         sharing, needs = hardware.topology.sharing[tier.scope], Counter[int]()
         for rank, program in enumerate(programs):
             needs[rank // sharing] += footprint[id(program)]
@@ -184,14 +190,17 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
 
 
-def _footprint_bytes(program: Program, tier: int) -> int:
-    """Return the most that a program can hold in a tier: all tensors at home there or ever copied there [B]."""
+def _footprint_bytes(program: Program, tier: int, *, works_here: bool) -> int:
+    """Return the most that a program can hold in a tier: all that is at home there, or copied or made there [B]."""
     tensors, plan = program.graph.tensors, program.plan
+    ops = [program.graph.ops[op] for op in program.graph.on_host] if works_here else []
+    spaces = sum(op.workspace_bytes for op in ops)
     if plan.fixed is None:
-        return sum(tensor.size_bytes for tensor in tensors)
+        return sum(tensor.size_bytes for tensor in tensors) + spaces
     held = {t for t, home in enumerate(plan.home) if home == tier}
     held.update(a for kind, a, _, target in plan.fixed.codes() if kind == COPY and target == tier)
-    return sum(tensors[t].size_bytes for t in held)
+    held.update(*(op.writes for op in ops))
+    return sum(tensors[t].size_bytes for t in held) + spaces
 
 
 def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:

@@ -250,6 +250,15 @@ class Shared:
         uses = [*(self._resource("unit", unit, "device", rank, FULL_RATE) for unit in UNITS), self._memory(rank)]
         return [self._path(self.resources[resource][0], ((resource, count),)) for resource, count in uses]
 
+    def host_paths(self, rank: int) -> list[int]:
+        """Return the paths of a rank's ops of the host through its units, and through the memory that these work in."""
+        if (cores := self.hardware.host_compute) is None:
+            return [NOTHING] * (len(UNITS) + 1)
+        tier = self.hardware.tiers[cores.tier]
+        uses = [self._resource("host unit", unit, tier.scope, rank, FULL_RATE) for unit in UNITS]
+        uses.append(self._resource("bus", f"memory.{cores.tier}", tier.scope, rank, tier.bandwidth_bytes_per_s or 0))
+        return [self._path(self.resources[resource][0], ((resource, count),)) for resource, count in uses]
+
     def ports_path(self, fabric: str, source: int, target: int) -> int:
         """Return the path from one rank's port out of a fabric to another's port into it, and over their buses.
 

@@ -30,19 +30,20 @@ group    `ranks`            lists of the ranks that meet: disjoint for collectiv
                             to) for send and recv
 op       `op`               unique path name                                                       required
 op       `reads`, `writes`  names of tensors, each once; an update in place is in both             none
-op       `read_bytes`,      traffic in the compute tier                                            their sizes
+op       `read_bytes`,      traffic in the tier of its device                                      their sizes
          `write_bytes`
 op       `flops`            arithmetic work                                                        0
 op       `workspace_bytes`  scratch memory while it runs                                           0
 op       `duration_ns`      measured time                                                          cost model
 op       `kind`             compute or collective                                                  compute
-op       `op_class`         matmul, attention, vector or a key of the machine's fractions          vector
-op       `dtype`            key of the machine's peaks                                             bf16
+op       `op_class`         matmul, attention, vector or a key of its device's fractions           vector
+op       `dtype`            key of its device's peaks                                              bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
 op       `barrier`          no copy into the compute tier is moved across it                       false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `stream`           compute stream of its rank that it runs on, below 32; a collective with    0
                             others runs on one of its group's
+op       `device`           accelerator, or host: the cores of the machine's host_compute           accelerator
 op       `dynamic`          reads that are known only at run time: an object of `revealed_by` (an   none
                             earlier op), `candidates` (tensors among `reads`; the chosen ones add
                             their size to `read_bytes`), `samples` (number of samples that

@@ -17,6 +17,8 @@ from simulator.graph.graph import GraphColumns as GraphColumns
 from simulator.graph.graph import check_run as check_run
 from simulator.graph.graph import check_sums as check_sums
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
+from simulator.graph.ops import DEVICES as DEVICES
+from simulator.graph.ops import HOST as HOST
 from simulator.graph.ops import LARGEST as LARGEST
 from simulator.graph.ops import OP_CLASSES as OP_CLASSES
 from simulator.graph.ops import PAIRED as PAIRED

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ConfigError, insist
-from simulator.graph.ops import AGAIN, LARGEST, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
+from simulator.graph.ops import AGAIN, HOST, LARGEST, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
 from simulator.units import counted
 
 LARGEST_RUN = 4_000_000
@@ -87,7 +87,7 @@ _USES = attrgetter("name", "reads", "writes")
 _NUMBERS = attrgetter("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
 _TRAITS = attrgetter(*(field.name for field in fields(Op)[8:]))
 """The fields of an op, in order: what it uses, its numbers, and all others."""
-_OF_ORDER = ("inputs", "meets", "dynamic_reads", "cacheable")
+_OF_ORDER = ("inputs", "meets", "on_host", "made_on_host", "dynamic_reads", "cacheable")
 """What a graph derives from the order of its ops alone."""
 
 
@@ -153,6 +153,45 @@ class Graph:
             if op.flops and op.op_class != "vector" and op.phase != "update" and AGAIN not in op.name:
                 flops[op.dtype] = flops.get(op.dtype, 0) + op.flops
         return flops
+
+    @cached_property
+    def on_host(self) -> frozenset[int]:
+        """Ops that run on the host."""
+        return frozenset(index for index, op in enumerate(self.ops) if op.device == HOST)
+
+    @cached_property
+    def made_on_host(self) -> frozenset[int]:
+        """Tensors that are new in each step, first written by an op of the host, and used by one of the accelerator."""
+        first, used = dict[int, int](), set[int]()
+        for index, op in enumerate(self.ops):
+            for tensor in op.writes:
+                first.setdefault(tensor, index)
+            used.update(() if index in self.on_host else (*op.reads, *op.writes))
+        exists = {*self.inputs}
+        return frozenset(t for t, op in first.items() if op in self.on_host and t in used and t not in exists)
+
+    @property
+    def of_host(self) -> list[int]:
+        """Persistent tensors that ops of the host alone use."""
+        ops = [(index in self.on_host, {*op.reads, *op.writes}) for index, op in enumerate(self.ops)]
+        used, others = (set().union(*(t for by, t in ops if by == is_host)) for is_host in (True, False))
+        return [t for t in sorted(used - others) if self.tensors[t].persistent]
+
+    @cached_property
+    def on_accelerator(self) -> Self:
+        """The graph as its accelerator sees it: ops of the host use nothing there.
+
+        What the host makes for the accelerator lies in the host's tier from the start, as a persistent tensor does.
+        """
+        ops, made = list(self.ops), self.made_on_host
+        for index in self.on_host:
+            ops[index] = replace(ops[index], reads=(), writes=(), read_bytes=0, write_bytes=0, workspace_bytes=0)
+        if not self.on_host or ops == list(self.ops):
+            return self
+        used = frozenset(chain.from_iterable((*op.reads, *op.writes) for op in ops))
+        tensors = [replace(tensor, persistent=tensor.persistent or t in made) for t, tensor in enumerate(self.tensors)]
+        outputs = tuple(t for t in self.outputs if t in used or tensors[t].persistent)
+        return replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
 
     @cached_property
     def meets(self) -> bool:

@@ -185,6 +185,11 @@ OP_CLASSES = ("matmul", "attention", "vector")
 """Classes that every machine knows: what it does not list reaches its default fraction."""
 
 
+HOST = "host"
+DEVICES = ("accelerator", HOST)
+"""What runs an op: the accelerator of its rank, or the cores of its host."""
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operator, at the granularity of a kernel.
@@ -197,15 +202,15 @@ class Op:
         Tensor ids; an op that updates a tensor in place both reads and writes it. Candidates of dynamic reads are among
         `reads`, so that whoever knows nothing of dynamic reads brings all of them.
     read_bytes, write_bytes
-        Traffic in the compute tier [B]; what is chosen of dynamic reads adds its size.
+        Traffic in the tier of its device [B]; what is chosen of dynamic reads adds its size.
     flops
         Arithmetic work [FLOP].
     workspace_bytes
-        Room it needs in the compute tier while it runs [B].
+        Room it needs in that tier while it runs [B].
     duration_ns
         Measured time [ns]; the cost model is used if None.
     op_class, dtype
-        Keys of the hardware's achieved fractions and peaks; of `OP_CLASSES` the machine need not list all.
+        Keys of its device's achieved fractions and peaks; of `OP_CLASSES` the machine need not list all.
     phase
         ``forward``, ``backward``, ``update``, ``prefill``, ``decode`` or empty.
     barrier
@@ -218,6 +223,9 @@ class Op:
         Which of its reads are known only at run time; None if all are known from the start.
     stream
         The compute stream of its rank that it runs on; what says what it does with other ranks runs on its group's.
+    device
+        ``accelerator``, whose ops work in the compute tier; or ``host``, whose ops work in the tier of the machine's
+        `host_compute`, on streams of their own: those that name none, one after another on one.
     """
 
     name: str
@@ -237,3 +245,4 @@ class Op:
     collective: Collective | None = None
     dynamic: DynamicReads | None = None
     stream: int = 0
+    device: str = "accelerator"

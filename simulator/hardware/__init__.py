@@ -15,13 +15,14 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
-from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost
+from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, HostCompute, Rates, ReactiveHost
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
-    "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",
-    "OnChip", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates", "without_effect",
+    "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host",
+    "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates",
+    "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -134,6 +135,8 @@ class Hardware(Document):
         The device's arithmetic.
     host
         The costs of the runtime.
+    host_compute
+        The cores of the host, on which ops of the device ``host`` run; None: they run nothing.
     tiers
         Memories by name; plans and traces number them in this order.
     links
@@ -158,6 +161,7 @@ class Hardware(Document):
     compute_tier: Key
     compute: Compute
     host: Host = Host()
+    host_compute: HostCompute | None = None
     tiers: dict[Key, Tier] = Field(min_length=1)
     links: dict[Key, Link] = {}
     buses: dict[Key, Bus] = {}
@@ -181,6 +185,11 @@ class Hardware(Document):
     def compute_tier_id(self) -> int:
         """Id of the compute tier."""
         return self.tier_names.index(self.compute_tier)
+
+    @property
+    def host_tier_id(self) -> int:
+        """Id of the tier that the cores of the host work in; that of the compute tier if there are none."""
+        return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:
@@ -242,6 +251,8 @@ class Hardware(Document):
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
+        if self.host_compute is not None:
+            self._check_host(self.host_compute.tier)
         for name, link in self.links.items():
             for end in ("source", "target"):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
@@ -268,6 +279,14 @@ class Hardware(Document):
         for name in self.tiers:
             must = f"links join every tier with the compute tier {self.compute_tier!r}"
             require(name in joined, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
+
+    def _check_host(self, tier: str) -> None:
+        """Refuse cores that work in no tier, in the compute tier, or in one whose bandwidth is not known."""
+        _check_name(tier, self.tiers, "the cores of the host work in one of the tiers", "host_compute", "tier")
+        must, do = "the cores of the host work in another tier than the compute tier", "name that of the host"
+        require(tier != self.compute_tier, must, repr(tier), "host_compute", "tier", do=do)
+        must = "the tier that the cores of the host work in has a bandwidth"
+        require(self.tiers[tier].bandwidth_bytes_per_s is not None, must, "none", "tiers", tier, do="add it")
 
     def _check_queues(self) -> None:
         waiting = Counter(link for queue in self.copy_queues.values() for link in queue)

@@ -10,8 +10,8 @@ from simulator.document import Count, Key, Part, Share
 from simulator.units import Bytes, EnergyPerFlop, FlopsPerSecond, Milliwatts, Nanoseconds, PricePerHour, require
 
 
-class Compute(Part):
-    """The arithmetic of one device.
+class Rates(Part):
+    """How fast what computes is.
 
     Attributes
     ----------
@@ -21,9 +21,22 @@ class Compute(Part):
         Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that its kernels reach; ``default``
         covers these three where they are not listed.
     achieved_bandwidth_fraction
-        Share of the compute tier's bandwidth that a memory-bound kernel reaches.
+        Share of its tier's bandwidth that a memory-bound kernel reaches.
     launch_ns
         Fixed device time of each kernel [ns].
+    """
+
+    peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
+    achieved_fraction: dict[Key, Share] = {"default": 1.0}
+    achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
+    launch_ns: Nanoseconds = Field(0, alias="launch")
+
+
+class Compute(Rates):
+    """The arithmetic of one device.
+
+    Attributes
+    ----------
     power_mw
         Constant power of a device, with its share of the server if you want that counted [mW].
     energy_fj_per_flop
@@ -32,13 +45,21 @@ class Compute(Part):
         Price of a device per hour, with its share of the server if you want that counted [millionths of a dollar].
     """
 
-    peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
-    achieved_fraction: dict[Key, Share] = {"default": 1.0}
-    achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
-    launch_ns: Nanoseconds = Field(0, alias="launch")
     power_mw: Milliwatts | None = Field(None, alias="power")
     energy_fj_per_flop: EnergyPerFlop | None = Field(None, alias="energy")
     price_uusd_per_h: PricePerHour | None = Field(None, alias="price")
+
+
+class HostCompute(Rates):
+    """The cores of a host, which all devices in the scope of its tier share.
+
+    Attributes
+    ----------
+    tier
+        Name of the tier that they work in: another one than the compute tier, with a bandwidth.
+    """
+
+    tier: Key
 
 
 class FixedHost(Part):

@@ -15,6 +15,7 @@ from simulator.document import Part, faults
 from simulator.plan import FREE, Plan
 from simulator.policies import baselines, hybrid, optimal, reactive, recompute, static
 from simulator.policies.problem import Problem, Replay
+from simulator.policies.weave import woven
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay"]
 
@@ -85,7 +86,7 @@ class PolicyEntry:
             If no plan of this policy fits.
         """
         read = options if isinstance(options, Part) else self.read_options(options or {})
-        return self.function(problem, read)
+        return woven(problem, lambda accelerated: self.function(accelerated, read))
 
 
 _RESIDENT = "nothing moves but what has its home elsewhere"

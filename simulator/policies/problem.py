@@ -141,7 +141,7 @@ class Problem:
         self.sizes = tuple(tensor.size_bytes for tensor in graph.tensors)
         self.streams = streams_of(graph, self.switches.collectives)
         self.precedence = Precedence.of(graph, self.streams)
-        inputs = self.lifetimes.inputs
+        inputs = {*graph.inputs}
         self.known_homes = [home if t in inputs else NOWHERE for t, home in enumerate(self.homes)]
         used = zip(self.lifetimes.uses, self.known_homes, strict=True)
         placed = [t for t, (uses, home) in enumerate(used) if uses and home not in {FREE, NOWHERE}]
@@ -174,6 +174,17 @@ class Problem:
         if self.graph.steps <= REHEARSED:
             return self
         return replace(self, graph=self.graph.over(REHEARSED))
+
+    @cached_property
+    def on_accelerator(self) -> Problem:
+        """The same problem as its accelerator has it, which policies solve: see `Graph.on_accelerator`."""
+        view, tier, homes = self.graph.on_accelerator, self.hardware.host_tier_id, list(self.homes)
+        if view is self.graph:
+            return self
+        for tensor, uses in enumerate(self.lifetimes.uses):
+            if tensor in self.graph.made_on_host or (homes[tensor] == FREE and not uses):
+                homes[tensor] = tier
+        return replace(self, graph=view, homes=tuple(homes), trial=self.trial)
 
     @cached_property
     def alone(self) -> Problem:

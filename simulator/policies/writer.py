@@ -39,6 +39,7 @@ class Writer:
         self.homes = problem.resolved_homes(chosen_homes)
         self.steps = Actions()
         self._compute_tier, self._width = problem.compute_tier, len(problem.tiers)
+        self._host_tier, self._on_host = problem.hardware.host_tier_id, problem.graph.on_host
         self._places = PlacesAsIssued(self.homes, self._width, self._compute_tier)
         self._state = self._places.state
         self._ops = problem.graph.ops
@@ -64,15 +65,15 @@ class Writer:
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and free tensors dead after it, unless the policy does that because ops run `again`."""
-        node, compute_tier = self._ops[op], self._compute_tier
-        missing = self._places.missing(node.reads)
+        node, tier = self._ops[op], self._host_tier if op in self._on_host else self._compute_tier
+        missing = self._places.missing(node.reads, tier)
         if missing is not None:
-            self._refuse(f"op {node.name!r}", "what an op reads is in the compute tier", missing)
+            self._refuse(f"op {node.name!r}", "what an op reads is in the tier of its device", missing)
         for tensor in node.writes:
-            if self._state[compute_tier][tensor] == ABSENT:
-                self._hold(tensor, compute_tier)
-            self._places.write((tensor,))
-        self._note_peak(compute_tier, node.workspace_bytes)
+            if self._state[tier][tensor] == ABSENT:
+                self._hold(tensor, tier)
+            self._places.write((tensor,), tier)
+        self._note_peak(tier, node.workspace_bytes)
         self.steps.append(COMPUTE, op, self.problem.streams[op])
         self._last_op = op
         for tensor in () if again else self.problem.lifetimes.dead_after[op]:
@@ -80,7 +81,7 @@ class Writer:
 
     def fetch(self, tensor: int) -> None:
         """Copy the tensor into the compute tier from the nearest tier where it is valid."""
-        self._move(tensor, self._compute_tier)
+        self.move(tensor, self._compute_tier)
 
     def recall(self, tensor: int) -> None:
         """Copy the tensor back into the compute tier, and free its other places but its home."""
@@ -98,7 +99,7 @@ class Writer:
             Target tier; default: the best tier that has room.
         """
         if not self._is_away(tensor):
-            self._move(tensor, self._room_away(tensor) if tier is None else tier)
+            self.move(tensor, self._room_away(tensor) if tier is None else tier)
 
     def store(self, tensor: int) -> None:
         """Copy the tensor out, unless another tier has a valid copy already, and free its place in the compute tier."""
@@ -177,12 +178,13 @@ class Writer:
     def _go_home(self, tensor: int) -> None:
         home = self.homes[tensor]
         if self.place(tensor, home) != VALID:
-            self._move(tensor, home)
+            self.move(tensor, home)
         for tier in range(self._width):
             if tier != home and self.place(tensor, tier) != ABSENT:
                 self.detach(tensor, tier)
 
-    def _move(self, tensor: int, target: int) -> None:
+    def move(self, tensor: int, target: int) -> None:
+        """Copy the tensor into a tier from the nearest one where it is valid, over other tiers if it must."""
         sources = [tier for tier, state in enumerate(self._state) if state[tensor] == VALID]
         if not sources:
             self._refuse("copy", "what is copied is valid somewhere", tensor)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from simulator.builders import iteration, least_iteration
 from simulator.builders.weights import parameters
-from simulator.graph import PAIRED, Graph, Group, Job, TensorKind
+from simulator.graph import HOST, PAIRED, Graph, Group, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
@@ -51,6 +51,9 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
         card["KV cache"] = _cache(workload.model.decoder, workload.dtypes.kv_bytes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else None if workload is None else workload.tokens)
+    if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
+        theirs = max(sum(graph.tensors[t].size_bytes for t in graph.of_host) for graph in job.graphs)
+        card["on the host"] = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
     if is_served:
         card["arithmetic"] += ", the first of a sequence"
     elif job is not None:

@@ -20,6 +20,7 @@ from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.decide import Policy, decided
 from simulator.policies.problem import Problem
+from simulator.policies.weave import woven
 from simulator.report.expectations import check_columns
 from simulator.report.files import folder_names
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
@@ -152,7 +153,8 @@ class Case:
         choices: Sequence[PolicyChoice] = self.loaded.scenario.policies
         if policies is not None and not isinstance(policies, Mapping):
             choices = rows_named(self.loaded.scenario, policies)
-        return {**{choice.row: self._policy(choice) for choice in choices}, **functions}
+        given = {name: partial(woven, decide=decide) for name, decide in functions.items()}
+        return {**{choice.row: self._policy(choice) for choice in choices}, **given}
 
     def static_options(self, row: str) -> static.Options | None:
         """Return the options of a row whose policy is `static`; None for other rows.
@@ -182,7 +184,7 @@ class Case:
             raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
-        return partial(decided, choice, lambda problem: entry.function(problem, options))
+        return partial(decided, choice, lambda problem: entry.plan(problem, options))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""

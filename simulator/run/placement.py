@@ -17,6 +17,8 @@ from simulator.plan import FREE
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     """Resolve the homes of a scenario; the last match wins.
 
+    Without one, persistent tensors live in the compute tier, those that ops of the host alone use in their tier.
+
     Parameters
     ----------
     loaded
@@ -37,6 +39,9 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     hardware = loaded.hardware
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
     homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
+    for home, graph in zip(homes, graphs, strict=True):
+        for t in graph.of_host:
+            home[t] = hardware.host_tier_id
     for pattern, tier in loaded.scenario.homes.items():
         chosen = [graph.matching(pattern) for graph in graphs]
         _check_home(loaded, graphs, pattern, chosen)

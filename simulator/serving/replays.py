@@ -150,7 +150,7 @@ class _Shape:
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
         """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
         hardware, graph = self._loaded.hardware, self._graphs.graph(self._iteration(numbers), 1)
-        cap, launch_ns, sides = memory_rate_cap(hardware), hardware.compute.launch_ns, []
+        cap, launch_ns, sides = memory_rate_cap(hardware.compute), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
             sides.append((least_ns, launch_ns + traffic / cap if traffic else 0))

@@ -12,11 +12,13 @@ from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
+from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
-    "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla", "Model",
-    "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload",
+    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense",
+    "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla",
+    "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides",
+    "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -25,17 +27,19 @@ _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
-    ("train",): "optimizer lora frozen checkpoint kernels dtypes.gradients dtypes.router "
+    ("train",): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer dtypes.gradients dtypes.router "
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
     ("prefill",): "chunk",
-    ("decode",): "new_tokens",
-    _INFERENCE: "kv experts",
-    ("train", *_INFERENCE): "parallel",
+    ("decode",): "new_tokens on.attention",
+    _INFERENCE: "kv experts on.experts",
+    ("train", *_INFERENCE): "parallel on",
     ("serve",): "pools",
     ("requests",): "requests",
-    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts",
-    (*_INFERENCE, "requests"): "dtypes.kv_cache",
+    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
+    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
 }
+_WITH_MASTER = 12
+"""Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
 _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
 """Key -> the phases that it is for."""
 
@@ -88,6 +92,12 @@ class Workload(Document):
     checkpoint
         In training, what backward runs again instead of saving. It is part of the program, whatever the policy; the
         policy `recompute` makes more again on top.
+    loss_chunks
+        In training, in how many chunks of a rank's tokens one op makes the logits, the loss, and the gradients of both
+        sides of the product, so that logits are never whole (Liger Kernel, arXiv 2410.10989; its source,
+        ops/fused_linear_cross_entropy.py); default: logits are made, saved and read as a whole.
+    on
+        What the host runs of a step.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
@@ -123,6 +133,8 @@ class Workload(Document):
     lora: Lora | None = None
     frozen: tuple[str, ...] | None = None
     checkpoint: Checkpoint | None = None
+    loss_chunks: Count | None = None
+    on: Sides = Sides()
     requests: Requests | None = None
     graph: str | None = None
     views: Literal["reads", "writes"] = "reads"
@@ -137,6 +149,11 @@ class Workload(Document):
             return self.replicas * self.batch * self.new_tokens
         stated = self.model is not None or "sequence" in self.model_fields_set
         return self._sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
+
+    @property
+    def dequantizes_before(self) -> bool:
+        """Whether matrices in another format are made ready by ops of their own before each use."""
+        return (self.dtypes.dequantize or ("before" if self.phase == "train" else "fused")) == "before"
 
     @property
     def samples(self) -> int | None:
@@ -190,9 +207,16 @@ class Workload(Document):
         require(has, must, f"{self.experts} of a model without experts", "experts", do="remove it")
         must, do = "a rank that reads experts each for itself has all of them", "say together or grouped"
         require(self.experts != "each" or spread == {1}, must, "some on other ranks", "experts", do=do)
+        self.on.check_layers(
+            decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
+        )
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
+        must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
+        in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
+        fits = not (in_one_op and self.dequantizes_before)
+        require(fits, must, "dequantize: before", "dtypes", "dequantize", do=do)
         if self.kv is not None:
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
             for attention, _ in decoder.kinds:
@@ -211,10 +235,24 @@ class Workload(Document):
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
-        kept = (self.lora or self.frozen) and self.parallel.zero_stage < 3
-        fits = kept or not (self.dtypes.weights or self.dtypes.experts)
-        must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole"
+        fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts)
+        must = "a format of weights is for inference, or for frozen ones"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
+        has_master = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER
+        if self.optimizer is not None:
+            has_master = self.optimizer.has_master(self.dtypes.element_bytes)
+        self.on.check_optimizer(self.optimizer or Optimizer(), self.parallel.zero_stage, has_master=has_master)
+        if self.loss_chunks:
+            must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
+            is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"
+            found = "ranks that share the vocabulary" if is_cut else key
+            require(not is_cut and key not in self.dtypes.model_fields_set, must, found, "loss_chunks", do=do)
+            must, do = (
+                "backward follows the forward that made its gradients",
+                "set schedule to 1f1b, or zero_stage below 2",
+            )
+            fits = self.parallel.schedule == "1f1b" or self.parallel.zero_stage < 2
+            require(fits, must, "gpipe with sharded gradients", "loss_chunks", do=do)
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must = f"layers are numbered from 0 to {model.layers - 1}"
         require(last < model.layers, must, str(last), "checkpoint", "layers", do="correct it")

@@ -62,10 +62,17 @@ class Dtypes(Part):
     gradients
         In training, gradients of weights, which accumulate over micro-batches and ranks; default: as `compute`.
     weights
-        The matrices of layers, except routers; default: as `compute`. Arithmetic stays in `compute`. In training only
-        frozen ones, which are dequantized to `compute` before each use (QLoRA, arXiv 2305.14314).
+        The matrices of layers, except routers; default: as `compute`. In training only frozen ones (QLoRA, arXiv
+        2305.14314).
     experts
         The matrices of routed experts; default: as `weights`.
+    dequantize
+        How matrices in such a format are multiplied. ``before``: before each use an op of its own reads a matrix as it
+        is stored and writes it in `compute`, which is then read; ``fused``: kernels read matrices as they are stored.
+        Default: ``before`` in training, ``fused`` at inference.
+    arithmetic
+        For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
+        machine states its peak. Default: as `compute`.
     kv_cache
         For inference, the KV cache; default: as `compute`. Scales are not counted.
     optimizer_bytes_per_parameter
@@ -82,10 +89,26 @@ class Dtypes(Part):
     gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
+    dequantize: Literal["before", "fused"] | None = None
+    arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     optimizer_bytes_per_parameter: Count = 12
     router: Literal["fp32"] | None = None
     logits_copies_fp32: CountOrNone = 2
+
+    def _check(self) -> None:
+        is_stored_apart = any(
+            FORMATS[kept].bits < 8 * self.element_bytes for kept in (self.weights, self.experts) if kept
+        )
+        for key in ("dequantize", "arithmetic"):
+            must, do = (
+                f"{key} is for weights or experts in a smaller format than compute",
+                "state weights, or remove it",
+            )
+            require(getattr(self, key) is None or is_stored_apart, must, "none", key, do=do)
+        must, found = "a matrix that was dequantized multiplies in compute", f"before, and {self.arithmetic}"
+        both = self.arithmetic and self.dequantize == "before"
+        require(not both, must, found, "arithmetic", do="remove one of them")
 
     @property
     def element_bytes(self) -> int:
@@ -146,6 +169,10 @@ class Optimizer(Part):
         usual = self.kind not in ("adafactor", "sgd") or self.states == "fp32"
         require(usual, f"{self.kind} has no states in other data types", self.states, "states", do="remove states")
 
+    def has_master(self, element_bytes: int) -> bool:
+        """Return whether it keeps a master copy of a weight with elements of so many bytes."""
+        return element_bytes < 4 if self.master is None else self.master
+
     def state_bytes(self, shape: tuple[int, ...], shards: int, element_bytes: int, *, is_matrix: bool) -> int:
         """Return the size of one shard of the states of a weight, its master weight included [B].
 
@@ -161,8 +188,7 @@ class Optimizer(Part):
             Whether the weight is a matrix of a layer, or several stacked.
         """
         parameters = -(-prod(shape) // shards)
-        has_master = element_bytes < 4 if self.master is None else self.master
-        master_bytes = 4 * parameters if has_master else 0
+        master_bytes = 4 * parameters if self.has_master(element_bytes) else 0
         if self.kind == "adafactor":
             *several, rows, columns = (1, *shape)
             numbers = prod(several) * (rows + columns) if len(shape) > 1 else columns

@@ -1,220 +1,236 @@
-"""Published measurements of inference beside what hosim predicts.
+"""Published measurements beside what hosim predicts: every printed figure of every record.
 
     python tests/bench/measured.py
+    python tests/bench/measured.py --only olmoe_a2000_decode --jobs 2
+    python tests/bench/measured.py --ratios
 
-Scenarios are those of ``scenarios/measured``; each says at its head what it takes from the measurement itself, which is
-nothing but times of compute that nobody predicts here. Nothing is fitted to a row that counts. A row marked * is shown
-and does not count, for the reason under the table. What a row changes is of the setting: the number of drives, as the
-rate that the same tool measured with so many (DeepNVMe blog, figures 1 and 2).
+A record is a file of ``tests/bench/records`` (`published`): who measured what, what its scenarios assume (committed
+before their first run), and a row for each figure that it prints: *predicted*, used to *calibrate* something, or
+*missing* with what is missing. Rows that are predicted count, however bad. Scenarios are those of
+``scenarios/measured``. ``--ratios`` writes real over predicted by class of what sets the pace, from which hosim takes
+the interval beside a time.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
 
 import simulator as hosim
+from simulator import catalog
 from simulator.run.studies import scaling
 
+sys.path.insert(0, str(Path(__file__).parent))
+import published
+from published import Found, Key, Pace, Part, Record
 
-@dataclass(frozen=True)
-class Row:
-    """One printed figure.
-
-    Attributes
-    ----------
-    measurement, case
-        Where it is printed, and for what.
-    unit, printed
-        The figure.
-    scenario, policy
-        What predicts it.
-    figure
-        From a row of the summary to the figure.
-    point
-        Of a scenario with points, which one; else None.
-    changes
-        What of the machine differs.
-    counts
-        Whether it counts.
-    """
-
-    measurement: str
-    case: str
-    unit: str
-    printed: float
-    scenario: str
-    policy: str
-    figure: Callable[[Mapping[str, float]], float]
-    point: int | None = None
-    changes: Mapping[str, str] = field(default_factory=dict)
-    counts: bool = True
-
-    def obtained(self) -> float:
-        """What hosim predicts."""
-        return self.figure(_ran(self.scenario, self.policy, self.point, tuple(self.changes.items())))
-
-    def error(self) -> float:
-        """How far that is from the printed figure, as a share of it."""
-        return self.obtained() / self.printed - 1
+RATIOS = Path(__file__).parents[2] / "scenarios" / "measured" / "ratios.yml"
+"""Not ``.yaml``: what ends so in that folder is a scenario."""
+HEADER = """\
+# Real over predicted, by class of what sets the pace and by record: of times (of a rate, its inverse) and of sizes.
+# Written by: python tests/bench/measured.py --ratios
+"""
+SURE, HELD = 0.8, (0.75, 0.85)
+FEWEST_RECORDS, LARGEST_SHARE, LARGEST_ERROR = 4, 0.2, 0.5
+AIMS = {"times": 0.15, "memory": 0.07}
 
 
-@cache
-def _ran(scenario: str, policy: str, point: int | None, changes: tuple[tuple[str, str], ...]) -> Mapping[str, float]:
-    if point is None:
-        return hosim.run(scenario, set=dict(changes), policies=[policy])[policy].summary
-    return (_waves(scenario) if scenario.startswith(HITS) else _curve(scenario, policy))[point]
+Summaries = dict[tuple[str, int | None], Mapping[str, Any]]
 
 
-@cache
-def _curve(scenario: str, policy: str) -> list[Mapping[str, float]]:
-    return [row for row in scaling(scenario, policies=[policy]).rows if row["policy"] == policy]
+def ran(key: Key, policies: Sequence[str]) -> Summaries:
+    """Run a scenario with what is set, and sum up its rows: (row, point or None) -> figures."""
+    try:
+        return _ran(key, policies)
+    except hosim.HosimError as error:
+        raise SystemExit(f"{key[0]} with {dict(key[1])}: {error}") from None
 
 
-@cache
-def _waves(scenario: str) -> list[Mapping[str, float]]:
-    """Of requests that come in waves, what all of a wave take; the first wave only fills the tiers."""
-    found = []
-    for arrival, wave in hosim.serve(scenario).requests.groupby("arrival_ns"):
-        found.append(
-            {"tokens": int(wave["prompt_tokens"].sum()), "step_ns": int(wave["end_ns"].max()) - int(str(arrival))}
+def _ran(key: Key, policies: Sequence[str]) -> Summaries:
+    scenario, changes, is_by_point = key
+    loaded = catalog.resolve(scenario, dict(changes))
+    if loaded.workload.requests:
+        served = hosim.serve(loaded, policies=policies)
+        waves = served.requests.groupby(["policy", "arrival_ns"])
+        rows = [{"policy": name, "step_ns": int(wave["end_ns"].max()) - at} for (name, at), wave in waves]
+        rows = rows if is_by_point else served.rows
+    elif is_by_point:
+        rows = scaling(loaded, policies=policies).rows
+    else:
+        rows = [{**row.summary, "policy": name} for name, row in hosim.run(loaded, policies=policies).items()]
+    by_row = {name: [row for row in rows if row["policy"] == name] for name in policies}
+    return {(name, n if is_by_point else None): row for name, each in by_row.items() for n, row in enumerate(each)}
+
+
+def found_of(all_records: Iterable[Record], jobs: int = 1) -> Iterator[Found]:
+    """Predict every row that has parts; rows share runs."""
+    rows = [(record, row) for record in all_records for row in record.rows if row.parts]
+    wanted: dict[Key, set[str]] = {}
+    for _, row in rows:
+        for part in row.parts:
+            wanted.setdefault(part.key, set()).add(part.row)
+    done: dict[Key, Summaries] = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        runs = (pool.map if jobs > 1 else map)(ran, wanted, [sorted(names) for names in wanted.values()])
+        for key, summaries in zip(wanted, runs, strict=True):
+            done[key] = summaries
+            if sys.stderr.isatty():
+                print(f"\r{len(done)} of {len(wanted)} runs ", end="", file=sys.stderr)
+    for record, row in rows:
+        total = sum(part.times * _figure(f"{record.record}, {row.case}", part, done[part.key]) for part in row.parts)
+        yield Found(record, row, row.in_unit(total))
+
+
+def _figure(where: str, part: Part, summaries: Summaries) -> float:
+    summary = summaries.get((part.row, part.point))
+    if summary is None:
+        raise SystemExit(
+            f"{where}: {part.scenario} has no row {part.row!r} with point {part.point}; it has {[*summaries]}"
         )
-    return found[1:]
+    if summary.get(part.figure) is None:
+        raise SystemExit(f"{where}: {part.scenario}, {part.row}: no {part.figure}; the row is {summary.get('status')}")
+    return float(summary[part.figure])
 
 
-def _ms(summary: Mapping[str, float]) -> float:
-    return summary["step_ns"] / 1e6
+def quantile(ratios: Iterable[Sequence[float]], share: float) -> float:
+    """Find the least ratio with this share of all weight at or below it; a record weighs as much as another."""
+    weighed = sorted((ratio, 1 / len(each)) for each in ratios for ratio in each)
+    left = share * sum(weight for _, weight in weighed) - 1e-9
+    for ratio, weight in weighed:
+        left -= weight
+        if left <= 0:
+            return ratio
+    return weighed[-1][0]
 
 
-def _per_s(tokens: float) -> Callable[[Mapping[str, float]], float]:
-    return lambda summary: tokens * 1e9 / summary["step_ns"]
+def ratios_of(found: Iterable[Found]) -> dict[str, dict[str, list[float]]]:
+    """Class -> record -> real over predicted, three digits."""
+    ratios: dict[str, dict[str, list[float]]] = {pace: {} for pace in get_args(Pace)}
+    for each in found:
+        ratios[each.row.pace].setdefault(each.record.record, []).append(float(f"{each.ratio:.3g}"))
+    return {pace: by_record for pace, by_record in ratios.items() if by_record}
 
 
-def _steps_s(steps: float) -> Callable[[Mapping[str, float]], float]:
-    return lambda summary: steps * summary["step_ns"] / 1e9
+def held(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[tuple[str, int, int]]:
+    """Leave each record out: a line, and how many of how many rows lie in the interval of the others of the class."""
+    for pace, by_record in ratios.items():
+        for name, each in by_record.items():
+            others = [other for of, other in by_record.items() if of != name]
+            if not others:
+                yield f"{pace:17} {name:34} no other record", 0, 0
+                continue
+            low, high = quantile(others, (1 - SURE) / 2), quantile(others, (1 + SURE) / 2)
+            inside = sum(low <= ratio <= high for ratio in each)
+            yield f"{pace:17} {name:34} {inside:3} of {len(each):3} in {low:.2f} to {high:.2f}", inside, len(each)
 
 
-def _read_per_s(wave: Mapping[str, float]) -> float:
-    return wave["tokens"] * 1e9 / wave["step_ns"]
+def listed(record: Record, shown: Mapping[tuple[str, str], Found]) -> Iterator[str]:
+    """Show a record with all its rows."""
+
+    def as_text(figure: float) -> str:
+        return f"{figure:9,.0f}" if figure >= 1000 else f"{figure:9.4g}"
+
+    yield f"\n{record.record}: {record.title}\n  {record.source} ({record.date})"
+    for row in record.rows:
+        each = shown.get((record.record, row.case))
+        line = f"  {row.case:46} {as_text(row.number)} {as_text(each.obtained) if each else '        -'} {row.unit:9}"
+        line += f"{each.error:+7.1%}" if each else f"{'':7}"
+        line += "" if row.first is None else f"  (first {as_text(row.first).strip()})"
+        yield line + (f"  {'' if row.is_ == 'predicted' else row.is_ + ': '}{row.why}" if row.why else "")
 
 
-AHEAD, SLOTS = "one layer ahead", "two slots"
-HITS = "vllm_h100_hits"
-A2000 = "OLMoE on an RTX A2000, experts on the host, one layer ahead"
-NVME = "Llama 3 70B on an A100, weights on NVMe, batch 96"
-GH200 = "Llama 3 70B on a GH200, 70 GiB on the host, on demand"
-B300 = "Cosmos3-Super on B300, blocks on the host"
-READ = "Llama 3.1 8B on an H100, prompt read"
-LOAD = "Llama 3.1 8B on an H100, KV cache loaded from the host"
-SHORT = "Llama 3.1 8B on an H100, short prompts, a share on the host"
-SMALL = "Llama 3.2 1B on an H100, short prompts, a share on the host"
-
-SOURCES = {
-    A2000: "github.com/pjordanandrsn/experts4bit-qlora, docs/METHODOLOGY.md, section 12b",
-    NVME: "DeepSpeed blog, DeepNVMe, 2024-08: four drives as the text has them, one and two read off figure 3, to 0.1",
-    GH200: "vllm-project/vllm, pull request 6496, comment of 2024-07-17",
-    B300: "vllm-project/vllm-omni, pull request 5397, and the blog of vLLM of 2026-08-17",
-    READ: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 1, to 1 %",
-    LOAD: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 1, to 3 ms",
-    SHORT: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 2",
-    SMALL: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 6, copy engine, to 1 %",
-}
-WHY_NOT = {
-    B300: "whole runs also have stages beside the blocks (text, decoding of the video), which are not published",
-    SMALL: "what the engine takes for a request is not modelled, and counts the more the smaller the model",
-}
+def summed(found: Sequence[Found], name: str) -> str:
+    """Sum rows up in a line."""
+    errors, fast = [abs(each.error) for each in found], sum(each.ratio > 1 for each in found) / len(found)
+    return (
+        f"{name:34} {len(found):4} rows, median {median(errors):6.1%}, largest {max(errors):6.1%}, {fast:4.0%} too fast"
+    )
 
 
-def rows() -> Iterator[Row]:
-    """All rows."""
-    gemv, dequantize, rate = "olmoe_a2000_gemv", "olmoe_a2000_dequantize", "tokens/s"
-    yield Row(A2000, "fused GEMV", rate, 1.44, gemv, AHEAD, _per_s(1))
-    yield Row(A2000, "dequantize", rate, 1.43, dequantize, AHEAD, _per_s(1))
-    yield Row(A2000, "instrumented, 4 copies a layer", rate, 1.614, gemv, AHEAD, _per_s(1))
-    yield Row(A2000, "instrumented, 2 copies a layer", rate, 1.606, gemv, AHEAD, _per_s(1))
-    yield Row(A2000, "stall in 96 tokens", "s", 28.6, gemv, AHEAD, lambda row: 96 * row["stall_ns"] / 1e9)
-    for drives, direct, printed, read, through in ((1, "3.2", 2.3, "2.9", 1.9), (2, "5.7", 4.0, "5.6", 3.6),
-                                                   (4, "9.6", 7.0, "10.1", 6.0)):  # fmt: skip
-        change = {"links.gds_read.bandwidth": f"{direct} GB/s", "links.read.bandwidth": f"{read} GB/s"}
-        yield Row(
-            NVME, f"{drives} drives, direct", rate, printed, "deepnvme_70b_gds", "static", _per_s(96), None, change
-        )
-        change = {"links.read.bandwidth": f"{read} GB/s"}
-        yield Row(NVME, f"{drives} drives, over DDR", rate, through, "deepnvme_70b_bounce", "static", _per_s(96), None,
-                  change)  # fmt: skip
-    yield Row(GH200, "one stream", rate, 4.1, "vllm_gh200_70b", "on demand", _per_s(1))
-    shards, blocks = "cosmos3_b300_shards", "cosmos3_b300_blocks"
-    yield Row(B300, "period of a block, gathered from shards", "ms", 7.21, shards, SLOTS, lambda row: _ms(row) / 128)
-    yield Row(B300, "35 steps, gathered from shards", "s", 38.79, shards, SLOTS, _steps_s(35), counts=False)
-    yield Row(B300, "50 steps, gathered from shards", "s", 43.69, shards, SLOTS, _steps_s(50), counts=False)
-    yield Row(B300, "50 steps, whole blocks", "s", 112.96, blocks, SLOTS, _steps_s(50), counts=False)
-    yield Row(B300, "35 steps, whole blocks, shared attention", "s", 81.46, blocks, SLOTS, _steps_s(35), counts=False)
-    yield Row(B300, "50 steps, whole blocks, shared attention", "s", 105.22, blocks, SLOTS, _steps_s(50), counts=False)
-    for number, printed in enumerate((266, 634, 1099, 1652, 2290, 3013, 3840, 4785, 5734, 6848)):
-        yield Row(READ, f"{10 * number + 10} K tokens", "ms", printed, "vllm_h100_prefill", "resident", _ms, number)
-    for number, printed in enumerate((15, 41, 69, 97, 125, 153, 191, 218, 246, 276, 311)):
-        case = f"{10 * number or 1} K tokens"
-        yield Row(LOAD, case, "ms", printed, "vllm_h100_load", "load, then read", _ms, number)
-
-    tokens = (44000, 46900, 52000, 56800, 64500, 74200, 89100, 116200, 158800, 218200, 389100)
-    for number, printed in enumerate(tokens):
-        case = f"{10 * number} % found"
-        yield Row(SHORT, case, rate, printed, HITS, "static", _read_per_s, number)
-    tokens = (230000, 247000, 268000, 290000, 331000, 364000, 420000, 508000, 621000, 752000, 829000)
-    for number, printed in enumerate(tokens):
-        case = f"{10 * number} % found"
-        yield Row(SMALL, case, rate, printed, f"{HITS}_1b", "static", _read_per_s, number, counts=False)
+def by_class(found: Sequence[Found]) -> Iterator[str]:
+    """Sum up each class; of its quantiles, each record weighs the same."""
+    yield f"\n{'class':17} rows records publishers  median  10 %  50 %  90 %  too fast"
+    for pace, ratios in ratios_of(found).items():
+        rows = [each for each in found if each.row.pace == pace]
+        line = f"{pace:17} {len(rows):4} {len(ratios):7} {len({each.record.publisher for each in rows}):10}"
+        quantiles = " ".join(f"{quantile(ratios.values(), share):5.2f}" for share in (0.1, 0.5, 0.9))
+        low = sum(each.ratio > 1 for each in rows) / len(rows)
+        yield f"{line} {median(abs(each.error) for each in rows):7.1%} {quantiles} {low:8.0%}"
 
 
-def flexgen() -> tuple[float, float]:
-    """OPT-30B on a T4, prompts of 512 tokens and answers of 32: printed, and what three batches take [tokens/s]."""
-    reads = _ran("flexgen_t4_prefill", "static", None, ())["step_ns"]
-    decodes = _ran("flexgen_t4_decode", "static", None, ())["step_ns"]
-    return 7.32, 144 * 32 * 1e9 / (3 * reads + 31 * decodes)
+def bars(found: Sequence[Found], share_held: float) -> Iterator[str]:
+    """Say of each bar whether it is met, else what is beyond it."""
+    ratios, fast = ratios_of(found), sum(each.ratio > 1 for each in found) / len(found)
+    sizes = {pace: len(ratios.get(pace, ())) for pace in get_args(Pace)}
+    shares: dict[str, float] = {}
+    errors: dict[tuple[str, str], list[float]] = {}
+    for each in found:
+        shares[each.record.publisher] = shares.get(each.record.publisher, 0) + 1 / len(found)
+        kind = "memory" if each.row.pace == "memory" else "times"
+        errors.setdefault((kind, each.record.record), []).append(abs(each.error))
+    off = {key: median(each) for key, each in errors.items() if median(each) > AIMS[key[0]]}
+    odd = [each for each in found if abs(each.error) > LARGEST_ERROR and not each.row.why]
+    yield from (f"{bar}: {'not met: ' + ', '.join(beyond) if beyond else 'met'}" for bar, beyond in {
+        f"each class has {FEWEST_RECORDS} records": [f"{pace} {n}" for pace, n in sizes.items() if n < FEWEST_RECORDS],
+        f"no publisher has more than {LARGEST_SHARE:.0%} of the rows":
+            [f"{name} {share:.0%}" for name, share in shares.items() if share > LARGEST_SHARE],
+        "a record's median is at most 15 % of times": [f"{n} {of:.0%}" for (k, n), of in off.items() if k == "times"],
+        "a record's median is at most 7 % of memory": [f"{n} {of:.0%}" for (k, n), of in off.items() if k == "memory"],
+        f"no row is off by more than {LARGEST_ERROR:.0%} without a cause that is named":
+            [f"{each.record.record} ({each.row.case})" for each in odd],
+        "at most two thirds of the rows are on one side": [] if 1 / 3 <= fast <= 2 / 3 else [f"{fast:.0%} too fast"],
+        f"an interval of {SURE:.0%} holds {HELD[0]:.0%} to {HELD[1]:.0%} of the rows of records left out":
+            [] if HELD[0] <= share_held <= HELD[1] else [f"{share_held:.0%}"],
+    }.items())  # fmt: skip
 
 
-def _shown(figure: float) -> str:
-    return f"{figure:9,.0f}" if figure >= 1000 else f"{figure:9.4g}"
+def write(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Write ``ratios.yml``."""
+    lines = [HEADER]
+    for pace, by_record in ratios.items():
+        each = (f"  {name}: [{', '.join(f'{ratio:g}' for ratio in own)}]\n" for name, own in by_record.items())
+        lines += [f"{pace}:\n", *each]
+    RATIOS.write_text("".join(lines), encoding="utf-8")
 
 
 def main() -> None:
-    """Print every row, and the errors of those that count."""
-    found, last = list(rows()), ""
-    for row in found:
-        if row.measurement != last:
-            print(f"\n{row.measurement}\n  {SOURCES[row.measurement]}")
-            last = row.measurement
-        figures = f"{_shown(row.printed)} {_shown(row.obtained())} {row.unit:8} {row.error():+7.1%}"
-        print(f"  {row.case:42} {figures}{'' if row.counts else ' *'}")
-    for measurement, why in WHY_NOT.items():
-        print(f"\n* {measurement}: {why}")
-    printed, obtained = flexgen()
-    print("\nOPT-30B on a T4, weights and KV caches on the host, FlexGen *: the rates were fitted to its own runs")
-    figures = f"{printed:9.4g} {obtained:9.4g} tokens/s {obtained / printed - 1:+7.1%}"
-    print(f"  {'batch 144, prompts of 512, answers of 32':42} {figures} *")
+    """Print every row, and the errors by class, by record and over all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=(), metavar="RECORD", help="these records")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--ratios", action="store_true", help="write what the intervals are made of")
+    asked = parser.parse_args()
+    all_records = published.records(asked.only)
+    shown = {(each.record.record, each.row.case): each for each in found_of(all_records, asked.jobs)}
+    found = [each for each in shown.values() if each.row.is_ == "predicted"]
+    for record in all_records:
+        print(*listed(record, shown), sep="\n")
+    kinds = [row.is_ for record in all_records for row in record.rows]
+    print(f"\n{len(kinds)} printed figures of {len(all_records)} records: {kinds.count('predicted')} predicted, "
+          f"{kinds.count('calibrates')} used to calibrate, {kinds.count('missing')} not expressible")  # fmt: skip
+    if not found:
+        return
+    print(*by_class(found), "", sep="\n")
+    for record in all_records:
+        if rows := [each for each in found if each.record is record]:
+            print(summed(rows, record.record))
+    if not asked.only:
+        told, inside, of = zip(*held(ratios_of(found)), strict=True)
+        share = sum(inside) / max(sum(of), 1)
+        print("\nrows in the interval of the other records of their class:", *told, sep="\n")
+        print(f"in all {sum(inside)} of {sum(of)}: {share:.0%}\n", *bars(found, share), sep="\n")
     print()
-    for name in dict.fromkeys(row.measurement for row in found):
-        errors = [abs(row.error()) for row in found if row.measurement == name and row.counts]
-        if not errors:
-            continue
-        print(f"{name:62} {len(errors):3} rows, median {statistics.median(errors):6.1%}, largest {max(errors):6.1%}")
-    errors = [abs(row.error()) for row in found if row.counts]
-    above = sum(error > 0.25 for error in errors)
-    print(f"\nall {len(errors)} rows: median {statistics.median(errors):.1%}, {above} above 25 %")
-    print(overall(found, obtained / printed - 1))
-
-
-def overall(found: list[Row], flexgen_error: float) -> str:
-    """Sum up all records, whether they count or not: the median error, and the share in which hosim is too fast."""
-    errors = [row.error() for row in found] + [flexgen_error]
-    is_rate = [row.unit.endswith("/s") for row in found] + [True]
-    too_fast = sum(error > 0 if rate else error < 0 for error, rate in zip(errors, is_rate, strict=True))
-    median = statistics.median(map(abs, errors))
-    return (
-        f"with those that do not count, {len(errors)} rows: median {median:.1%}, {too_fast / len(errors):.0%} too fast"
-    )
+    for name, rows in (("times", [each for each in found if each.row.pace != "memory"]),
+                       ("memory", [each for each in found if each.row.pace == "memory"]), ("all", found)):  # fmt: skip
+        if rows:
+            print(summed(rows, name))
+    if asked.ratios and not asked.only:
+        write(ratios_of(found))
 
 
 if __name__ == "__main__":

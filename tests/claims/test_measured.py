@@ -1,48 +1,138 @@
-"""The measurements of `tests/bench/measured.py` whose scenarios have points: the README states these errors."""
+"""The records of `tests/bench/measured.py`: their form, what stands on them, and errors that pages state."""
 
-from __future__ import annotations
-
-import importlib.util
-import statistics
-import sys
-from pathlib import Path
+import re
+from statistics import median
 
 import pytest
+import yaml
+from bench import measured
+from pages import ROOT
 
-BENCH = Path(__file__).parents[1] / "bench" / "measured.py"
-
-
-@pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("measured", BENCH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+published = measured.published
+RECORDS = published.records()
+CONNECTOR = "vllm_h100_connector"
 
 
-def test_what_counts_is_stated(bench):
-    rows = list(bench.rows())
-    assert sum(row.counts for row in rows) == 45
-    assert {row.measurement for row in rows} == set(bench.SOURCES)
+def errors(record, beginning):
+    """Errors of the rows of a record whose case begins so."""
+    (one,) = (each for each in RECORDS if each.record == record)
+    rows = [row for row in one.rows if row.case.startswith(beginning)]
+    assert rows
+    return [found.error for found in measured.found_of([one.model_copy(update={"rows": rows})])]
 
 
-def test_prompts_are_read_a_little_too_fast(bench):
-    errors = [row.error() for row in bench.rows() if row.measurement == bench.READ]
-    assert statistics.median(errors) == pytest.approx(-0.066, abs=0.005)
-    assert max(map(abs, errors)) < 0.085
-
-
-def test_caches_are_loaded_a_little_too_fast_and_short_ones_much(bench):
-    first, *rest = [row.error() for row in bench.rows() if row.measurement == bench.LOAD]
-    assert first == pytest.approx(-0.366, abs=0.005)
-    assert max(map(abs, rest)) < 0.16
-    assert statistics.median(rest) == pytest.approx(-0.07, abs=0.01)
+def test_the_ratios_that_travel_are_of_these_records():
+    """Which rows are predicted; that they come out so is held by the slow test."""
+    shipped = yaml.safe_load(measured.RATIOS.read_text(encoding="utf-8"))
+    counts: dict[str, dict[str, int]] = {}
+    for record in RECORDS:
+        for row in record.rows:
+            if row.is_ == "predicted":
+                of_class = counts.setdefault(row.pace, {})
+                of_class[record.record] = of_class.get(record.record, 0) + 1
+    assert {pace: {name: len(each) for name, each in own.items()} for pace, own in shipped.items()} == counts
 
 
 @pytest.mark.slow
-def test_the_queue_of_copies_explains_what_many_hits_cost(bench):
-    errors = [row.error() for row in bench.rows() if row.measurement == bench.SHORT]
-    assert statistics.median(map(abs, errors)) == pytest.approx(0.076, abs=0.005)
-    assert errors[9] == pytest.approx(-0.011, abs=0.005)
-    assert max(map(abs, errors)) < 0.16
+def test_the_ratios_come_out_so():
+    found = [each for each in measured.found_of(RECORDS) if each.row.is_ == "predicted"]
+    assert measured.ratios_of(found) == yaml.safe_load(measured.RATIOS.read_text(encoding="utf-8"))
+
+
+def test_the_page_lists_every_row():
+    """Every printed figure of every record stands on the page, by the record's name."""
+    page = (ROOT / "docs" / "evidence" / "measurements.md").read_text(encoding="utf-8")
+    shown = re.split(r"^(\w+): ", page, flags=re.M)
+    by_record = dict(zip(shown[1::2], shown[2::2], strict=True))
+    absent = [
+        (record.record, row.case)
+        for record in RECORDS
+        for row in record.rows
+        if f"\n  {row.case} " not in by_record.get(record.record, "")
+    ]
+    assert not absent
+
+
+GOOD = {"case": "a", "printed": "3 ms", "pace": "pinned copies", "is": "predicted", "scenario": "s", "row": "static"}
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"printed": "3"}, "a number, a space and a unit"), ({"printed": "3 apples"}, "a number, a space and a unit"),
+    ({"is": "missing"}, "a missing one none"), ({"is": "calibrates"}, "why says"), ({"first": 2.0}, "why says"),
+    ({"tokens": 1}, "tokens are of a rate"), ({"pace": "memory"}, "is of sizes"), ({"printed": "3 GB"}, "is of sizes"),
+    ({"pace": "copies"}, "rows.0.pace"), ({"colour": "red"}, "rows.0.colour: Extra"), ({"row": None}, "row: Input"),
+    ({"scenario": None, "row": None, "x": 1}, "rows.0"),
+])  # fmt: skip
+def test_a_row_that_is_wrong_is_told_with_its_place(change, said, tmp_path):
+    row = {key: value for key, value in (GOOD | change).items() if value is not None or key == "row"}
+    document = {"record": "r", "title": "t", "source": "s", "date": "2026", "publisher": "p", "rows": [row]}
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(SystemExit, match=re.escape(said)) as told:
+        published.read(path)
+    assert str(told.value).startswith("r.yaml: rows.0")
+
+
+def test_a_record_is_named_as_its_file_and_has_each_case_once(tmp_path):
+    document = {"record": "r", "title": "t", "source": "s", "date": "2026", "publisher": "p", "rows": [GOOD]}
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(SystemExit, match="stem of the file, found 'r'"):
+        published.read(path)
+    path.write_text(yaml.safe_dump(document | {"record": "other", "rows": [GOOD, GOOD]}))
+    with pytest.raises(SystemExit, match="found more of a"):
+        published.read(path)
+
+
+def found(record, unit, number, obtained, pace="pinned copies"):
+    row = published.Row.model_validate(GOOD | {"printed": f"{number} {unit}", "pace": pace})
+    return published.Found(RECORDS[0].model_copy(update={"record": record}), row, obtained)
+
+
+def test_ratios_are_of_times_also_where_a_rate_is_printed():
+    assert found("a", "ms", 3, 2).ratio == 1.5
+    assert found("a", "tokens/s", 2, 3).ratio == 1.5
+    assert found("a", "GB", 3, 2, "memory").ratio == 1.5
+    assert published.Row.model_validate(GOOD | {"printed": "2 GB/s", "tokens": 3e9}).in_unit(1e9) == 3
+    assert published.Row.model_validate(GOOD | {"printed": "2 tokens/s"}).in_unit(7) == 7
+
+
+def test_a_record_weighs_as_much_as_another():
+    assert measured.quantile([[1], [2] * 99], 0.5) == 1
+    assert measured.quantile([[1], [2] * 99], 0.51) == 2
+    assert measured.quantile([[3, 1, 2]], 0.9) == 3
+
+
+def test_intervals_are_of_the_other_records():
+    ratios = {"pinned copies": {"a": [1.0, 2.0], "b": [1.5, 2.5]}, "memory": {"a": [1.0]}}
+    lines = [(inside, of) for _, inside, of in measured.held(ratios)]
+    assert lines == [(1, 2), (1, 2), (0, 0)]
+
+
+def test_a_figure_that_a_scenario_lacks_is_told():
+    row = published.Row.model_validate(GOOD | {"scenario": "tiny_train_t4", "row": "none"})
+    with pytest.raises(SystemExit, match="has no row 'none'"):
+        measured._figure("a, b", row.parts[0], {("static", None): {}})
+    with pytest.raises(SystemExit, match="the row is infeasible"):
+        measured._figure("a, b", row.parts[0], {("none", None): {"status": "infeasible"}})
+
+
+def test_prompts_are_read_a_little_too_fast():
+    found = errors(CONNECTOR, "8B, prompt read")
+    assert median(found) == pytest.approx(-0.066, abs=0.005)
+    assert max(map(abs, found)) < 0.085
+
+
+def test_caches_are_loaded_a_little_too_fast_and_short_ones_much():
+    first, *rest = errors(CONNECTOR, "8B, cache loaded")
+    assert first == pytest.approx(-0.366, abs=0.005)
+    assert max(map(abs, rest)) < 0.16
+    assert median(rest) == pytest.approx(-0.07, abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_queue_of_copies_explains_what_many_hits_cost():
+    found = errors(CONNECTOR, "8B, short prompts")
+    assert median(map(abs, found)) == pytest.approx(0.076, abs=0.005)
+    assert found[9] == pytest.approx(-0.011, abs=0.005)
+    assert max(map(abs, found)) < 0.16

@@ -141,12 +141,15 @@ def graphs(draw: st.DrawFn) -> Graph:
                 },
             )
         )
+        if more.get("kind", "compute") == "compute" and more.get("stream", 0) == 0 and draw(st.booleans()):
+            more["device"] = "host"
         if more.get("kind") == "collective" and (more.get("duration_ns") is None or draw(st.booleans())):
             does, ranks = draw(st.sampled_from([("all_reduce", "meet"), ("broadcast", "meet"), ("recv", "pass on")]))
             algorithm = draw(st.sampled_from(ALGORITHMS))
             more["collective"] = Collective(CollectiveKind(does), ranks, draw(number), algorithm)
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
-        if done and more.get("kind", "compute") == "compute" and set(reads) - set(writes) and draw(st.booleans()):
+        is_plain = more.get("kind", "compute") == "compute" and "device" not in more
+        if done and is_plain and set(reads) - set(writes) and draw(st.booleans()):
             candidates = sorted(set(reads) - set(writes))
             each = draw(st.integers(1, len(candidates)))
             by = draw(st.sampled_from(done))

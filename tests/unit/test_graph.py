@@ -131,6 +131,15 @@ BROKEN = {
         lambda b: b.op("f", kind="host"),
         "op 'f': kind is one of compute, collective, found 'host'",
     ),
+    "an unknown device": (lambda b: b.op("f", device="cpu"), "device is one of accelerator, host, found 'cpu'"),
+    "a collective on the host": (
+        lambda b: b.op("f", kind="collective", duration_ns=1, device="host"),
+        "an op of the host is of kind compute, and reads what is known from the start, found collective",
+    ),
+    "a stream of both": (
+        lambda b: (b.op("f", stream=1), b.op("g", device="host", stream=1), b.build()),
+        "op 'g': ops of one stream are of one device, found stream 1, of the accelerator, too",
+    ),
     "a group of endless ranks": (lambda b: b.group("g", [[0, 2**62]]), "whole numbers from 0 to below 1,048,576"),
     "a name on two lines": (lambda b: b.op("f\ng"), "'f\\ng'"),
     "a name that rings": (lambda b: b.tensor("f\x07", 1), "another unprintable character"),

@@ -107,6 +107,16 @@ def test_a_tier_may_be_read_only():
             "the compute tier has a bandwidth, found none; add it",
         ),
         (
+            {"host_compute": {"tier": "hbm", "peak": {"fp32": "1 TFLOP/s"}}},
+            "host_compute.tier",
+            "the cores of the host work in another tier than the compute tier, found 'hbm'; name that of the host",
+        ),
+        (
+            {"host_compute": {"tier": "ddr", "peak": {"fp32": "1 TFLOP/s"}}},
+            "tiers.ddr",
+            "the tier that the cores of the host work in has a bandwidth, found none; add it",
+        ),
+        (
             {"links": {"up": {"source": "hbm", "target": "dram", "bandwidth": "1 GB/s"}}},
             "links.up.target",
             "a link joins two tiers, found 'dram'; use one of hbm, ddr",

@@ -30,12 +30,14 @@ from trained import (
     flops,
     saved_bytes,
     sizes,
+    workload,
 )
 
 from simulator import catalog
 from simulator.builders import build_job, check
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph
+from simulator.lifetime import live_bytes
 from simulator.referee import check_job
 from simulator.workload import Workload
 
@@ -44,13 +46,6 @@ LINEARS = {"attn.q": (H, Q), "attn.k": (H, KV), "attn.v": (H, KV), "attn.o": (Q,
 LINEARS |= {"ffn.gate": (H, F), "ffn.up": (H, F), "ffn.down": (F, H)}
 """Of a layer of the dense model: inputs and outputs."""
 PARAMETERS = LAYERS * (sum(i * o for i, o in LINEARS.values()) + 2 * H) + 2 * H * V + H
-
-
-def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, /, **more: Any) -> Workload:
-    model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
-    model |= {"attention": attention, **fed_by(feed_forward)}
-    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, **more}
-    return Workload.model_validate(data)
 
 
 def held(graph: Graph, *kinds: str) -> int:
@@ -272,6 +267,39 @@ def test_frozen_matrices_in_four_bits_are_made_ready_before_each_use() -> None:
     assert sum(op.name.startswith("L01/again") and op.name.endswith(".ready") for op in again.ops) == 6
 
 
+def test_frozen_matrices_in_four_bits_lie_in_shards_and_are_gathered_as_they_are_stored() -> None:
+    """FSDP with QLoRA: shards and gathers of 4 bits, adapters' gradients alone reduced, two layers there at once."""
+    ranks, micro_batches = 4, 2
+    parallel = {"ranks": "all", "data": ranks, "zero_stage": 3, "micro_batches": micro_batches}
+    alone, graph = build(workload(**NF4)), build_job(workload(**NF4, parallel=parallel)).graphs[0]
+    packed = {name: ceil((i * o * 4 + ceil(i / 64) * o * 8) / 8) for name, (i, o) in LINEARS.items()}
+    adapters = {name: 2 * RANK * (i + o) for name, (i, o) in LINEARS.items()}
+    layer, table = sum(packed.values()) + sum(adapters.values()) + 2 * 2 * H, 2 * V * H
+    assert held(alone, "weight") == LAYERS * layer + 2 * table + 2 * H
+    stored = {t.name: t.size_bytes for t in graph.tensors if t.kind == "weight" and t.persistent}
+    assert stored == {name: ceil(size / ranks) for name, size in sizes(alone, "weight").items()}
+    assert held(graph, "optimizer_state") == 12 * LAYERS * sum(adapters.values()) // 2 // ranks
+    met: dict[str, list[int]] = {}
+    for about in (op.collective for op in graph.ops if op.collective is not None):
+        met.setdefault(about.kind, []).append(about.size_bytes)
+    assert sorted(met["all_gather"]) == sorted(([table, table + 2 * H] + [layer] * 2 * LAYERS) * micro_batches)
+    assert met["reduce_scatter"] == [sum(adapters.values())] * LAYERS * micro_batches
+    assert met.keys() == {"all_gather", "reduce_scatter"}
+    whole = [t for t, tensor in enumerate(graph.tensors) if ".gathered" in tensor.name or ".ready" in tensor.name]
+    peaks, left = list[int](), layer - 2 * H
+    for name, (i, o) in LINEARS.items():  # forward: of this layer what is still needed, and the next one
+        left -= 2 * H * (name == "ffn.gate")
+        peaks.append(left + layer + 2 * i * o)
+        left -= packed[name] + adapters[name]
+    left = layer
+    for name, (i, o) in reversed(LINEARS.items()):  # backward: adapters go back first
+        left -= 2 * H * (name == "attn.o") + adapters[name]
+        peaks.append(left + layer + 2 * i * o)
+        left -= packed[name]
+    assert max(live_bytes(graph, whole) - [op.workspace_bytes for op in graph.ops]) == max(peaks)
+    check_lives(graph)
+
+
 # checkpoints
 
 
@@ -368,6 +396,52 @@ def test_a_router_in_fp32_saves_a_copy_of_what_it_takes() -> None:
     check_lives(graphs[1])
 
 
+# losses in chunks
+
+
+@pytest.mark.parametrize(("chunks", "rows"), [(1, T), (4, T // 4), (5, ceil(T / 5))])
+@pytest.mark.parametrize("frozen", [(), ("head/lm*",), ("embed/*", "L*", "head/norm*")])
+def test_a_loss_in_chunks_never_has_whole_logits(chunks: int, rows: int, frozen: tuple[str, ...]) -> None:
+    """Three products, or those that are needed; logits of a chunk alone; each chunk reads the weight once a product."""
+    more: dict[str, Any] = {"frozen": list(frozen)} if frozen else {}
+    whole = build(workload(**more, dtypes={"logits_copies_fp32": 0}))
+    graph = build(workload(**more, loss_chunks=chunks))
+    (op,) = (op for op in graph.ops if op.name.endswith("/loss"))
+    trains, passes = "head/lm*" not in frozen, "L*" not in frozen
+    assert op.flops == (1 + trains + passes) * 2 * T * H * V
+    assert op.workspace_bytes == rows * V * 2
+    times = ceil(T / rows)
+    read = T * H * 2 * (1 + trains) + times * V * H * 2 * (1 + passes) + (1 + trains + passes) * T * V * 2 + 4 * T
+    assert op.read_bytes == read + (times - 1) * V * H * 2 * trains
+    assert op.write_bytes == 2 * T * V * 2 + T * H * 2 * passes + times * V * H * 2 * trains + 4
+    assert graph.arithmetic == whole.arithmetic
+    assert not any("lm.out" in tensor.name for tensor in graph.tensors)
+    for kind in ("weight", "optimizer_state", "gradient"):
+        assert sizes(graph, kind) == sizes(whole, kind)
+    check_lives(graph)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_loss_in_chunks_adds_up_over_micro_batches_and_ranks(stage: int) -> None:
+    parallel = {"ranks": "all", "data": 2, "pipeline": 2, "micro_batches": 3, "zero_stage": stage}
+    whole, job = build_job(workload(parallel=parallel)), build_job(workload(parallel=parallel, loss_chunks=2))
+    check_job(job, catalog.read_hardware("cloudmatrix384"))
+    for graph, other in zip(job.graphs, whole.graphs, strict=True):
+        check_lives(graph)
+        assert graph.arithmetic == other.arithmetic
+        met = [[op.collective for op in found.ops if op.collective] for found in (graph, other)]
+        assert met[0] == met[1]
+
+
+def test_tied_tables_are_the_weight_of_a_loss_in_chunks() -> None:
+    model = {"family": "llama", "layers": 2, "hidden": H, "heads": 4, "kv_heads": 2, "ffn": F, "vocabulary": V}
+    tied = Workload.model_validate({"name": "w", "model": model | {"tied_embeddings": True}, "loss_chunks": 2})
+    graph = build(tied)
+    check_lives(graph)
+    assert "embed/tokens.weight" in {graph.tensors[t].name for op in graph.ops if "loss" in op.name for t in op.reads}
+    assert graph.arithmetic == build(tied.model_copy(update={"loss_chunks": None})).arithmetic
+
+
 # over ranks
 
 OPTIONS: list[dict[str, Any]] = [
@@ -393,7 +467,6 @@ def on_one_rank(number: int) -> Graph:
 def test_all_ranks_do_the_work_of_one(i: int, j: int, stage: int) -> None:
     """But for what each tensor rank does alike: narrow matrices of adapters among it, where tokens are not cut."""
     layout, options, alone = LAYOUTS[i], OPTIONS[j], on_one_rank(j)
-    stage = 2 if "weights" in options.get("dtypes", {}) and stage == 3 else stage
     found = build_job(workload(MLA, EXPERTS, parallel={"ranks": "all", "zero_stage": stage, **layout}, **options))
     check_job(found, catalog.read_hardware("cloudmatrix384"))
     graphs = [found.graph(rank) for rank in range(found.ranks)]
@@ -441,6 +514,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     parts = st.sampled_from(["layer", "attention", "feed_forward"])
     data["checkpoint"] = draw(st.none() | st.fixed_dictionaries({"part": parts, "layers": st.none() | st.just([0, 2])}))
     data["optimizer"] = {"kind": draw(st.sampled_from(["adamw", "muon", "adafactor", "sgd"]))}
+    data["loss_chunks"] = draw(st.none() | st.integers(1, 5))
     data["kernels"] = draw(st.sampled_from(["fused", "eager"]))
     dtypes = {"gradients": draw(st.sampled_from([None, "fp32"])), "router": draw(st.sampled_from([None, "fp32"]))}
     spread = {"ranks": "all", "data": 2, "tensor": 2, "pipeline": 2, "expert": 1}
@@ -448,7 +522,9 @@ def workloads(draw: st.DrawFn) -> Workload:
         spread["expert"] = draw(st.sampled_from([1, 2, 4]))
     spread |= {"sequence": draw(st.booleans()), "micro_batches": 2, "zero_stage": draw(st.integers(0, 3))}
     data["parallel"] = draw(st.sampled_from([{}, spread]))
-    if data["lora"] and spread["zero_stage"] < 3 and draw(st.booleans()):
+    if data["parallel"]:
+        data["loss_chunks"] = None  # the vocabulary is cut
+    if data["lora"] and draw(st.booleans()):
         dtypes["weights"] = "nf4"
     return Workload.model_validate(data | {"dtypes": dtypes})
 
@@ -483,6 +559,11 @@ def refusal(**more: Any) -> str:
 def test_what_contradicts_itself_is_refused() -> None:
     said = refusal(optimizer={"kind": "lion"}, dtypes={"optimizer_bytes_per_parameter": 12})
     assert said.startswith("the states of a weight are stated once, found optimizer and dtypes.optimizer_bytes")
+    must = "a loss in chunks has all of the vocabulary, and no fp32 copies, found"
+    assert f"{must} ranks that share" in refusal(loss_chunks=2, parallel={"ranks": "all", "tensor": 2})
+    assert f"{must} logits_copies_fp32" in refusal(loss_chunks=2, dtypes={"logits_copies_fp32": 1})
+    gpipe = {"ranks": "all", "data": 2, "zero_stage": 2, "micro_batches": 2, "schedule": "gpipe"}
+    assert "found gpipe with sharded gradients" in refusal(loss_chunks=2, parallel=gpipe)
     assert refusal(checkpoint={"layers": [3]}).startswith("layers are numbered from 0 to 2, found 3")
     assert refusal(optimizer={"kind": "sgd", "states": "bf16"}).startswith("sgd has no states in other data types")
     for key, value in {
@@ -491,6 +572,7 @@ def test_what_contradicts_itself_is_refused() -> None:
         "frozen": [],
         "checkpoint": {},
         "kernels": "eager",
+        "loss_chunks": 2,
     }.items():
         assert refusal(phase="decode", **{key: value}).startswith(f"{key} is for phase train, found it with phase")
 
@@ -506,6 +588,5 @@ def test_patterns_fit_something() -> None:
 
 
 def test_formats_are_for_frozen_weights() -> None:
-    must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole, found another"
+    must = "a format of weights is for inference, or for frozen ones, found another"
     assert refusal(dtypes={"weights": "nf4"}).startswith(must)
-    assert refusal(parallel={"ranks": "all", "data": 2, "zero_stage": 3}, **NF4).startswith(must)

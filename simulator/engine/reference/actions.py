@@ -142,6 +142,8 @@ class ComputeAction(Action):
 
     Attributes
     ----------
+    tier
+        The tier that its device works in.
     reads
         What it does read: of what it may choose, only what it has chosen.
     duration_ns, chosen_bytes
@@ -155,6 +157,7 @@ class ComputeAction(Action):
 
     op: int
     stream: int
+    tier: int
     queue: Queue
     reads: tuple[int, ...]
     duration_ns: int = -1

@@ -72,7 +72,7 @@ class Explainer:
             yield f"{name} waits for tensor {self._name(lacked)}"
             yield from self._about_tensor(lacked, head.key)
         elif not rank.ahead_in_line(head):
-            yield self._about_room(name, rank.tier, sum(size for _, size in rank.wanted(head)))
+            yield self._about_room(name, head.tier, sum(size for _, size in rank.wanted(head)))
 
     def _about_tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         copies = self._rank.transfers.get(tensor, ())

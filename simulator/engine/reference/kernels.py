@@ -7,7 +7,7 @@ from functools import cache
 
 import simpy
 
-from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline, unit_work
+from simulator.cost import chosen_op, device_of, expected_op, memory_rate_cap, roofline, unit_work
 from simulator.cost.collectives import phases
 from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
 from simulator.engine.reference.actions import ComputeAction
@@ -110,6 +110,9 @@ class Communicator:
 MEMORY = "memory"
 """Names the path of traffic, beside those of units."""
 
+Paths = Mapping[tuple[str, str], Path]
+"""Paths by device, and by the name of a unit or `MEMORY`."""
+
 Flow = tuple[Path, int, int]
 """A flow of a kernel: its path, the most that it gets there, and its work."""
 
@@ -117,8 +120,9 @@ Flow = tuple[Path, int, int]
 class Kernels:
     """The kernels of a rank whose time depends on others.
 
-    A collective goes to its meeting. Where kernels share the device, each other one whose time is modelled is a flow
-    of arithmetic through its unit and a flow of traffic through the memory, side by side, after its launch.
+    A collective goes to its meeting. Where kernels share their device, or its memory, each other one whose time is
+    modelled is a flow of arithmetic through its unit and a flow of traffic through the memory, side by side, after its
+    launch.
 
     Parameters
     ----------
@@ -129,8 +133,7 @@ class Kernels:
     meets
         Op -> its communicator and its collective.
     paths
-        Paths through the units, by their names, and through the memory (`MEMORY`); if empty, all kernels but
-        collectives take their time alone.
+        Paths of devices whose kernels share something; all other kernels but collectives take their time alone.
     """
 
     def __init__(
@@ -140,20 +143,20 @@ class Kernels:
         ops: tuple[Op, ...],
         hardware: Hardware,
         meets: Mapping[int, tuple[Communicator, Collective]],
-        paths: Mapping[str, Path],
+        paths: Paths,
     ) -> None:
         self.rank, self._ledger, self._ops, self._hardware, self._meets = rank, ledger, ops, hardware, meets
         self._paths, sizes = paths, rank.columns.size_bytes
         self._flows = [self._flows_of(expected_op(op, sizes)) if paths else [] for op in ops]
 
     def _flows_of(self, op: Op) -> list[Flow]:
-        """Return what an op does in the device, but for its launch; nothing if its time is given."""
-        if op.duration_ns is not None or op.collective is not None:
+        """Return what an op does in its device, but for its launch; nothing if its time is given."""
+        if op.duration_ns is not None or op.collective is not None or (op.device, MEMORY) not in self._paths:
             return []
         unit, share, arithmetic = unit_work(op, self._hardware)
-        _, traffic = roofline(op, self._hardware)
-        flows = (self._paths[unit], share, arithmetic), (self._paths[MEMORY], memory_rate_cap(self._hardware), traffic)
-        return [flow for flow in flows if flow[2]]
+        (_, traffic), reach = roofline(op, self._hardware), memory_rate_cap(device_of(op, self._hardware).rates)
+        flows = ((op.device, unit), share, arithmetic), ((op.device, MEMORY), reach, traffic)
+        return [(self._paths[name], cap, work) for name, cap, work in flows if work]
 
     def run(self, compute: ComputeAction) -> Steps:
         """Run a kernel: it ends with the last of its flows, and not before its time alone is over."""
@@ -167,7 +170,7 @@ class Kernels:
             flows = self._flows_of(chosen_op(self._ops[op], compute.chosen_bytes))
         until_ns = clock.now + rank.duration_ns(compute)
         if flows:
-            if launch_ns := self._hardware.compute.launch_ns:  # it takes no bandwidth
+            if launch_ns := device_of(self._ops[op], self._hardware).rates.launch_ns:  # it takes no bandwidth
                 yield clock.timeout(launch_ns)
             network = rank.network
             yield clock.all_of([network.flow(path, cap, work, compute.key) for path, cap, work in flows])

@@ -10,8 +10,7 @@ from simulator.engine.reference.host import HostThread
 from simulator.engine.reference.rank import Rank
 from simulator.trace import CAUSES, WAITS, packer
 
-_NAMES = ("capacity", "transfer", "host", "order", "peer", "collective", "compaction")
-CAPACITY, TRANSFER, HOST, ORDER, PEER, COLLECTIVE, COMPACTION = (CAUSES.index(name) for name in _NAMES)
+CAPACITY, TRANSFER, HOST, COMPACTION, PEER, ORDER, COLLECTIVE, HOST_COMPUTE = range(len(CAUSES))
 
 _row = packer(WAITS)
 
@@ -79,7 +78,8 @@ class Ledger:
         rank, host, waiting = self._rank, self._host, self._rank.streams[stream].waiting
         if not waiting and host.finished:
             return None
-        if rank.gate.opens is not None and (waiting or host.awaited >= 0):
+        gate = rank.gate_of(waiting[0]) if waiting else rank.gate
+        if gate.opens is not None and (waiting or host.awaited >= 0):
             return COMPACTION, -1, rank.tier, -1
         return self._walk(rank.streams[stream])
 
@@ -105,11 +105,13 @@ class Ledger:
                 if isinstance(first, CopyAction):
                     return self._reason_of_tensor(first.tensor, head.key)
                 queue = first.queue
-        return CAPACITY, -1, rank.tier, -1
+        return CAPACITY, -1, head.tier, -1
 
     def _reason_of_running(self, compute: ComputeAction) -> Reason:
         """Return the cause of a wait for a compute that another stream runs."""
         if compute.meeting is None:
+            if compute.tier != self._rank.tier:
+                return HOST_COMPUTE, -1, -1, compute.op
             is_collective = self._rank.columns.is_collective[compute.op]
             return (COLLECTIVE, -1, -1, compute.op) if is_collective else (ORDER, -1, -1, -1)
         peer = compute.meeting.peer
@@ -137,4 +139,7 @@ class Ledger:
                 break
             if not rank.lacks_source(head):
                 return CAPACITY, lacked, head.link.target, tensor
+            makers = [maker.queue for maker in head.after if not maker.has_ended and maker.tier != rank.tier]
+            if makers:
+                return self._reason_of_running(makers[0].running[0]) if makers[0].running else self._walk(makers[0])
         return ORDER, lacked, -1, -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from simulator.draws import Draws
 from simulator.engine.program import Columns, Program
@@ -70,6 +71,32 @@ class Reveals:
         return times >= needed > 0 and last is not None and last.has_ended
 
 
+@dataclass(slots=True)
+class Line:
+    """Rule 8, between streams: what stands in line for room of a tier that ops work in.
+
+    Attributes
+    ----------
+    needed
+        By stream, tensors that its computes name -> their copies, since the last compute that takes room.
+    taker, brought
+        The last compute that takes room; the last copy of each tensor into the tier.
+    """
+
+    needed: list[dict[int, CopyAction]]
+    taker: ComputeAction | None = None
+    brought: dict[int, CopyAction] = field(default_factory=dict)
+
+    def ahead(self, stream: int) -> list[ComputeAction | CopyAction]:
+        """Return the last compute that takes room, and the copies since that other streams need, if not started."""
+        ahead: list[ComputeAction | CopyAction] = [
+            c for other, of in enumerate(self.needed) if other != stream for c in of.values()
+        ]
+        if self.taker is not None and self.taker.stream != stream:
+            ahead.append(self.taker)
+        return [action for action in ahead if not action.has_started]
+
+
 class Order:
     """Lays out the actions of one rank as they are issued.
 
@@ -101,10 +128,7 @@ class Order:
         self._fence: dict[int, Action] = {}  # tensor -> last detach
         self._moves: defaultdict[int, list[Action]] = defaultdict(list)  # tensor -> moves that have not ended
         self._previous: ComputeAction | None = None
-        self._taker: ComputeAction | None = None
-        self._brought: dict[int, CopyAction] = {}
-        # by stream: tensors that its computes name -> their copies, since the last compute that takes room
-        self._needed: list[dict[int, CopyAction]] = [{} for _ in rank.streams]
+        self._lines = {tier: Line([{} for _ in rank.streams]) for tier in {columns.compute_tier, *columns.tiers}}
 
     def _key(self) -> int:
         return (self._rank.id << RANK_SHIFT) + self.number
@@ -112,12 +136,12 @@ class Order:
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
         now, columns = self._clock.now, self._columns
-        reads, writes, queue = columns.reads[op], columns.writes[op], self._streams[stream]
-        compute = ComputeAction(self._key(), now, op=op, stream=stream, queue=queue, reads=reads)
+        reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
+        compute = ComputeAction(self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
-        if (missing := self.issued.missing(compute.reads)) is not None:
-            rule = "what a compute reads is valid in the compute tier"
+        if (missing := self.issued.missing(compute.reads, tier)) is not None:
+            rule = "what a compute reads is valid in the tier that its device works in"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
             if tensor in self._fence:
@@ -129,34 +153,28 @@ class Order:
             others = [self._writes[t] for t in reads] + [self._uses[t] for t in writes]
             compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
             self._stand_in_line(compute, writes)
-        self.issued.write(writes)
+        self.issued.write(writes, tier)
         for tensor in (*reads, *writes):
             self._uses[tensor][stream] = compute
         for tensor in writes:
             self._writes[tensor][stream] = compute
-        self._previous = self._last[stream] = compute
+        self._last[stream] = compute
+        if tier == columns.compute_tier:
+            self._previous = compute
         return compute
 
     def _stand_in_line(self, compute: ComputeAction, writes: tuple[int, ...]) -> None:
         """Rule 8, between streams: note what is ahead of a compute that takes room, and of those after it."""
-        states, sizes, stream = self.issued.in_compute_tier, self._columns.size_bytes, compute.stream
+        states, sizes, stream = self.issued.state[compute.tier], self._columns.size_bytes, compute.stream
+        line = self._lines[compute.tier]
         for tensor in (*compute.reads, *writes):
-            if tensor in self._brought:
-                self._needed[stream][tensor] = self._brought[tensor]
+            if tensor in line.brought:
+                line.needed[stream][tensor] = line.brought[tensor]
         if self._columns.workspace_bytes[compute.op] or any(states[t] == ABSENT and sizes[t] for t in writes):
-            compute.line = self._ahead(stream)
-            self._taker = compute
-            for needed in self._needed:
+            compute.line = line.ahead(stream)
+            line.taker = compute
+            for needed in line.needed:
                 needed.clear()
-
-    def _ahead(self, stream: int) -> list[ComputeAction | CopyAction]:
-        """Return the last compute that takes room, and the copies since that other streams need, if not started."""
-        ahead: list[ComputeAction | CopyAction] = [
-            c for other, of in enumerate(self._needed) if other != stream for c in of.values()
-        ]
-        if self._taker is not None and self._taker.stream != stream:
-            ahead.append(self._taker)
-        return [action for action in ahead if not action.has_started]
 
     def copy(self, tensor: int, source: int, target: int) -> CopyAction:
         """Lay out a copy."""
@@ -172,9 +190,9 @@ class Order:
         copy.after = self._unended_computes(self._writes[tensor])
         if tensor in self._fence:
             copy.moves[tensor] = [self._fence[tensor]]
-        if target == self._columns.compute_tier and len(self._streams) > 1:
-            copy.line = self._ahead(self._previous.stream if self._previous else 0)
-            self._brought[tensor] = copy
+        if target in self._lines and len(self._streams) > 1:
+            copy.line = self._lines[target].ahead(self._previous.stream if self._previous else 0)
+            self._lines[target].brought[tensor] = copy
         self._moves[tensor].append(copy)
         return copy
 

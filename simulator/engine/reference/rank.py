@@ -78,7 +78,7 @@ class Rank:
         self.transfers: dict[int, list[CopyAction]] = {}
         self.computes_ended, self.waits_for_ends = 0, False
         self.kernel: Callable[[ComputeAction], Steps] = self.alone
-        self.gate = Gate()
+        self.gate, self._open = Gate(), Gate()
         self.on_start: Callable[[ComputeAction], None]
         self.on_change: Callable[[], None]
         self._changes: dict[int, simpy.Event] = {}
@@ -87,7 +87,7 @@ class Rank:
 
     def run_stream(self, queue: Queue) -> Steps:
         """Run the computes of a stream one after another, in issue order (rules 2 and 3)."""
-        clock, room = self.clock, self.rooms[self.tier]
+        clock = self.clock
         while True:
             if not queue.waiting:
                 queue.on_issue = clock.event()
@@ -98,15 +98,15 @@ class Rank:
                 yield awaited
                 yield clock.turn(START, compute.key)
             if wanted := self.wanted(compute):
-                yield room.ask(RoomClaim(compute.key, wanted, self.gate))
+                yield self.rooms[compute.tier].ask(RoomClaim(compute.key, wanted, self.gate_of(compute)))
             self._begin(compute)
             yield from self.kernel(compute)
             self._end(compute)
 
     def _awaited_by_compute(self, compute: ComputeAction) -> simpy.Event | None:
         """Return what the head of a stream waits for, but for room; None if nothing."""
-        if self.gate.opens is not None:  # rule 17
-            return self.gate.opens
+        if (opens := self.gate_of(compute).opens) is not None:  # rule 17
+            return opens
         for other in compute.after:  # rule 2
             if not other.has_ended:
                 return other.ended(self.clock)
@@ -115,13 +115,17 @@ class Rank:
         ahead = self.ahead_in_line(compute)  # rule 8
         return ahead[0].started(self.clock) if ahead else None
 
+    def gate_of(self, compute: ComputeAction) -> Gate:
+        """Return the gate of a compute: a compaction of the compute tier stops no op of the host."""
+        return self.gate if compute.tier == self.tier else self._open
+
     def lacked_tensor(self, compute: ComputeAction) -> int | None:
         """Return the first tensor that the head of a stream lacks; None if none.
 
         It lacks a tensor on which something earlier has not ended, or that it reads and that is not valid. The first is
         the one whose last copy was issued first (rule 11). A tensor that is there stays until the head runs.
         """
-        valid = self.valid[self.tier]
+        valid = self.valid[compute.tier]
         if compute.lacked is None:
             named = {tensor for tensor in compute.reads if not valid[tensor]}
             named.update(tensor for tensor, moves in compute.moves.items() if not _all_ended(moves))
@@ -143,8 +147,8 @@ class Rank:
         return ahead if ahead and self.wanted(compute) else []
 
     def wanted(self, compute: ComputeAction) -> Wanted:
-        """Return the places that a compute takes in the compute tier, the workspace last."""
-        held, sizes, op = self.held[self.tier], self.columns.size_bytes, compute.op
+        """Return the places that a compute takes in its tier, the workspace last."""
+        held, sizes, op = self.held[compute.tier], self.columns.size_bytes, compute.op
         wanted = [(tensor, sizes[tensor]) for tensor in self.columns.writes[op] if not held[tensor] and sizes[tensor]]
         if workspace_bytes := self.columns.workspace_bytes[op]:
             wanted.append((workspace(op, compute.stream), workspace_bytes))
@@ -153,9 +157,9 @@ class Rank:
     def _begin(self, compute: ComputeAction) -> None:
         """Let a compute start, with its places."""
         op = compute.op
-        self.hold(self.columns.writes[op], self.tier)
+        self.hold(self.columns.writes[op], compute.tier)
         if workspace_bytes := self.columns.workspace_bytes[op]:
-            self._record(self.tier, -1 - op, workspace_bytes)
+            self._record(compute.tier, -1 - op, workspace_bytes)
         compute.queue.start_first(self.clock.now)
         self.on_start(compute)
         self.on_change()
@@ -169,16 +173,16 @@ class Rank:
         return self.columns.duration_ns[compute.op] if compute.duration_ns < 0 else compute.duration_ns
 
     def _end(self, compute: ComputeAction) -> None:
-        """End a compute: what it wrote is valid in the compute tier, and stale elsewhere."""
+        """End a compute: what it wrote is valid in its tier, and stale elsewhere."""
         op = compute.op
         compute.queue.running.clear()
         self._record_span(compute, COMPUTE, op, compute.stream, 0)
         if workspace_bytes := self.columns.workspace_bytes[op]:
-            self._record(self.tier, -1 - op, -workspace_bytes)
-            self.rooms[self.tier].release(workspace_bytes, workspace(op, compute.stream))
+            self._record(compute.tier, -1 - op, -workspace_bytes)
+            self.rooms[compute.tier].release(workspace_bytes, workspace(op, compute.stream))
         for tier, valid in enumerate(self.valid):
             for tensor in self.columns.writes[op]:
-                valid[tensor] = tier == self.tier
+                valid[tensor] = tier == compute.tier
         self.computes_ended += 1
         compute.end()
         self.on_change()

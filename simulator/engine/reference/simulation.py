@@ -40,7 +40,7 @@ def run(
     """Run one program per rank, as `simulator.engine.run` says; `stands_in` names who is simulated for each rank."""
     simulated = [rank for rank, by in enumerate(stands_in) if rank == by]
     distinct = {id(programs[rank]): programs[rank] for rank in simulated}
-    compiled = {key: Columns(program, hardware.compute_tier_id) for key, program in distinct.items()}
+    compiled = {key: Columns(program, hardware) for key, program in distinct.items()}
     columns = {rank: compiled[id(programs[rank])] for rank in simulated}
     contended = frozenset(rank for rank in simulated if columns[rank].is_contended)
     shared = Shared.of(hardware, budget_bytes, stands_in, contended)

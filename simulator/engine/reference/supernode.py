@@ -16,7 +16,7 @@ from simulator.engine.reference.network import Network, Path, SharedResource
 from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.rooms import Room
 from simulator.engine.shared import ENDLESS, NOTHING, Meets, Shared
-from simulator.graph import Call, Roles
+from simulator.graph import DEVICES, HOST, Call, Roles
 from simulator.hardware import Hardware
 from simulator.trace import RATES, Recorder, packer
 
@@ -91,11 +91,15 @@ class Machine:
                 links[other].share_queue(links[first])
         rank.links = list(links.values())
 
-    def kernel_paths(self, rank: int) -> dict[str, Path]:
-        """Return the paths of a rank's kernels through its units and its memory, if they share these."""
-        paths = self._shared.columns["kernel_paths"][self._position[rank]].tolist()
-        named = zip((*UNITS, MEMORY), paths, strict=True)
-        return {name: self.path(path) for name, path in named if path != NOTHING}
+    def kernel_paths(self, rank: int) -> dict[tuple[str, str], Path]:
+        """Return the paths of a rank's kernels through units and memory, by device, where they share these."""
+        paths = {
+            DEVICES[0]: self._shared.columns["kernel_paths"][self._position[rank]].tolist(),
+            HOST: self._shared.host_paths(rank),
+        }
+        names = *UNITS, MEMORY
+        named = {(device, name): path for device, of in paths.items() for name, path in zip(names, of, strict=True)}
+        return {name: self.path(path) for name, path in named.items() if path != NOTHING}
 
     def communicator(self, rank: int, call: Call) -> Communicator:
         """Return the communicator of those that a rank meets at a call."""

@@ -139,7 +139,7 @@ class ReactiveView(Order):
             raise PlanError(f"action {self.number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
         dynamic = self.dynamic
         if dynamic is not None and not dynamic.is_revealed(op):
-            missing = self.issued.missing(dynamic.possible[op])
+            missing = self.issued.missing(dynamic.possible[op], self._columns.compute_tier)
             if missing is not None:
                 rule = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
                 do = "copy all in first, or sync what the op writes that reveals it"

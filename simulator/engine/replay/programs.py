@@ -75,6 +75,9 @@ class ReplayedProgram:
         self._program, self._hardware, self.is_contended, self.reason = program, hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
+        if graph.on_host:
+            self.reason = "the host computes"
+            return
         written = None if plan.fixed is not None else written_out(program, hardware)
         if program.allocator != "ideal":
             self.reason = "places have addresses"
@@ -269,7 +272,7 @@ def machine_columns(
     return {
         **shared.columns, **meetings, **shared.network_columns(),
         "programs": ids(number_of[id(program)] for program in of_ranks),
-        "memory_cap": memory_rate_cap(shared.hardware),
+        "memory_cap": memory_rate_cap(shared.hardware.compute),
         "stored_at": np.cumsum([0, *map(len, stored.elsewhere)], dtype=np.int32),
         "stored": ids(tensor for of_rank in stored.elsewhere for tensor in of_rank),
     }  # fmt: skip

@@ -97,7 +97,8 @@ class _View:
         self._issues = dict.fromkeys(self._reads, 0)  # by op with dynamic reads: the step of its next issue
         self._reveals = dict.fromkeys(sorted({reads.revealed_by for reads in self._reads.values()}), 0)
         self._unsynced: dict[int, frozenset[int]] = {}  # op that reveals, and may not have ended -> tensors it names
-        self._places = PlacesAsIssued(plan.home, len(hardware.tiers), hardware.compute_tier_id)
+        self._tier = hardware.compute_tier_id
+        self._places = PlacesAsIssued(plan.home, len(hardware.tiers), self._tier)
         self._followed = self._placed = 0
 
     def issue(self, codes: Iterator[Code]) -> None:
@@ -183,7 +184,7 @@ class _View:
         """Give up if an op is issued while its choice may not be known, and not all that it may read is in place."""
         if not self._is_revealed(op):
             candidates = self._graph.candidates.intersection(self._graph.ops[op].reads)
-            if self._places_after(position).missing(candidates) is not None:
+            if self._places_after(position).missing(candidates, self._tier) is not None:
                 self._give_up()
 
     def _places_after(self, actions: int) -> PlacesAsIssued:
@@ -192,7 +193,7 @@ class _View:
         for action in range(first, actions):
             kind, a, b, c = self.codes[4 * action : 4 * action + 4]
             if kind == COMPUTE:
-                self._places.write(self._graph.ops[a].writes)
+                self._places.write(self._graph.ops[a].writes, self._tier)
             elif (kind == COPY and self._places.copy(a, b, c)) or (kind == DETACH and self._places.detach(a, b)):
                 self._give_up()
         return self._places

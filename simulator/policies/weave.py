@@ -1,0 +1,186 @@
+"""Ops of the host in plans: a policy plans for the accelerator alone, and what the host needs is woven into its plan.
+
+A policy sees ops of the host that use nothing (`Graph.on_accelerator`). As its actions come, the weaver writes them for
+the whole graph, and adds moves between the tier of the host and where the policy has each tensor:
+
+- What the accelerator makes and the host reads is copied out right behind the op that writes it, before the policy frees
+  it; what else the host lacks, right before its op.
+- What the host writes is copied, right behind its op, to where the policy believes that it is valid. So a tensor that
+  the policy has in the tier of the host alone, or that only ops of the host use, needs no copy.
+- A place in the tier of the host stays until the last op of the host in the step that uses the tensor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from simulator.errors import ScopeError
+from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, VALID, Code, PlacesAsIssued, Plan, View
+from simulator.policies.problem import Problem, Replay
+from simulator.policies.writer import Writer
+
+
+def woven(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
+    """Decide for the accelerator, and weave in what the host needs.
+
+    Parameters
+    ----------
+    problem
+        Problem to plan for, perhaps with ops of the host.
+    decide
+        A policy with its options; it tries its plans with what the host needs.
+
+    Raises
+    ------
+    ScopeError
+        If the plan consists of parts, as that of `hybrid`.
+    """
+    view = problem.on_accelerator
+    if view is problem:
+        return decide(problem)
+
+    def trial(tried: Problem, plan: Plan) -> Replay:
+        """Try a plan for the accelerator as a whole one."""
+        homes = (
+            home if t not in problem.graph.made_on_host else problem.homes[t] for t, home in enumerate(tried.homes)
+        )
+        graph = problem.graph.over(tried.graph.steps)
+        whole = replace(tried, graph=graph, homes=tuple(homes), trial=problem.trial)
+        return problem.trial(whole, _whole(whole, plan))
+
+    return _whole(problem, decide(replace(view, trial=trial)))
+
+
+def _whole(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan for the accelerator with what the host needs."""
+    if plan.static_parts:
+        must, found = "a plan with ops of the host is one list, or decided action by action", "one of static parts"
+        raise ScopeError(f"policy {plan.policy!r}", must, found, "choose static or reactive")
+    weaver = Weaver(problem, plan)
+    if plan.fixed is None:
+        return replace(plan, home=weaver.writer.homes, actions=partial(_decided, problem, plan))
+    for code in plan.fixed:
+        weaver.take(code)
+    return replace(plan, home=weaver.writer.homes, actions=weaver.writer.finish().actions)
+
+
+def _decided(problem: Problem, plan: Plan, view: View) -> Iterator[Code]:
+    """Weave into a runtime's actions as it decides on them."""
+    weaver = Weaver(problem, plan)
+    if callable(plan.actions):
+        for code in plan.actions(view):
+            yield from weaver.take(code)
+
+
+class Weaver:
+    """Weaves what the host needs into the actions of a plan, step after step.
+
+    Parameters
+    ----------
+    problem, plan
+        The whole problem, and a plan for its accelerator.
+
+    Attributes
+    ----------
+    writer
+        Writes the whole.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self._graph, self._tier, self._compute_tier = problem.graph, problem.hardware.host_tier_id, problem.compute_tier
+        self.writer = Writer(problem, plan.policy, dict(enumerate(plan.home)))
+        self._believed = PlacesAsIssued(plan.home, len(problem.tiers), problem.compute_tier)
+        self._begun = [list(state) for state in self._believed.state]
+        self._last, self._last_on_host = dict[int, int](), dict[int, int]()
+        self._leaves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._stays = {*problem.graph.outputs, *(t for t, of in enumerate(problem.graph.tensors) if of.persistent)}
+        wrote = dict[int, int]()
+        for index, op in enumerate(self._graph.ops):
+            self._last |= dict.fromkeys((*op.reads, *op.writes), index)
+            wrote |= dict.fromkeys(op.writes, index)
+            if index in self._graph.on_host:
+                self._last_on_host |= dict.fromkeys((*op.reads, *op.writes), index)
+                for tensor in op.reads:
+                    if wrote.get(tensor, index) not in self._graph.on_host:
+                        self._leaves[wrote[tensor]].append((tensor, index))
+        self._ran, self._absent = set[int](), set(self._graph.made_on_host)
+
+    def take(self, code: Code) -> Iterator[Code]:
+        """Take the next action of the plan, and return what is issued for it."""
+        kind, a, b, c = code
+        issued, writer = len(self.writer.steps), self.writer
+        if kind == COMPUTE:
+            self._compute(a)
+        elif kind == COPY:
+            self._believed.copy(a, b, c)
+            if a not in self._absent and writer.place(a, c) != VALID:
+                writer.copy(a, b, c)
+        elif kind == DETACH:
+            self._believed.detach(a, b)
+            if writer.place(a, b) != ABSENT and not (b == self._tier and self._is_needed(a)):
+                writer.detach(a, b)
+        else:
+            writer.sync(a)
+        if len(self._ran) == len(self._graph.ops) and self._believed.state == self._begun:
+            self._end_step()
+        steps = writer.steps
+        return zip(*(column[issued:] for column in (steps.kind, steps.a, steps.b, steps.c)), strict=True)
+
+    def _compute(self, op: int) -> None:
+        """Run an op, with what the host needs around it."""
+        writer, node = self.writer, self._graph.ops[op]
+        if len(self._ran) == len(self._graph.ops):
+            self._end_step()
+        if op in self._graph.on_host:
+            for tensor in node.reads:
+                self._bring(tensor)
+            writer.compute(op, again=True)
+            for tensor in node.writes:
+                self._spread(tensor)
+        else:
+            writer.compute(op, again=True)
+            self._believed.write(node.writes, self._compute_tier)
+            for tensor, reader in self._leaves.get(op, ()):
+                if reader not in self._ran:
+                    self._bring(tensor)
+        self._ran.add(op)
+        for tensor in dict.fromkeys((*node.reads, *node.writes)):
+            self._give_up(tensor, op)
+
+    def _bring(self, tensor: int) -> None:
+        """Copy a tensor into the tier of the host, unless it is valid there."""
+        if self.writer.place(tensor, self._tier) != VALID:
+            self.writer.move(tensor, self._tier)
+
+    def _spread(self, tensor: int) -> None:
+        """Copy what the host wrote to where the policy believes that it is valid."""
+        self._absent.discard(tensor)
+        for tier, state in enumerate(self._believed.state):
+            if state[tensor] == VALID and self.writer.place(tensor, tier) != VALID:
+                self.writer.move(tensor, tier)
+
+    def _give_up(self, tensor: int, op: int) -> None:
+        """Free what nobody needs any more once an op has run."""
+        if tensor in self._graph.made_on_host and self._last[tensor] == op and tensor not in self._stays:
+            self.writer.release(tensor)
+            self._absent.add(tensor)
+        elif self._last_on_host.get(tensor) == op and tensor not in self._graph.made_on_host:
+            is_dead = self._last[tensor] == op and tensor not in self._stays
+            is_elsewhere = any(state[tensor] == VALID for state in self._believed.state)
+            if self._believed.state[self._tier][tensor] == ABSENT and (is_dead or is_elsewhere):
+                self.writer.detach(tensor, self._tier)
+
+    def _is_needed(self, tensor: int) -> bool:
+        """Return whether an op of the host that has not run in this step uses a tensor."""
+        return self._last_on_host.get(tensor, -1) not in self._ran | {-1}
+
+    def _end_step(self) -> None:
+        """Release what the host made and outputs have kept, and begin the next step."""
+        for tensor in self._graph.outputs:
+            if not self._graph.tensors[tensor].persistent:
+                self.writer.release(tensor)
+        self._ran.clear()
+        self._absent = set(self._graph.made_on_host)

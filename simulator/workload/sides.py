@@ -1,0 +1,149 @@
+"""What runs the parts of a step: the accelerator, or the cores of its host."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from simulator.document import Part, Share
+from simulator.units import require
+from simulator.workload.attention_kinds import Linear, Mla
+from simulator.workload.models import DecoderModel, Experts
+from simulator.workload.sharding import Optimizer
+
+ADAM_FLOPS = 15
+"""Arithmetic of AdamW for a parameter on the host: four products, four fused products and sums, a root and a division,
+with weight decay (DeepSpeed, csrc/adam/cpu_adam.cpp, Step_AVX) [FLOP]. A device does it beside its traffic; there it is
+not counted."""
+
+
+class HostShare(Part):
+    """A part of something that the host runs.
+
+    Attributes
+    ----------
+    host
+        The share of it: of all parameters that are updated, by whole weights, evenly spread; of the experts of a layer.
+    """
+
+    host: Share
+
+
+class HostExperts(HostShare):
+    """The experts of each layer that the host runs; the accelerator runs the others.
+
+    Attributes
+    ----------
+    host
+        The share of the routed experts that the host runs, rounded to whole ones.
+    choices
+        The share of all choices of the router that fall on these experts, less than `host` if they are the cold ones;
+        default: as if all experts were equally likely.
+    """
+
+    choices: Share | None = None
+
+
+Side = Literal["accelerator", "host", "any"]
+"""What runs something. As yet no policy chooses, so that ``any`` is refused."""
+
+
+class Sides(Part):
+    """What runs parts of a step: ``accelerator``, or ``host``, whose cores the machine states as its `host_compute`.
+
+    What the host alone uses has its home in the tier of these cores, unless the scenario says another. Only what the
+    other side needs is copied.
+
+    Attributes
+    ----------
+    optimizer
+        In training, the updates of weights by ``adamw``, as in ZeRO-Offload (arXiv 2101.06840) and its CPU Adam: states
+        and the master weight stay with the host, gradients come down, and updated weights go up. Or a share of them:
+        ``{host: 0.7}``.
+    attention
+        With phase ``decode``, attention to the KV cache, which stays with the host (FlexGen, arXiv 2303.06865): queries
+        and the new keys and values come down, and outputs go up.
+    experts
+        With phases ``prefill`` and ``decode``, the routed experts, in kernels that keep intermediate results to
+        themselves: the hidden states of all tokens and their choices come down, and the sum of each token's experts
+        goes up. Or a share of the experts: ``{host: 0.9, choices: 0.5}``.
+    """
+
+    optimizer: Side | HostShare = "accelerator"
+    attention: Side = "accelerator"
+    experts: Side | HostExperts = "accelerator"
+
+    def _check(self) -> None:
+        for key in type(self).model_fields:
+            must, do = "a workload says what runs it, as no policy chooses yet", "say accelerator or host"
+            require(getattr(self, key) != "any", must, "any", key, do=do)
+
+    def share(self, part: str) -> Fraction:
+        """Return how much of a part the host runs, as a document states it in decimals."""
+        side = getattr(self, part)
+        return Fraction(str(side.host)) if isinstance(side, HostShare) else Fraction(side == "host")
+
+    def host_experts(self, part: Experts) -> tuple[int, Fraction]:
+        """Return how many experts of a layer the host runs, and how many of each token's choices fall on them."""
+        experts = round(self.share("experts") * part.routed)
+        if isinstance(self.experts, HostExperts) and self.experts.choices is not None:
+            return experts, part.top_k * Fraction(str(self.experts.choices))
+        return experts, Fraction(part.top_k * experts, part.routed)
+
+    def check_optimizer(self, optimizer: Optimizer, zero_stage: int, *, has_master: bool) -> None:
+        """Refuse an update that no host does here: of another optimizer, without a master weight, of whole gradients.
+
+        Raises
+        ------
+        FieldError
+            If it is one of these; the message says which, and what the host does.
+        """
+        if not self.share("optimizer"):
+            return
+        path, must = ("on", "optimizer"), "the host updates by adamw"
+        require(optimizer.kind == "adamw", must, optimizer.kind, *path, do="choose adamw, or run it on the accelerator")
+        must, do = "the host updates a master weight of its own, so that none comes down", "set optimizer.master: true"
+        require(has_master, must, "none", *path, do=do)
+        must, do = (
+            "the host updates whole weights, or shards from which they are gathered",
+            "set zero_stage to 0, 2 or 3",
+        )
+        require(zero_stage != 1, must, "zero_stage 1, whose gradients are whole", *path, do=do)
+
+    def check_layers(self, decoder: DecoderModel, tensor: int, experts: str | None) -> None:
+        """Refuse attention that runs in several ops, experts that are not on one rank, and shares of no whole expert.
+
+        Parameters
+        ----------
+        decoder, tensor
+            The model, and the ranks that share each of its layers.
+        experts
+            How experts are read, if that is stated.
+
+        Raises
+        ------
+        FieldError
+            If the host cannot run a layer of the model so; the message says what it can.
+        """
+        kinds, path = [*decoder.kinds], ("on", "attention")
+        for attention, _ in kinds if self.attention == "host" else ():
+            is_whole = not isinstance(attention, Linear) and attention.sparse is None
+            is_whole &= not (isinstance(attention, Mla) and attention.indexer)
+            must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"
+            require(is_whole, must, "linear, sparse or chosen attention", *path, do=do)
+        of_layers = [part for _, part in kinds if isinstance(part, Experts)]
+        if not self.share("experts"):
+            return
+        path, do = ("on", "experts"), "run them on the accelerator"
+        require(of_layers, "the host runs a model's experts", "a model without experts", *path, do=do)
+        must = "the host runs the experts of one rank, which has all of them, without buffers apart"
+        is_alone = tensor == 1 and all(part.ranks == 1 and part.buffers == "fused" for part in of_layers)
+        require(is_alone, must, "several ranks, or buffers apart", *path, do=do)
+        must, do = "experts on the host are grouped", "remove the key experts, or say grouped"
+        require(experts in (None, "grouped"), must, str(experts), *path, do=do)
+        for part in of_layers:
+            count, choices = self.host_experts(part)
+            fits = choices <= count and part.top_k - choices <= part.routed - count and count > 0
+            must, do = "each side has enough experts for the choices that fall on it", "correct host or choices"
+            found = f"{count} of {part.routed} on the host, for {float(choices):g} of {part.top_k} choices"
+            require(fits, must, found, *path, do=do)

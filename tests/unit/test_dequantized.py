@@ -1,0 +1,102 @@
+"""Weights in other formats: what dequantization reads and writes, and the data type of products, in closed form."""
+
+from math import ceil
+from typing import Any
+
+import pytest
+from building import build
+from pydantic import ValidationError
+from trained import EXPERTS, GQA, LAYERS, MLA, H, arithmetic, workload
+
+from simulator.graph import Graph
+
+LINEARS = {"attn.q": (H, 24), "attn.k": (H, 12), "attn.v": (H, 12), "attn.o": (24, H)}
+LINEARS |= {"ffn.gate": (H, 24), "ffn.up": (H, 24), "ffn.down": (24, H)}
+
+
+def int4(inputs: int, outputs: int) -> int:
+    """Four bits a weight, an fp16 scale and a 4-bit zero for 128 inputs of each output."""
+    return ceil((inputs * outputs * 4 + ceil(inputs / 128) * outputs * 20) / 8)
+
+
+def traffic(graph: Graph) -> int:
+    return sum(op.read_bytes + op.write_bytes for op in graph.ops)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_dequantized_before_each_use_a_matrix_is_written_and_read_in_bf16(phase: str) -> None:
+    """Of p packed bytes and w in bf16: fused p are read; before p + 2 w move, in an op of its own for each matrix."""
+    fused = build(workload(phase=phase, dtypes={"weights": "int4"}))
+    assert fused == build(workload(phase=phase, dtypes={"weights": "int4", "dequantize": "fused"}))
+    before = build(workload(phase=phase, dtypes={"weights": "int4", "dequantize": "before"}))
+    wide = LAYERS * sum(2 * i * o for i, o in LINEARS.values())
+    assert traffic(before) - traffic(fused) == 2 * wide
+    ready = [op for op in before.ops if op.name.endswith(".ready")]
+    assert len(ready) == LAYERS * len(LINEARS)
+    assert {op.name.split("/")[-1].removesuffix(".ready"): (op.read_bytes, op.write_bytes) for op in ready} == {
+        name: (int4(i, o), 2 * i * o) for name, (i, o) in LINEARS.items()
+    }
+    assert {(op.flops, op.op_class) for op in ready} == {(0, "vector")}
+    assert arithmetic(before) == arithmetic(fused)
+
+
+def test_absorbed_matrices_and_experts_are_made_ready_as_they_are_read() -> None:
+    more: dict[str, Any] = {"phase": "decode", "batch": 1}
+    fused, before = (
+        build(workload(MLA, EXPERTS, **more, dtypes={"weights": "int4", "dequantize": way}))
+        for way in ("fused", "before")
+    )
+    ready = {op.name: op for op in before.ops if op.name.endswith(".ready")}
+    experts = ready["L01/decode/ffn.gate.ready"]
+    assert (experts.read_bytes, experts.write_bytes) == (2 * int4(H, 10), 2 * 2 * H * 10), "two of eight"
+    absorbed = ready["L00/decode/attn.k_b.ready"]
+    assert (absorbed.read_bytes, absorbed.write_bytes) == (int4(11, 4 * 5), 2 * 11 * 4 * 5)
+    assert traffic(before) - traffic(fused) == 2 * sum(op.write_bytes for op in ready.values())
+
+
+def test_training_with_fused_kernels_reads_packed_weights_and_makes_none_ready() -> None:
+    lora = {"rank": 2, "targets": ["attn.*", "ffn.*"]}
+    before = build(workload(lora=lora, dtypes={"weights": "nf4"}))
+    assert before == build(workload(lora=lora, dtypes={"weights": "nf4", "dequantize": "before"}))
+    fused = build(workload(lora=lora, dtypes={"weights": "nf4", "dequantize": "fused"}))
+    ready = [op for op in before.ops if op.name.endswith(".ready")]
+    assert ready
+    assert len(fused.ops) == len(before.ops) - len(ready)
+    assert traffic(before) - traffic(fused) == 2 * sum(op.write_bytes for op in ready)
+    assert arithmetic(before) == arithmetic(fused)
+
+
+@pytest.mark.parametrize("more", [{}, {"experts": "grouped"}, {"experts": "each"}, {"on": {"experts": "host"}}])
+def test_stored_matrices_multiply_in_the_arithmetic_that_is_stated(more: dict[str, Any]) -> None:
+    """Matrices of layers do; routers, tables, attention and norms stay in bf16."""
+    alike = build(workload(MLA, EXPERTS, phase="decode", dtypes={"weights": "fp8"}, **more))
+    graph = build(workload(MLA, EXPERTS, phase="decode", dtypes={"weights": "fp8", "arithmetic": "int8"}, **more))
+    assert [op.name for op in graph.ops] == [op.name for op in alike.ops]
+    stored = {t.name for t in graph.tensors if t.kind in ("weight", "expert")}
+    stored = {name for name in stored if name.startswith("L") and "norm" not in name and "router" not in name}
+    for op, other in zip(graph.ops, alike.ops, strict=True):
+        assert other.dtype == "bf16"
+        multiplies = op.flops and any(graph.tensors[t].name in stored for t in op.reads)
+        assert op.dtype == ("int8" if multiplies else "bf16"), op.name
+        assert (op.flops, op.read_bytes) == (other.flops, other.read_bytes)
+
+
+def refusal(*parts: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        workload(*parts, **more)
+    return str(caught.value.errors()[0]["ctx"]["error"])
+
+
+def test_what_has_no_effect_is_refused() -> None:
+    must = "is for weights or experts in a smaller format than compute, found none"
+    for key, value in {"dequantize": "before", "arithmetic": "fp8"}.items():
+        assert must in refusal(phase="decode", dtypes={key: value})
+        assert must in refusal(phase="decode", dtypes={key: value, "weights": "bf16"})
+    both = {"weights": "fp8", "dequantize": "before", "arithmetic": "fp8"}
+    assert "multiplies in compute, found before, and fp8" in refusal(phase="decode", dtypes=both)
+    assert "dtypes.arithmetic is for phase prefill" in refusal(
+        lora={"rank": 2}, dtypes={"weights": "fp8", "arithmetic": "fp8"}
+    )
+    for more in ({"experts": "each"}, {"experts": "grouped"}, {"on": {"experts": "host"}}):
+        said = refusal(GQA, EXPERTS, phase="decode", dtypes={"weights": "int4", "dequantize": "before"}, **more)
+        assert said.startswith("kernels of several experts read them as they are stored, found dequantize: before")

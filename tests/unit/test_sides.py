@@ -1,0 +1,202 @@
+"""What the host runs of a workload: what crosses, traffic and arithmetic by side, against closed forms."""
+
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from building import build
+from pydantic import ValidationError
+from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SPARSE, H, T, V, arithmetic, sizes, workload
+
+from simulator.builders import build_job
+from simulator.graph import Graph, Op
+
+Q, KV, F, E, K, W = 4 * 6, 2 * 6, 24, 8, 2, 10
+"""Widths of queries, of keys, and of the feed-forward; experts, those that a token chooses, and their width."""
+LAYER = H * (2 * Q + 2 * KV + 3 * F) + 2 * H
+PARAMETERS = LAYERS * LAYER + 2 * H * V + H
+
+
+def of_side(graph: Graph, device: str) -> list[Op]:
+    return [op for op in graph.ops if op.device == device]
+
+
+def crossing(graph: Graph) -> Counter[str]:
+    """Bytes that go to a side: what it reads of the other one's, once for each value, and what is at home there."""
+    at_home = {t: {op.device for op in graph.ops if t in (*op.reads, *op.writes)} for t in graph.inputs}
+    valid = {t: {"host"} if devices == {"host"} else {"accelerator"} for t, devices in at_home.items()}
+    moved, home = Counter[str](), {t: set(sides) for t, sides in valid.items()}
+    for op in graph.ops:
+        for t in op.reads:
+            if op.device not in valid[t]:
+                moved[op.device] += graph.tensors[t].size_bytes
+                valid[t].add(op.device)
+        valid |= {t: {op.device} for t in op.writes}
+    for t, sides in home.items():
+        for side in sides - valid[t]:
+            moved[side] += graph.tensors[t].size_bytes
+    return moved
+
+
+# updates
+
+
+def test_adam_on_the_host_moves_28_bytes_a_parameter_there_and_four_between() -> None:
+    """ZeRO-Offload: fp32 master and moments read and written, a 16-bit gradient down, a 16-bit weight up."""
+    alone, graph = build(workload()), build(workload(on={"optimizer": "host"}))
+    assert not of_side(alone, "host")
+    updates = of_side(graph, "host")
+    assert [op.name for op in updates] == [op.name for op in alone.ops if op.phase == "update"]
+    assert sum(op.read_bytes for op in updates) == sum(op.write_bytes for op in updates) == 14 * PARAMETERS
+    assert crossing(graph) == {"host": 2 * PARAMETERS, "accelerator": 2 * PARAMETERS}
+    assert {(op.dtype, op.op_class) for op in updates} == {("fp32", "vector")}
+    assert sum(op.flops for op in updates) == 15 * PARAMETERS
+    assert arithmetic(graph) - 15 * PARAMETERS == arithmetic(alone)
+    assert graph.arithmetic == alone.arithmetic
+    for kind in ("weight", "optimizer_state", "gradient"):
+        assert sizes(graph, kind) == sizes(alone, kind)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.7, 1.0])
+def test_a_share_of_the_updates_is_as_close_as_whole_weights_allow(share: float) -> None:
+    alone, graph = build(workload()), build(workload(on={"optimizer": {"host": share}}))
+    largest, by_host = max(sizes(graph, "weight").values()) / 2, sum(op.flops for op in of_side(graph, "host")) // 15
+    assert abs(by_host - share * PARAMETERS) <= largest / 2
+    assert crossing(graph) == {"host": 2 * by_host, "accelerator": 2 * by_host}
+    on_device = {op.name for op in of_side(graph, "accelerator")}
+    names = {op.name for op in alone.ops}
+    assert on_device | {op.name for op in of_side(graph, "host")} == names
+    assert [op for op in graph.ops if op.name in on_device and op.phase == "update"] == [
+        op for op in alone.ops if op.name in on_device and op.phase == "update"
+    ]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_replicas_update_their_shards_on_the_host(stage: int) -> None:
+    """Only shards cross, in both directions; devices then gather what they gather without a host."""
+    ranks = 4
+    parallel = {"ranks": "all", "data": ranks, "zero_stage": stage}
+    alone, graph = (build_job(workload(parallel=parallel, on=on)).graphs[0] for on in ({}, {"optimizer": "host"}))
+    shards = ranks if stage else 1
+    each = sum(-(-size // 2 // shards) for size in sizes(build(workload()), "weight").values())
+    assert sum(op.flops for op in of_side(graph, "host")) == 15 * each
+    assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each}
+    met = [[op.collective for op in found.ops if op.collective] for found in (alone, graph)]
+    assert met[0] == met[1]
+
+
+# attention
+
+
+@pytest.mark.parametrize("attention", [GQA, MLA, GQA | {"window": 4}])
+@pytest.mark.parametrize("kv", [None, {"block": 4}])
+def test_attention_on_the_host_reads_the_cache_where_it_lies(attention: dict[str, Any], kv: dict[str, int]) -> None:
+    """FlexGen: a query and a new key and value come down for each sequence, layer and token; an output goes up."""
+    data = {"phase": "decode", "new_tokens": 3, "kv": kv}
+    alone, graph = (build(workload(attention, **data, on=on)) for on in ({}, {"attention": "host"}))
+    down, up = (Q + 2 * KV, Q) if attention["kind"] == "gqa" else (4 * (11 + 5 + 4) + 11 + 4, 4 * 11)
+    times = 3 * LAYERS * BATCH * 2
+    assert crossing(graph) == {"host": times * down, "accelerator": times * up}
+    cores = of_side(graph, "host")
+    assert {op.name.split("/")[-1] for op in cores} == {"attn.core"}
+    assert len(cores) == 3 * LAYERS
+    same = [op for op in alone.ops if op.name.endswith("attn.core")]
+    assert [(op.flops, op.read_bytes, op.write_bytes) for op in cores] == [
+        (op.flops, op.read_bytes, op.write_bytes) for op in same
+    ]
+    assert arithmetic(graph) == arithmetic(alone)
+    cache = {t for t, tensor in enumerate(graph.tensors) if tensor.kind == "kv_cache"}
+    assert cache.isdisjoint(t for op in of_side(graph, "accelerator") for t in (*op.reads, *op.writes))
+
+
+# experts
+
+
+def expected(experts: int, tokens: int, each: Fraction) -> int:
+    """How many experts are expected to be chosen, rounded up, if each token chooses so many of these."""
+    return -int(-(experts - experts * (1 - each / experts) ** tokens) // 1)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("side", "cold", "each"),
+    [
+        ("host", 8, Fraction(2)),
+        ({"host": 0.75}, 6, Fraction(3, 2)),
+        ({"host": 0.75, "choices": 0.4}, 6, Fraction(4, 5)),
+    ],
+)
+def test_hidden_states_come_down_to_experts_on_the_host(phase: str, side: object, cold: int, each: Fraction) -> None:
+    """KTransformers: of each token its hidden state and k choices (an id and a share) down, one row of h up."""
+    tokens = T if phase == "prefill" else BATCH
+    alone, graph = (build(workload(GQA, EXPERTS, phase=phase, on=on)) for on in ({}, {"experts": side}))
+    layers = LAYERS - 1  # the first one is dense
+    crosses = {"host": layers * tokens * (2 * H + 8 * K), "accelerator": layers * tokens * 2 * H}
+    assert crossing(graph) == crosses
+    rows, inside = tokens * each, 3 * tokens * each * W * 2
+    read = tokens * 8 * K + rows * H * 2 + inside + expected(cold, tokens, each) * 3 * H * W * 2
+    for op in of_side(graph, "host"):
+        assert op.name.endswith("ffn.experts.host")
+        assert op.flops == round(rows) * 2 * 3 * H * W
+        assert abs(op.read_bytes - read) <= H * 2 + 3 * W * 2, "of rows, which are whole"
+        assert op.workspace_bytes == round(rows) * 3 * W * 2
+    assert len(of_side(graph, "host")) == layers
+    assert arithmetic(graph) == arithmetic(alone)
+    assert sum(sizes(graph, "expert").values()) == sum(sizes(alone, "expert").values())
+    with_host = {t for op in of_side(graph, "host") for t in op.reads if graph.tensors[t].kind == "expert"}
+    assert sum(graph.tensors[t].size_bytes for t in with_host) == layers * cold * 3 * H * W * 2
+
+
+def test_experts_in_four_bits_are_read_as_they_are_stored() -> None:
+    graph = build(workload(GQA, EXPERTS, phase="decode", on={"experts": "host"}, dtypes={"experts": "int4_of_32"}))
+    wide = build(workload(GQA, EXPERTS, phase="decode", on={"experts": "host"}))
+    kept = (2 * W * (16 * 4 + 16) + H * (10 * 4 + 16)) // 8
+    chosen = expected(8, BATCH, Fraction(2))
+    pairs = zip(of_side(graph, "host"), of_side(wide, "host"), strict=True)
+    assert {wide.read_bytes - packed.read_bytes for packed, wide in pairs} == {chosen * (3 * H * W * 2 - kept)}
+
+
+# what is refused
+
+
+def refusal(*parts: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        workload(*parts, **more)
+    error = caught.value.errors()[0]["ctx"]["error"]
+    return f"{'.'.join(error.path)}: {error}"
+
+
+LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "says"),
+    [
+        ((), {"on": {"optimizer": "any"}}, "a workload says what runs it, as no policy chooses yet, found any"),
+        ((), {"on": {"optimizer": "host"}, "optimizer": {"kind": "muon"}}, "the host updates by adamw, found muon"),
+        ((), {"on": {"optimizer": "host"}, "optimizer": {"master": False}}, "a master weight of its own"),
+        ((), {"on": {"optimizer": "host"}, "dtypes": {"optimizer_bytes_per_parameter": 8}}, "a master weight of its"),
+        ((), {"on": {"optimizer": "host"}, "parallel": {"data": 4, "zero_stage": 1}}, "zero_stage 1, whose gradients"),
+        ((), {"on": {"optimizer": "host"}, "phase": "decode"}, "on.optimizer is for phase train"),
+        ((), {"on": {"attention": "host"}}, "on.attention is for phase decode, found it with phase train"),
+        ((), {"on": {"attention": "host"}, "phase": "prefill"}, "on.attention is for phase decode"),
+        ((LINEAR,), {"on": {"attention": "host"}, "phase": "decode"}, "found linear, sparse or chosen attention"),
+        ((GQA | {"sparse": SPARSE},), {"on": {"attention": "host"}, "phase": "decode"}, "found linear, sparse or"),
+        ((), {"on": {"experts": "host"}, "phase": "decode"}, "on.experts: the host runs a model's experts, found"),
+        ((GQA, EXPERTS), {"on": {"experts": "host"}}, "on.experts is for phase prefill, decode"),
+        ((GQA, EXPERTS), {"on": {"experts": "host"}, "phase": "decode", "experts": "each"}, "found each"),
+        ((GQA, EXPERTS), {"on": {"experts": {"host": 0.05}}, "phase": "decode"}, "0 of 8 on the host, for 0 of 2"),
+        ((GQA, EXPERTS), {"on": {"experts": {"host": 0.9, "choices": 0.2}}, "phase": "decode"}, "for 0.4 of 2 choices"),
+        ((GQA, EXPERTS | {"ranks": 2}), {"on": {"experts": "host"}, "phase": "decode"}, "found several ranks"),
+    ],
+)  # fmt: skip
+def test_what_the_host_cannot_run_is_refused(parts: tuple[Any, ...], more: dict[str, Any], says: str) -> None:
+    assert says in refusal(*parts, **more)
+    assert "; " in refusal(*parts, **more)
+
+
+def test_a_share_is_above_0_and_at_most_1() -> None:
+    for share in (0, 1.5, -1):
+        with pytest.raises(ValidationError):
+            workload(on={"optimizer": {"host": share}})
