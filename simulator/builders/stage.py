@@ -269,12 +269,20 @@ def _update_weight(t: Tape, module: str, weight: Weight, device: str) -> str:
     more = OpFields(device=device, dtype="fp32", write_bytes=write_bytes)
     more["read_bytes"] = write_bytes + shard * dtypes.gradient_bytes
     if device == HOST:
-        if t.zero_stage == 2 and weight.replicas:
+        parallel, shard_bytes = t.workload.parallel, shard * t.element_bytes
+        is_part = shard < weight.parameters and parallel.zero_stage < 3
+        if is_part:
             updated = f"{name}.shard"
-            t.graph.tensor(updated, shard * t.element_bytes, weight.kind)
+            t.graph.tensor(updated, shard_bytes, weight.kind)
+            if name not in t.shards:
+                whole, grad = grad, f"{name}.grad.shard"
+                t.graph.tensor(grad, shard * dtypes.gradient_bytes, "gradient")
+                t.op(f"{module}.slice", [whole], [grad], read_bytes=shard * dtypes.gradient_bytes)
         more |= OpFields(read_bytes=state_bytes + shard * dtypes.gradient_bytes)
         more |= OpFields(op_class="vector", flops=ADAM_FLOPS * shard)
         t.op(module, [grad, *states], [*states, updated], **more)
+        if is_part and parallel.ranks == "one":
+            t.op(f"{module}.place", [updated, name], [name], read_bytes=shard_bytes, write_bytes=shard_bytes)
         return updated
     if flops:
         more |= OpFields(dtype=dtypes.compute, flops=flops, workspace_bytes=2 * weight.parameters * t.element_bytes)

@@ -94,7 +94,7 @@ class Workload(Document):
         policy `recompute` makes more again on top.
     loss_chunks
         In training, in how many chunks of a rank's tokens one op makes the logits, the loss, and the gradients of both
-        sides of the product, so that logits are never whole (Liger Kernel, arXiv 2410.10989; its source,
+        sides of the product, so that logits are never whole (Liger-Kernel,
         ops/fused_linear_cross_entropy.py); default: logits are made, saved and read as a whole.
     on
         What the host runs of a step.
@@ -241,7 +241,7 @@ class Workload(Document):
         has_master = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER
         if self.optimizer is not None:
             has_master = self.optimizer.has_master(self.dtypes.element_bytes)
-        self.on.check_optimizer(self.optimizer or Optimizer(), self.parallel.zero_stage, has_master=has_master)
+        self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
             must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
             is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"

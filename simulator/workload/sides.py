@@ -18,19 +18,19 @@ not counted."""
 
 
 class HostShare(Part):
-    """A part of something that the host runs.
+    """The part of the updates that the host runs, as in Twin-Flow of ZeRO-Offload++ (DeepSpeed).
 
     Attributes
     ----------
     host
-        The share of it: of all parameters that are updated, by whole weights, evenly spread; of the experts of a layer.
+        The share of all trained parameters, as close as whole weights allow; which ones is evenly spread.
     """
 
     host: Share
 
 
 class HostExperts(HostShare):
-    """The experts of each layer that the host runs; the accelerator runs the others.
+    """The experts of each layer that the host runs; the accelerator runs the others, as in KTransformers.
 
     Attributes
     ----------
@@ -57,12 +57,12 @@ class Sides(Part):
     Attributes
     ----------
     optimizer
-        In training, the updates of weights by ``adamw``, as in ZeRO-Offload (arXiv 2101.06840) and its CPU Adam: states
-        and the master weight stay with the host, gradients come down, and updated weights go up. Or a share of them:
-        ``{host: 0.7}``.
+        In training, the updates of weights by ``adamw``, as in DeepSpeed's ZeRO-Offload with CPU Adam: states and the
+        master weight stay with the host, gradients come down, and updated weights go up. Or a share of them: ``{host:
+        0.7}``.
     attention
-        With phase ``decode``, attention to the KV cache, which stays with the host (FlexGen, arXiv 2303.06865): queries
-        and the new keys and values come down, and outputs go up.
+        With phase ``decode``, attention to the KV cache, which stays with the host (FlexGen, its ``cpu_cache_compute``):
+        queries and the new keys and values come down, and outputs go up.
     experts
         With phases ``prefill`` and ``decode``, the routed experts, in kernels that keep intermediate results to
         themselves: the hidden states of all tokens and their choices come down, and the sum of each token's experts
@@ -90,8 +90,8 @@ class Sides(Part):
             return experts, part.top_k * Fraction(str(self.experts.choices))
         return experts, Fraction(part.top_k * experts, part.routed)
 
-    def check_optimizer(self, optimizer: Optimizer, zero_stage: int, *, has_master: bool) -> None:
-        """Refuse an update that no host does here: of another optimizer, without a master weight, of whole gradients.
+    def check_optimizer(self, optimizer: Optimizer, *, has_master: bool) -> None:
+        """Refuse an update that no host does here: of another optimizer, or without a master weight.
 
         Raises
         ------
@@ -104,11 +104,6 @@ class Sides(Part):
         require(optimizer.kind == "adamw", must, optimizer.kind, *path, do="choose adamw, or run it on the accelerator")
         must, do = "the host updates a master weight of its own, so that none comes down", "set optimizer.master: true"
         require(has_master, must, "none", *path, do=do)
-        must, do = (
-            "the host updates whole weights, or shards from which they are gathered",
-            "set zero_stage to 0, 2 or 3",
-        )
-        require(zero_stage != 1, must, "zero_stage 1, whose gradients are whole", *path, do=do)
 
     def check_layers(self, decoder: DecoderModel, tensor: int, experts: str | None) -> None:
         """Refuse attention that runs in several ops, experts that are not on one rank, and shares of no whole expert.

@@ -110,7 +110,7 @@ def test_a_home_that_costs_nothing_is_not_named(hosim, scenario):
     assert "free" not in said.partition("Without a source")[2]
 
 
-UPDATE = "of state over h2d and runs on the device; where it runs on the host, hosim says nothing about its time."
+UPDATE = "of state over h2d and runs on the device; if the host runs it, write on: {optimizer: host} in the workload."
 
 
 @pytest.mark.parametrize(("homes", "is_said"), [("{optimizer_state: ddr}", True), ("{optimizer_state: free}", False)])

@@ -72,7 +72,7 @@ def test_a_share_of_the_updates_is_as_close_as_whole_weights_allow(share: float)
     ]
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_replicas_update_their_shards_on_the_host(stage: int) -> None:
     """Only shards cross, in both directions; devices then gather what they gather without a host."""
     ranks = 4
@@ -84,6 +84,18 @@ def test_replicas_update_their_shards_on_the_host(stage: int) -> None:
     assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each}
     met = [[op.collective for op in found.ops if op.collective] for found in (alone, graph)]
     assert met[0] == met[1]
+
+
+def test_the_slice_of_one_rank_updates_its_shard_on_the_host() -> None:
+    parallel = {"data": 4, "zero_stage": 1}
+    alone, graph = (build(workload(parallel=parallel, on=on)) for on in ({}, {"optimizer": "host"}))
+    each = sum(-(-size // 2 // 4) for size in sizes(alone, "weight").values())
+    assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each}
+    assert sum(op.flops for op in of_side(graph, "host")) == 15 * each
+    moved = [op for op in of_side(graph, "accelerator") if op.phase == "update"]
+    assert sum(op.read_bytes + op.write_bytes for op in moved) == 2 * 2 * each + 2 * 2 * each, (
+        "sliced, and put in place"
+    )
 
 
 # attention
@@ -177,7 +189,6 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
         ((), {"on": {"optimizer": "host"}, "optimizer": {"kind": "muon"}}, "the host updates by adamw, found muon"),
         ((), {"on": {"optimizer": "host"}, "optimizer": {"master": False}}, "a master weight of its own"),
         ((), {"on": {"optimizer": "host"}, "dtypes": {"optimizer_bytes_per_parameter": 8}}, "a master weight of its"),
-        ((), {"on": {"optimizer": "host"}, "parallel": {"data": 4, "zero_stage": 1}}, "zero_stage 1, whose gradients"),
         ((), {"on": {"optimizer": "host"}, "phase": "decode"}, "on.optimizer is for phase train"),
         ((), {"on": {"attention": "host"}}, "on.attention is for phase decode, found it with phase train"),
         ((), {"on": {"attention": "host"}, "phase": "prefill"}, "on.attention is for phase decode"),
