@@ -109,6 +109,11 @@ def machines(
     if buses and draw(st.booleans()):
         on_bus = draw(st.lists(st.sampled_from(sorted(found)), min_size=1, max_size=3, unique=True))
         document["buses"] = {"bus": {"links": on_bus, "bandwidth": draw(rates)}}
+    if buses:
+        for name in draw(st.lists(st.sampled_from(sorted(tiers.keys() - {"hbm"})), unique=True)):
+            tiers[name]["bandwidth"] = draw(rates)
+            for way in (way for way in found.values() if name in (way["source"], way["target"]) and "via" not in way):
+                way["passes"] = draw(st.sampled_from([{}, {}, {name: 1}, {name: 3}]))
     if queues and draw(st.integers(0, 3)) == 0:
         together = draw(st.lists(st.sampled_from(sorted(found)), min_size=2, max_size=4, unique=True))
         document["copy_queues"] = {"copies": together}
@@ -235,7 +240,15 @@ def scaled(case: Case, factor: int) -> Case:
     tensors = tuple(replace(t, size_bytes=t.size_bytes * factor) for t in case.graph.tensors)
     ops = tuple(replace(op, workspace_bytes=op.workspace_bytes * factor) for op in case.graph.ops)
     hardware = case.hardware
-    tiers = {n: t.model_copy(update={"capacity_bytes": t.capacity_bytes * factor}) for n, t in hardware.tiers.items()}
+    tiers = {
+        n: t.model_copy(
+            update={
+                "capacity_bytes": t.capacity_bytes * factor,
+                "bandwidth_bytes_per_s": t.bandwidth_bytes_per_s and t.bandwidth_bytes_per_s * factor,
+            }
+        )
+        for n, t in hardware.tiers.items()
+    }
     changed = {
         n: k.model_copy(update={"bandwidth_bytes_per_s": k.bandwidth_bytes_per_s * factor})
         for n, k in hardware.links.items()

@@ -99,9 +99,9 @@ from simulator.bounds.precedence import Precedence as Precedence
 from simulator.bounds.precedence import streams_of as streams_of
 from simulator.bounds.traffic import Traffic
 from simulator.bounds.windows import Rematerialisation, Windows
-from simulator.cost import roofline, unit_work
+from simulator.cost import device_of, roofline, unit_work
 from simulator.cost.service import FULL_RATE, ceil_div
-from simulator.graph import Graph
+from simulator.graph import HOST, Graph
 from simulator.hardware import Hardware
 
 _HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what may be live
@@ -207,25 +207,32 @@ class Limits:
 
 
 def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:
-    """Bound a step by what each unit of the device, and its memory, do in it, where several streams share them.
+    """Bound a step by what each unit of a device, and its memory, do in it, where several streams share them.
+
+    So does the host always, whatever other ranks do there.
 
     *Proof.* An op that surely starts after the window has begun (its head is known) and ends before the window does
     (its tail is known) does all its arithmetic in it, and moves all its traffic. No unit computes faster than at its
     peak, nor does the memory carry more than its bandwidth (semantics, rule 10). Where ranks meet, windows of several
     ranks are on the paths that heads and tails come from, so that this holds for runs of one step only.
     """
-    graph = timing.precedence.graph
-    if not timing.precedence.is_contended or (graph.meets and graph.steps > 1):
+    graph, is_contended = timing.precedence.whole, timing.precedence.is_contended
+    if not (is_contended or graph.on_host) or (graph.meets and graph.steps > 1):
         return {}
     ends = zip(graph.ops, timing.heads_ns, timing.tails_ns, strict=True)
     inside = [
-        op for op, head, tail in ends if min(head, tail) >= 0 and op.collective is None and op.duration_ns is None
+        op
+        for op, head, tail in ends
+        if min(head, tail) >= 0
+        and op.collective is None
+        and op.duration_ns is None
+        and (is_contended or op.device == HOST)
     ]
     work: Counter[str] = Counter()
     for op in inside:
         unit, _, arithmetic = unit_work(op, hardware)
-        work[f"{unit} unit"] += arithmetic
-        work[f"memory {hardware.compute_tier}"] += roofline(op, hardware)[1]
+        work[f"{unit} unit{' of the host' if op.device == HOST else ''}"] += arithmetic
+        work[f"memory {device_of(op, hardware).tier}"] += roofline(op, hardware)[1]
     return {name: ceil_div(total, FULL_RATE) for name, total in work.items() if total}
 
 

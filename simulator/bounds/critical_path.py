@@ -325,7 +325,7 @@ class Team:
         sharing, first_alike = self.hardware.topology.sharing, self.first_alike
         leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})
         may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
-        buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
+        buses = self.hardware.caps.items() if self._is_ample and not may_differ else ()
         shared = {name: sharing[bus.scope] for name, bus in buses if bus.scope != "device"}
         return {name: int(instances(many, first_alike)[1][leads].min()) for name, many in shared.items()}
 

@@ -164,11 +164,12 @@ def bottlenecks(
         for name, queue in hardware.copy_queues.items():
             if len(cut.into) == len(cut.out_of) == 1 and {*cut.into, *cut.out_of} <= set(queue):
                 narrow.append(Bottleneck(f"queue {name}", index, into, out_of, hardware.links[cut.into[0]].channels))
-        for name, bus in hardware.buses.items():
-            passing, rate = hardware.passing(bus.links).keys(), bus.bandwidth_bytes_per_s
-            into, out_of = (rate if names and passing >= set(names) else 0 for names in (cut.into, cut.out_of))
+        for name, bus in hardware.caps.items():
+            passing, rate = hardware.passing(bus.links), bus.bandwidth_bytes_per_s
+            into, out_of = (rate if names and passing.keys() >= set(names) else 0 for names in (cut.into, cut.out_of))
             if into or out_of:
-                narrow.append(Bottleneck(f"bus {name}", index, into, out_of, times=sharers.get(name, 1)))
+                times = min(passing.values()) * sharers.get(name, 1)
+                narrow.append(Bottleneck(f"bus {name}", index, into, out_of, times=times))
     return narrow
 
 

@@ -155,7 +155,8 @@ class Demand:
     def _enters_and_leaves(self) -> tuple[dict[int, int], dict[int, int]]:
         """Find the tensors that come from a home, and those that go to one."""
         precedence, lifetimes, tensors = self.precedence, self.lifetimes, self.precedence.graph.tensors
-        at_home = [t for t in lifetimes.inputs if lifetimes.uses[t] and self.homes[t] not in {FREE, NOWHERE}]
+        followed = lifetimes.inputs - precedence.written_on_host
+        at_home = [t for t in followed if lifetimes.uses[t] and self.homes[t] not in {FREE, NOWHERE}]
         read = [t for t in at_home if lifetimes.is_read(t, lifetimes.first_use[t])]
         made = [t for t in at_home if lifetimes.writes[t] and tensors[t].persistent and precedence.graph.steps == 1]
         enters = {t: precedence.awaited_by(lifetimes.first_use[t]) for t in read}
@@ -165,6 +166,8 @@ class Demand:
         """Yield the stretches of a tensor in order; of one that is pinned, over all ops between its uses."""
         precedence, lifetimes = self.precedence, self.lifetimes
         uses, writes, ops = lifetimes.uses[tensor], lifetimes.writes[tensor], len(precedence.graph.ops)
+        if tensor in precedence.written_on_host and not is_there:
+            return
         if uses and tensor in lifetimes.inputs and lifetimes.is_read(tensor, uses[0]):
             uses = (-1, *uses)
         if not (precedence.in_line or is_there):

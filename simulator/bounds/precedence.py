@@ -34,18 +34,38 @@ class Precedence:
 
     Attributes
     ----------
-    graph, streams
+    whole, streams
         Graph that runs; stream of each op.
     """
 
-    graph: Graph
+    whole: Graph
     streams: tuple[int, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph as its accelerator sees it (`Graph.on_accelerator`)."""
+        return self.whole.on_accelerator
+
+    @cached_property
+    def written_on_host(self) -> frozenset[int]:
+        """Tensors that ops of the host write: their values are not followed, as these may take the place of any."""
+        return frozenset(t for op in self.whole.on_host for t in self.whole.ops[op].writes)
 
     @classmethod
     def of(cls, graph: Graph, streams: tuple[int, ...] | None = None) -> Precedence:
         """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
         key = cls, streams or streams_of(graph)
         return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, key[1])))
+
+    @cached_property
+    def handed_over(self) -> list[int]:
+        """Tensors that ops of the host read as one of the accelerator wrote them, once for each such value."""
+        maker, values = dict[int, int](), set[tuple[int, int]]()
+        for index, op in enumerate(self.whole.ops):
+            if index in self.whole.on_host:
+                values.update((t, maker[t]) for t in op.reads if maker.get(t, index) not in self.whole.on_host)
+            maker |= dict.fromkeys(op.writes, index)
+        return sorted(t for t, _ in values)
 
     @cached_property
     def in_line(self) -> bool:
@@ -71,11 +91,11 @@ class Precedence:
     def after(self) -> list[list[int]]:
         """Op of two steps, one after the other -> ops after whose end it starts; implied ones may be left out."""
         ops, streams = len(self.streams), self.streams
-        beside = [node for node, stream in zip(self.graph.ops, streams, strict=True) if stream]
+        beside = [node for node, stream in zip(self.whole.ops, streams, strict=True) if stream]
         shared = {t for node in beside for t in (*node.reads, *node.writes)}  # what only the line uses is in order
         previous, writer, users = dict[int, int](), dict[int, int](), dict[int, list[int]]()
         after = list[list[int]]()
-        for position, node in enumerate(self.graph.ops * 2):
+        for position, node in enumerate(self.whole.ops * 2):
             stream = streams[position % ops]
             reads, writes = ([t for t in tensors if t in shared] for tensors in (node.reads, node.writes))
             earlier = {writer[t] for t in reads if t in writer}.union(*(users.get(t, ()) for t in writes))

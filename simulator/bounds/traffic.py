@@ -72,9 +72,10 @@ class Traffic:
             return time_ns(times * self._forced_bytes(names, crossing), rate)
 
         terms = {}
-        for name, bus in hardware.buses.items():
+        for name, bus in hardware.caps.items():
             passing = hardware.passing(bus.links)
-            terms[f"bus {name}"] = needs(passing, bus.bandwidth_bytes_per_s, self.sharers.get(name, 1))
+            times = min(passing.values()) * self.sharers.get(name, 1)
+            terms[f"bus {name}"] = needs(passing, bus.bandwidth_bytes_per_s, times)
         for name, link in links.items():
             alone_ns = ceil_div(self._alone_ns[name], link.channels)
             terms[f"link {name}"] = max(needs(hardware.passing((name,)), link.bandwidth_bytes_per_s), alone_ns)
@@ -136,7 +137,9 @@ def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
     compute_tier, moves = hardware.compute_tier_id, dict[tuple[int, int], list[int]]()
     awaited = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
     come = ((homes[t], compute_tier, t) for t in awaited if t not in timing.staying)
-    for source, target, t in (*come, *((compute_tier, homes[t], t) for t in demand.leaves)):
+    go = [(compute_tier, homes[t], t) for t in demand.leaves]
+    go += [(compute_tier, hardware.host_tier_id, t) for t in timing.precedence.handed_over if graph.steps == 1]
+    for source, target, t in (*come, *go):
         if source != target:
             moves.setdefault((source, target), []).append(graph.tensors[t].size_bytes)
     return [(*ends, sizes) for ends, sizes in moves.items()]

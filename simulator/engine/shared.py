@@ -107,8 +107,10 @@ class Shared:
         self.ranks = [rank for rank, by in enumerate(stands_in) if rank == by]
         self._sharing = hardware.topology.sharing
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
+        self._caps = hardware.caps
         self._capping = {
-            name: [bus for bus, of in hardware.buses.items() if name in of.links] for name in self._wires()
+            name: [cap for cap, of in self._caps.items() for capped in of.links if capped == name]
+            for name in self._wires()
         }
         self._is_passed = {name for name in hardware.links if len(hardware.passing((name,))) > 1}
         self.resources: list[tuple[int | float, int, int]] = []
@@ -180,7 +182,7 @@ class Shared:
         if key not in self._resource_ids:
             self._resource_ids[key] = len(self.resources)
             is_watched = kind == "bus" and scope != "device" and len(self.stands_in) > 1
-            bus = [*self.hardware.buses].index(name) if is_watched else NOTHING
+            bus = [*self._caps].index(name) if is_watched else NOTHING
             self.resources.append((bandwidth, bus, instance))
         return self._resource_ids[key], count
 
@@ -234,7 +236,7 @@ class Shared:
 
     def _buses(self, capped: str, rank: int) -> Uses:
         """Return the rank's instances of the buses that cap a link or a port."""
-        capping = ((name, self.hardware.buses[name]) for name in self._capping[capped])
+        capping = ((name, self._caps[name]) for name in self._capping[capped])
         return tuple(self._resource("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in capping)
 
     def _memory(self, rank: int) -> tuple[int, int]:

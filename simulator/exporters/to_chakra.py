@@ -95,7 +95,7 @@ def _links(case: Case, plan: Plan) -> Links:
     names = {hop: hardware.link_names[hardware.hops.index(hop)] for hop in sorted(hops)}
     links = {hop: hardware.links[name] for hop, name in names.items()}
     used = set(names.values())
-    shared = [bus for bus in hardware.buses.values() if asked_bytes_per_s(hardware, bus) > bus.bandwidth_bytes_per_s]
+    shared = [bus for bus in hardware.caps.values() if asked_bytes_per_s(hardware, bus) > bus.bandwidth_bytes_per_s]
     is_load = {target == hardware.compute_tier_id for _, target in hops}
     is_between = all(hardware.compute_tier_id in hop for hop in hops) and len(hops) == len(is_load)
     cannot = {

@@ -144,13 +144,19 @@ class Graph:
     def arithmetic(self) -> dict[str, int]:
         """Data type -> what a step computes of the model, however it is run [FLOP].
 
-        Every op counts once but elementwise ones (class ``vector``), those of the update, and those that a checkpoint
-        runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but
-        for what kernels of attention skip, as causal ones do, or compute again in backward.
+        Every op of the accelerator counts once but elementwise ones (class ``vector``), those of the update, and those
+        that a checkpoint runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311,
+        appendix B), but for what kernels of attention skip, as causal ones do, or compute again in backward.
         """
         flops: dict[str, int] = {}
         for op in self.ops:
-            if op.flops and op.op_class != "vector" and op.phase != "update" and AGAIN not in op.name:
+            if (
+                op.flops
+                and op.device != HOST
+                and op.op_class != "vector"
+                and op.phase != "update"
+                and AGAIN not in op.name
+            ):
                 flops[op.dtype] = flops.get(op.dtype, 0) + op.flops
         return flops
 
@@ -158,6 +164,11 @@ class Graph:
     def on_host(self) -> frozenset[int]:
         """Ops that run on the host."""
         return frozenset(index for index, op in enumerate(self.ops) if op.device == HOST)
+
+    @property
+    def host_streams(self) -> frozenset[int]:
+        """The streams that its ops of the host name."""
+        return frozenset(self.ops[index].stream for index in self.on_host)
 
     @cached_property
     def made_on_host(self) -> frozenset[int]:

@@ -219,22 +219,37 @@ class Hardware(Document):
     def unread(self) -> dict[str, str]:
         """Pattern of paths to figures that no run on this machine reads -> why."""
         others = [name for name in self.tiers if name != self.compute_tier]
-        rates = {
-            f"tiers.{name}.bandwidth": "kernels work in the compute tier, and links carry copies" for name in others
-        }
         energies = {f"tiers.{name}.energy": "the energy of a copy is that of its link" for name in others}
+        bound = {*self.memories.values()}
+        free = [name for name, link in self.links.items() if bound.isdisjoint((link.source, link.target))]
+        passes = {f"links.{name}.passes*": "no lower tier that it joins states a bandwidth" for name in free}
         single = [f"links.{name}.sharing" for name, link in self.links.items() if link.channels == 1]
         sharing = dict.fromkeys(single, "one copy at a time shares with no other")
-        return {**rates, **energies, **sharing, "on_chip.*": "it is not simulated"}
+        return {**energies, **passes, **sharing, "on_chip.*": "it is not simulated"}
+
+    @property
+    def memories(self) -> dict[str, str]:
+        """Name among `caps` -> lower tier that states a bandwidth; no bus has a dot in its name."""
+        stated = [name for name, tier in self.tiers.items() if tier.bandwidth_bytes_per_s is not None]
+        return {f"memory.{name}": name for name in stated if name != self.compute_tier}
+
+    @property
+    def caps(self) -> dict[str, Bus]:
+        """Buses by name, and `memories` as such: each over the links that begin or end there, as often as they pass."""
+        memories = {}
+        for cap, tier in self.memories.items():
+            links = tuple(name for name, link in self.links.items() for _ in range(link.passes_at(tier)))
+            rate, scope = self.tiers[tier].bandwidth_bytes_per_s or math.inf, self.tiers[tier].scope
+            memories[cap] = Bus.model_construct(links=links, bandwidth_bytes_per_s=rate, scope=scope)
+        return {**self.buses, **memories}
 
     def passing(self, names: Iterable[str]) -> dict[str, int]:
         """Return how often a copy over each link passes these links or ports; staged links that go via them count."""
-        passes = dict.fromkeys(names, 1)
+        passed = Counter(names)
         for name, link in self.links.items():
-            times = sum(1 for stage in link.via if stage in passes)
-            if times:
-                passes[name] = passes.get(name, 0) + times
-        return passes
+            if times := sum(passed[stage] for stage in link.via):
+                passed[name] += times
+        return {**passed}
 
     def wires(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the links without staged ones that go via another of them: the wires that all bytes pass."""
@@ -258,6 +273,10 @@ class Hardware(Document):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
+            for passed in link.passes:
+                lower = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
+                must = "passes name lower tiers that the link joins, of no staged link"
+                require(passed in lower, must, repr(passed), "links", name, "passes", do=nearest(passed, (*lower,)))
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for link_name in bus.links:
@@ -333,7 +352,7 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     list of str
         A sentence for each limit.
     """
-    sentences: list[str] = []
+    sentences, memories = list[str](), hardware.memories
 
     def tell(field: str, value: int | float, other: str, limit: int | float, unit: str = "B/s") -> None:
         is_left, way = field.endswith(".reserved"), "less" if field.endswith(".reserved") else "more"
@@ -343,9 +362,10 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
             )
             sentences.append(f"{limits}: {way} changes nothing, unless that is set as well.")
 
-    for bus_name, bus in hardware.buses.items():
-        field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
-        for name in bus.links:
+    for bus_name, bus in hardware.caps.items():
+        of = f"tiers.{memories[bus_name]}" if bus_name in memories else f"buses.{bus_name}"
+        field, rate = f"{of}.bandwidth", bus.bandwidth_bytes_per_s
+        for name in dict.fromkeys(bus.links):
             if name in hardware.links and _fills(hardware.links[name], bus):
                 tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
         asked = asked_bytes_per_s(hardware, bus)

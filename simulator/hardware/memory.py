@@ -48,8 +48,8 @@ class Tier(Part):
     reserved_bytes
         Bytes that the framework's context and the like occupy [B].
     bandwidth_bytes_per_s
-        Of the compute tier: bandwidth that kernels and copies share [B/s]. That of other tiers is for the information
-        of readers: copies take the bandwidth of links and buses.
+        Bandwidth of the memory [B/s]. Of the compute tier: what kernels and copies share. Of another tier: what all
+        copies that begin or end there share with those that pass through it, once in and once out.
     energy_fj_per_byte
         For the compute tier: energy of each byte that a kernel reads or writes, on top of the device's power [fJ].
     endurance_bytes
@@ -121,6 +121,9 @@ class Link(Part):
         The links that a staged link goes over, from its source to its target.
     chunk_bytes
         Size of the chunks that a staged link stores and forwards [B].
+    passes
+        Lower tier that it joins -> how often each byte of its copies passes the memory there. 1 where none is stated; 3
+        if it is first copied to another buffer.
     energy_fj_per_byte
         Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
@@ -142,6 +145,7 @@ class Link(Part):
     efficiency: tuple[EfficiencyPoint, ...] = ()
     via: tuple[Key, ...] = ()
     chunk_bytes: Bytes = Field(0, alias="chunk")
+    passes: dict[Key, Few] = {}
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     _stages: tuple[Link, ...] = PrivateAttr(())
     _stated: Link | None = PrivateAttr(None)
@@ -155,6 +159,10 @@ class Link(Part):
     def servers(self) -> int:
         """Number of fixed, equal parts of its bandwidth: one for each channel, or 1 if channels share it."""
         return self.channels if self.sharing == "servers" else 1
+
+    def passes_at(self, tier: str) -> int:
+        """Return how often the bytes of a copy pass a tier's memory; staged ones do on the links of their way."""
+        return self.passes.get(tier, 1) if tier in (self.source, self.target) and not self.via else 0
 
     def reached_fraction(self, size_bytes: int) -> float:
         """Return the share of the bandwidth that a copy of a given size reaches, from the efficiency curve."""

@@ -1,5 +1,6 @@
 """Counts what is in a trace: one row of numbers, and tidy tables with names."""
 
+from simulator.metrics.figures import causes as causes
 from simulator.metrics.figures import columns as columns
 from simulator.metrics.figures import figure_of as figure_of
 from simulator.metrics.frames import Frames as Frames

@@ -19,7 +19,7 @@ from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
-Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field", "energy", "price", "worn tier"]
+Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier"]
 Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost"]
 OverRanks = Literal["slowest", "sum", "most"]
 
@@ -39,7 +39,8 @@ class Figure:
         ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
         what is ``served``; rows that ran on a machine that states a ``cost``.
     over
-        The kind of thing with a figure for each; for ``energy`` and ``price``, one figure if the machine states any.
+        The kind of thing with a figure for each; for ``energy``, ``price`` and the ``host``, one figure if the machine
+        states any.
     worse
         Which change of it is worse, if any is.
     is_compared
@@ -89,6 +90,8 @@ FIGURES = (
     Figure("recompute_ns", "ns", "recompute", "Further runs of ops on the main stream in the measured step."),
     Figure("stall_ns", "ns", "stall", "The sum of the waits of the main stream in the measured step."),
     Figure("wait_<>_ns", "ns", "<>", "What the main stream waited for with this root cause.", over="cause"),
+    Figure("host_compute_ns", "ns", "host compute", "Time of the step with an op of the host of the main stream's rank "
+           "under way.", over="host"),
     Figure("drain_ns", "ns", "drain", "`M - E_n` in a run of one step, which counts it; else 0."),
     Figure("transfer_ns", "ns", "transfer", "Time of the step with a transfer of the main stream's rank under way."),
     Figure("exposed_transfer_ns", "ns", "exposed", "What of `transfer_ns` falls into a stall, whatever its cause."),
@@ -217,23 +220,29 @@ def figure_of(column: str) -> Figure:
     return Figure(column, unit, column.removesuffix(end).replace("_", " "), "")
 
 
+def causes(hardware: Hardware) -> tuple[str, ...]:
+    """Return the causes that a wait may have on a machine: none waits for a host that does not compute."""
+    return tuple(cause for cause in CAUSES if hardware.host_compute or cause != "host_compute")
+
+
 def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, ...]:
     """Name the columns of a row on a machine, in the order of a summary.
 
     Parameters
     ----------
     hardware
-        Its tiers, links and buses are the places of figures.
+        Its tiers, links and caps are the places of figures.
     of
         The kinds of figures that are named.
     """
     places: Mapping[str, Iterable[str]] = {
         "": ("",),
-        "cause": CAUSES,
+        "cause": causes(hardware),
         "tier": hardware.tier_names,
         "link": hardware.link_names,
-        "bus": hardware.buses,
+        "bus": hardware.caps,
         "compute tier": (hardware.compute_tier,),
+        "host": ("",) if hardware.host_compute else (),
         "field": (),
         "energy": ("",) if hardware.states_energy else (),
         "price": ("",) if hardware.states_prices else (),

@@ -250,10 +250,10 @@ def place_name(hardware: Hardware, cause: int, on: int) -> str:
 
 
 def blocker_name(graph: Graph, cause: int, blocker: int) -> str:
-    """Name the tensor, or the collective, that was under way while an op waited; empty if there is none."""
+    """Name the tensor, or the collective or op of the host, that was under way while an op waited; empty if none."""
     if blocker < 0:
         return ""
-    return graph.ops[blocker].name if CAUSES[cause] == "collective" else graph.tensors[blocker].name
+    return graph.ops[blocker].name if CAUSES[cause] in ("collective", "host_compute") else graph.tensors[blocker].name
 
 
 def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) -> Columns:

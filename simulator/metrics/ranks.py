@@ -151,7 +151,7 @@ def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
 def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:
     """Count the time in the window with a collective under way, and how much of it compute masks [ns]."""
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
-    computes = (spans["kind"] == COMPUTE) & ~meets
+    computes = (spans["kind"] == COMPUTE) & ~meets & ~np.isin(spans["item"], list(graph.on_host))
     start, end = spans["start_ns"], spans["end_ns"]
     return exposed_ns((start[meets], end[meets]), (start[computes], end[computes]), window)
 
@@ -188,7 +188,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     """
     spans, by_bus = trace.spans.whole(), {}
     copies = pick(spans, (spans["kind"] == COPY) & (spans["end_ns"] > spans["start_ns"]))
-    for name, bus in hardware.buses.items():
+    for name, bus in hardware.caps.items():
         passing = hardware.passing(bus.links)
         rates = [passing.get(link, 0) * hardware.links[link].bandwidth_bytes_per_s for link in hardware.link_names]
         if bus.scope == "device" or not any(rates) or inf in (bus.bandwidth_bytes_per_s, *rates):

@@ -13,7 +13,7 @@ from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, digest, firsts, instances, pick, running, tuples
 
 
-def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> list[int]:
+def step_starts(graph: Graph, home: Sequence[int], hardware: Hardware, codes: Block, lap: int = 0) -> list[int]:
     """Find the issue number of the first action of each training step that began.
 
     If a fixed plan is repeated for each step, all steps have as many actions, which are not recorded. Otherwise a step
@@ -26,8 +26,8 @@ def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Blo
         What runs.
     home
         Tier of each tensor at time 0, or `NOWHERE`.
-    compute_tier
-        Id of the tier that computes write to.
+    hardware
+        Has the tiers that computes write to.
     codes
         The actions that the host issued, if they are recorded.
     lap
@@ -36,6 +36,7 @@ def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Blo
     if lap:
         return list(range(0, graph.steps * lap, lap))
     starts, ran, unlike = [0], set[int](), set[tuple[int, int]]()
+    compute_tier, host_tier = hardware.compute_tier_id, hardware.host_tier_id
     exists, may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
 
     def hold(tensor: int, tier: int, *, held: bool) -> None:
@@ -49,7 +50,7 @@ def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Blo
         if kind == COMPUTE:
             ran.add(a)
             for tensor in graph.ops[a].writes:
-                hold(tensor, compute_tier, held=True)
+                hold(tensor, host_tier if a in graph.on_host else compute_tier, held=True)
         elif kind == COPY:
             hold(a, c, held=True)
         elif kind == DETACH:
@@ -99,9 +100,9 @@ def repeats(job: Job, trace: Trace) -> bool:
 def _starts(graph: Graph, hardware: Hardware, trace: Trace) -> list[int]:
     """Find where the steps of a trace of one rank begin; once for the same actions."""
     codes, homes = trace.issued[0].whole(), _homes(graph, trace)
-    about = step_starts, hardware.compute_tier_id, trace.laps[0], *homes, digest(*codes.values())
+    about = step_starts, hardware.compute_tier_id, hardware.host_tier_id, trace.laps[0], *homes, digest(*codes.values())
     if about not in graph.known:
-        graph.known[about] = step_starts(graph, homes, hardware.compute_tier_id, codes, trace.laps[0])
+        graph.known[about] = step_starts(graph, homes, hardware, codes, trace.laps[0])
     return list(graph.known[about])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from simulator.bounds import Bound
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.metrics.figures import columns
+from simulator.metrics.figures import causes, columns
 from simulator.metrics.steps import RankRun, numbered
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Block, Bools, Ints, Trace, busy, pick, tuples
@@ -57,7 +57,7 @@ def rank_figures(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | 
         window = _measured(graph, ran)
         row["step_ns"] = window.end_ns - window.start_ns
         row |= flop_rates([(graph.arithmetic, 1)], hardware, row["step_ns"])
-        row |= _time_figures(graph, ran, window) | _transfer_figures(hardware, trace, window)
+        row |= _time_figures(graph, hardware, ran, window) | _transfer_figures(hardware, trace, window)
         row |= _traffic_figures(graph, hardware, trace, window)
         if hardware.states_energy:
             spans = trace.spans.whole()
@@ -149,7 +149,7 @@ def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
     return (at_work if at_work > 1 else len(ends_ns)) - 1
 
 
-def _time_figures(graph: Graph, ran: RankRun, window: Window) -> dict[str, Any]:
+def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window) -> dict[str, Any]:
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
@@ -166,9 +166,16 @@ def _time_figures(graph: Graph, ran: RankRun, window: Window) -> dict[str, Any]:
         "compute_ns": int(took[on_main_stream & ~meets & ~again].sum()),
         "recompute_ns": int(took[on_main_stream & ~meets & again].sum()),
         "stall_ns": int(by_cause.sum()),
-        **{f"wait_{cause}_ns": ns for cause, ns in zip(CAUSES, by_cause.tolist(), strict=True)},
+        **{f"wait_{cause}_ns": int(by_cause[CAUSES.index(cause)]) for cause in causes(hardware)},
+        **({"host_compute_ns": union_ns(*_on_host(graph, spans), window[-2:])} if hardware.host_compute else {}),
         "drain_ns": window.end_ns - max(window.start_ns, int(spans["end_ns"][on_main_stream].max(initial=0))),
     }
+
+
+def _on_host(graph: Graph, spans: Block) -> Stretches:
+    """Return the starts and ends of the ops of the host [ns]."""
+    on_host = (spans["kind"] == COMPUTE) & np.isin(spans["item"], list(graph.on_host))
+    return spans["start_ns"][on_host], spans["end_ns"][on_host]
 
 
 def _transfer_figures(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
@@ -288,7 +295,7 @@ def bound_figures(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
 
 
 def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str, Any]) -> float:
-    """Count the energy of a step of one rank [J].
+    """Count the energy of a step of one rank, but for what its host computes [J].
 
     Parameters
     ----------
@@ -299,9 +306,10 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     row
         Figures of the step: its time, and the bytes that links moved.
     """
-    times = np.bincount(computes["item"], minlength=len(graph.ops)).tolist()
-    flops = sum(often * op.flops for often, op in zip(times, graph.ops, strict=True))
-    touched = sum(often * (op.read_bytes + op.write_bytes) for often, op in zip(times, graph.ops, strict=True))
+    times = np.bincount(computes["item"], minlength=len(graph.ops))
+    times[list(graph.on_host)] = 0
+    flops = sum(often * op.flops for often, op in zip(times.tolist(), graph.ops, strict=True))
+    touched = sum(often * (op.read_bytes + op.write_bytes) for often, op in zip(times.tolist(), graph.ops, strict=True))
     compute, memory = hardware.compute, hardware.tiers[hardware.compute_tier]
     fj = flops * (compute.energy_fj_per_flop or 0) + touched * (memory.energy_fj_per_byte or 0)
     fj += sum(row[f"moved_{name}_bytes"] * (link.energy_fj_per_byte or 0) for name, link in hardware.links.items())

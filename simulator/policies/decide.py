@@ -278,7 +278,7 @@ def _supply_ns(problem: Problem, plan: Plan) -> int:
         if kind == COPY:
             moved[problem.link_names[source, target]] += problem.sizes[tensor]
     for name, ranks in problem.sharers.items():
-        bus = hardware.buses[name]
+        bus = hardware.caps[name]
         size = ranks * sum(times * moved[link] for link, times in hardware.passing(bus.links).items())
         supply_ns = max(supply_ns, time_ns(size, bus.bandwidth_bytes_per_s))
     return supply_ns

@@ -3,8 +3,8 @@
 A policy sees ops of the host that use nothing (`Graph.on_accelerator`). As its actions come, the weaver writes them for
 the whole graph, and adds moves between the tier of the host and where the policy has each tensor:
 
-- What the accelerator makes and the host reads is copied out right behind the op that writes it, before the policy frees
-  it; what else the host lacks, right before its op.
+- What the accelerator makes and the host reads is copied out right behind the op that writes it, before the policy
+  frees it; what else the host lacks, right before its op.
 - What the host writes is copied, right behind its op, to where the policy believes that it is valid. So a tensor that
   the policy has in the tier of the host alone, or that only ops of the host use, needs no copy.
 - A place in the tier of the host stays until the last op of the host in the step that uses the tensor.

@@ -163,7 +163,7 @@ class Facts:
         tier = np.concatenate((self.b[copies], self.c[copies], self.b[detaches], self.b[syncs]))
         is_target = (np.arange(len(others)) >= len(copies)) & (np.arange(len(others)) < 2 * len(copies))
         issue = np.append(user, others)
-        place = np.append(uses.tensor[use] * tiers + program.compute_tier, self.a[others] * tiers + tier)
+        place = np.append(uses.tensor[use] * tiers + program.tier_of[self.a[user]], self.a[others] * tiers + tier)
         reads = np.append(uses.reads[use], np.arange(len(others)) < len(copies))
         makes = np.append(uses.writes[use], is_target)
         return Accesses(issue, self.kind[issue], place, reads, makes).pick(np.argsort(issue, kind="stable"))

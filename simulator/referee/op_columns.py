@@ -65,6 +65,8 @@ class ProgramColumns:
         op with dynamic reads.
     tiers, compute_tier
         Number of tiers, and the id of the compute tier.
+    tier_of, is_host
+        The tier in which each op works, and whether that is the host's.
     sizes, persistent
         Size of each tensor [B]; whether it persists.
     valid_homes, homes
@@ -74,8 +76,8 @@ class ProgramColumns:
     meets
         Whether each op is a collective.
     is_modelled, is_contended
-        Whether the time of each op is modelled, neither measured nor that of a collective; whether such ops run on
-        several streams, which then share the device.
+        Whether the time of each op is modelled, neither measured nor that of a collective; whether such ops of the
+        accelerator run on several streams, which then share it.
     links
         Source tier, target tier and channels of each link.
     queues
@@ -88,6 +90,10 @@ class ProgramColumns:
         self._draws: Draws | None = None
         self._candidates_from: dict[int, int] = {}
         self.tiers, self.compute_tier = len(plan.tiers), plan.tiers.index(hardware.compute_tier)
+        self.is_host = np.array([op.device == "host" for op in graph.ops], bool)
+        cores = hardware.host_compute
+        host_tier = self.compute_tier if cores is None else plan.tiers.index(cores.tier)
+        self.tier_of = np.where(self.is_host, host_tier, self.compute_tier)
         self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
         self.persistent = np.array([t.persistent for t in graph.tensors], bool)
         home = np.array(plan.home, np.int64)
@@ -108,7 +114,7 @@ class ProgramColumns:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
             ops, streams = (self._lap[name][self._lap["kind"] == COMPUTE] for name in ("a", "b"))
         self.is_modelled = np.array([op.duration_ns is None and op.collective is None for op in graph.ops], bool)
-        self.is_contended = len(np.unique(streams[self.is_modelled[ops]])) > 1
+        self.is_contended = len(np.unique(streams[(self.is_modelled & ~self.is_host)[ops]])) > 1
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
         """Return the same program with draws of its dynamic reads."""

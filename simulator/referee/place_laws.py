@@ -129,7 +129,7 @@ def _check_is_there(facts: Facts, held: Held) -> None:
 
 
 def check_workspace(facts: Facts) -> None:
-    """Check that an op's workspace is held in the compute tier for exactly its span.
+    """Check that an op's workspace is held in the tier of its device for exactly its span.
 
     A collective holds it from its arrival, which is before it starts.
     """
@@ -140,8 +140,9 @@ def check_workspace(facts: Facts) -> None:
         rows_at = np.flatnonzero((rows["tensor"] < 0) & (rows["delta_bytes"] * sign > 0))
         rows_at = rows_at[~np.isin(-1 - rows["tensor"][rows_at], unmet)]
         op = -1 - rows["tensor"][rows_at]
-        law = f"an op's workspace is held for its span, in the compute tier ({moment})"
-        is_right = (op < len(size)) & (rows["tier"][rows_at] == facts.program.compute_tier)
+        law = f"an op's workspace is held for its span, in the tier of its device ({moment})"
+        tier = facts.program.tier_of[np.minimum(op, len(size) - 1)]
+        is_right = (op < len(size)) & (rows["tier"][rows_at] == tier)
         is_right &= rows["delta_bytes"][rows_at] == sign * size[np.minimum(op, len(size) - 1)]
         facts.check(is_right, law, "residencies", pick(rows, rows_at), *_SHOWN)
         key = np.sort(op * facts.stride + rows["at"][rows_at])

@@ -92,7 +92,12 @@ def check_actions(
     """
     plan, draws = of_rank.plan, of_rank.draws
     steps = graph.steps // (plan.repeats if plan.fixed is not None else 1)
-    machine = hardware.compute_tier, hardware.hops, *(tier.scope for tier in hardware.tiers.values())
+    machine = (
+        hardware.compute_tier,
+        hardware.host_compute and hardware.host_compute.tier,
+        hardware.hops,
+        *(tier.scope for tier in hardware.tiers.values()),
+    )
     about = PlanWalk, *machine, plan.tiers, plan.home, frozenset(of_rank.pinned), steps, digest(*columns)
     if draws is None and about in graph.known:
         return
@@ -126,6 +131,9 @@ class PlanWalk:
         self._owed = set[int]()  # places that are valid as if a fault were mended
         self._graph, self._plan, self._draws, self._tiers = graph, plan, draws, len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
+        cores = hardware.host_compute
+        self._host_tier = self._compute_tier if cores is None else plan.tiers.index(cores.tier)
+        self._device_of = dict[int, str]()
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
         places = len(graph.tensors) * self._tiers
         self._state, self._between, self._staying = bytearray(places), bytearray(places), set[int]()
@@ -209,13 +217,14 @@ class PlanWalk:
         self._steps_done += 1
 
     def _compute(self, op_id: int, stream: int) -> None:
-        op, tiers, compute_tier, state = self._graph.ops[op_id], self._tiers, self._compute_tier, self._state
-        reads = op.reads
+        op, tiers, state = self._graph.ops[op_id], self._tiers, self._state
+        tier, reads = self._host_tier if op.device == "host" else self._compute_tier, op.reads
+        self._check_stream(op, stream)
         if op.dynamic is not None and self._draws is not None:
             reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
         for t in reads:
-            if state[t * tiers + compute_tier] != VALID:
-                self._refuse_read(t, compute_tier, f"op {op.name!r}")
+            if state[t * tiers + tier] != VALID:
+                self._refuse_read(t, tier, f"op {op.name!r}")
         self._check_values(op_id)
         self._values.write(op_id)
         if op_id in self._roles.calls:
@@ -226,10 +235,17 @@ class PlanWalk:
             for place in range(t * tiers, (t + 1) * tiers):
                 if state[place] == VALID:
                     self._put(place, STALE)
-            self._put(t * tiers + compute_tier, VALID)
+            self._put(t * tiers + tier, VALID)
             self._lost_at.pop(t, None)
         self._ran.add(op_id)
         self._last_move = self._position
+
+    def _check_stream(self, op: Op, stream: int) -> None:
+        """Check that a stream runs ops of one device."""
+        device = self._device_of.setdefault(stream, op.device)
+        if op.device != device:
+            must, found = "ops of one stream are of one device", f"one of the {op.device} after others of the {device}"
+            self._tell_error(("two devices on a stream", NOWHERE), must, found, "issue it on another stream")
 
     def _check_values(self, op: int) -> None:
         """Check that the op may run, if it runs again, and that it reads the values that it reads in program order.

@@ -256,7 +256,8 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
             _check_pages(facts, rows, (int(start[row]), int(pages[row])), page_bytes)
     spans, waits = facts.spans, pick(facts.waits, facts.waits["cause"] == CAUSES.index("compaction"))
     ends = np.append((facts.program.links[:, :2] == facts.program.compute_tier).any(axis=1), False)
-    touches = (spans["kind"] == COMPUTE) | ends[np.where(spans["kind"] == COPY, spans["track"], -1)]
+    is_host = facts.program.is_host[np.where(spans["kind"] == COMPUTE, spans["item"], 0)]
+    touches = ((spans["kind"] == COMPUTE) & ~is_host) | ends[np.where(spans["kind"] == COPY, spans["track"], -1)]
     _check_stopped(facts, pick(spans, touches & ~np.isin(spans["issue"], facts.met)), (asked, start, end))
     waited = np.zeros_like(waits["start_ns"]), waits["start_ns"], waits["end_ns"]
     holds = covered(waited, (np.zeros_like(asked), asked, end), 0, joined=True)

@@ -85,7 +85,7 @@ def check_durations(facts: Facts) -> None:
     computes = ran[is_alone]
     alone = program.alone_ns(facts.a[ran])[is_alone]
     took = facts.end_ns - facts.start_ns
-    shares = program.is_modelled[facts.a[computes]] & program.is_contended
+    shares = (program.is_modelled & (program.is_host | program.is_contended))[facts.a[computes]]
     right = (took[computes] == alone) | (shares & (took[computes] > alone))
     law = f"a compute takes its own time{', and no less beside others' if program.is_contended else ''}"
     facts.check_actions(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
@@ -123,10 +123,18 @@ def _channels(facts: Facts) -> tuple[Ints, Ints]:
 
 
 def _point_reached(facts: Facts, switches: Switches) -> Ints:
-    """Return when the last compute issued before a copy, which need not be the latest in time, started or ended."""
-    moment = facts.end if switches.copies_wait_for == "end" else facts.arrived
-    last = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
+    """Return when the last compute of the accelerator issued before a copy, perhaps not in time, started or ended."""
+    moment, last = facts.end if switches.copies_wait_for == "end" else facts.arrived, _last_compute(facts)
     return np.where(facts.kind == COPY, np.append(moment, NONE)[last], NONE)
+
+
+def _last_compute(facts: Facts) -> Ints:
+    """Return, by issue, the last compute of the accelerator up to there, or `NONE`."""
+    computes = facts.actions(COMPUTE)
+    last = np.full(len(facts.kind), NONE)
+    computes = computes[~facts.program.is_host[facts.a[computes]]]
+    last[computes] = computes
+    return np.maximum.accumulate(last)
 
 
 def _computes_ended(facts: Facts, _: Switches) -> Ints:
@@ -274,21 +282,26 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
 
 
 def _line_allows(facts: Facts, taken: Ints) -> Ints:
-    """Return, by issue, when what comes before an action in line for room of the compute tier had started.
+    """Return, by issue, when what comes before an action in line for room of a tier in which ops work had started.
 
-    A compute that takes room, and a copy into the compute tier, wait for the last compute before that takes some (until
-    it arrived, if it meets others), and for the copies into that tier that computes of other streams before need. It is
-    a position of the clock; `NONE` for other actions, and where there is nothing to wait for.
+    A compute that takes room there, and a copy into it, wait for the last compute before that takes some (until it
+    arrived, if it meets others), and for the copies into that tier that computes of other streams before need. It is a
+    position of the clock; `NONE` for other actions, and where there is nothing to wait for.
     """
-    is_compute = facts.kind == COMPUTE
-    latest = facts.latest(np.where(is_compute & (taken > 0), facts.arrived, NONE))
-    last = np.maximum.accumulate(np.where(is_compute, np.arange(len(facts.kind)), NONE))
-    stream, needed = np.where(last == NONE, 0, facts.b[last]), _needed_copies(facts)
-    for track in np.unique(stream):
-        others = facts.latest(np.where(is_compute & (facts.b != track), needed, NONE))
-        latest = np.where(stream == track, np.maximum(latest, others), latest)
-    is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
-    return np.where(np.where(is_compute, taken > 0, is_copy_in), latest, NONE)
+    computes, tier = facts.kind == COMPUTE, np.where(facts.kind == COPY, facts.c, NONE)
+    tier[computes] = facts.program.tier_of[facts.a[computes]]
+    last, needed, allows = _last_compute(facts), _needed_copies(facts), np.full(len(facts.kind), NONE)
+    stream = np.where(computes, facts.b, np.where(last == NONE, 0, facts.b[last]))
+    for of in np.unique(facts.program.tier_of):
+        is_compute, latest = (
+            computes & (tier == of),
+            facts.latest(np.where(computes & (tier == of) & (taken > 0), facts.arrived, NONE)),
+        )
+        for track in np.unique(stream):
+            others = facts.latest(np.where(is_compute & (facts.b != track), needed, NONE))
+            latest = np.where(stream == track, np.maximum(latest, others), latest)
+        allows = np.where((tier == of) & (~computes | (taken > 0)), latest, allows)
+    return allows
 
 
 def _needed_copies(facts: Facts) -> Ints:
@@ -313,14 +326,14 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
     judged = (start[held_up] != never) | (np.isin(held_up, unrun) & (since[held_up] != NONE))
     held_up = held_up[judged & (since[held_up] < start[held_up])]
     compute_tier, is_copy = facts.program.compute_tier, facts.kind[held_up] == COPY
+    tier = np.where(is_copy, facts.c[held_up], facts.program.tier_of[np.where(is_copy, 0, facts.a[held_up])])
     if has_addresses:
-        is_elsewhere = is_copy & (facts.b[held_up] != compute_tier) & (facts.c[held_up] != compute_tier)
-        held_up, is_copy = held_up[is_elsewhere], is_copy[is_elsewhere]
+        is_elsewhere = (tier != compute_tier) & ~(is_copy & (facts.b[held_up] == compute_tier))
+        held_up, is_copy, tier = held_up[is_elsewhere], is_copy[is_elsewhere], tier[is_elsewhere]
     started, since_ns = start[held_up] != never, facts.times(since[held_up])
     shown = ("could at ns", since_ns), ("starts at ns", np.where(started, facts.arrived_ns[held_up], NONE))
     facts.check_actions(held_up, taken[held_up] > 0, "what could start has started", *shown)
     start_ns = np.where(started, facts.times(start[held_up]), NEVER_NS)
-    tier = np.where(is_copy, facts.c[held_up], compute_tier)
     return RoomRequests(tier, taken[held_up], since_ns, start_ns, is_copy.astype(int), held_up)
 
 
@@ -328,7 +341,7 @@ def _first_unrun(facts: Facts) -> Ints:
     """Return the first action of each stream and queue that never started, if it certainly stands where rows say.
 
     It was issued if there is no sync before it, and too few unstarted computes before it to make the host stop. A copy
-    into the compute tier is left out where a compute may have been issued that stands before it in line.
+    into a tier in which ops work is left out where a compute may have been issued that stands before it in line.
     """
     if facts.complete:
         return np.empty(0, np.int64)
@@ -342,5 +355,5 @@ def _first_unrun(facts: Facts) -> Ints:
     is_certain &= np.searchsorted(facts.actions(SYNC), heads) == 0
     is_compute = facts.kind[heads] == COMPUTE
     if not is_certain[is_compute].all():
-        is_certain &= is_compute | (facts.c[heads] != program.compute_tier)
+        is_certain &= is_compute | ~np.isin(facts.c[heads], program.tier_of)
     return np.asarray(heads[is_certain])

@@ -121,7 +121,7 @@ def check_meetings(hardware: Hardware, met: Meetings, *, complete: bool, contend
     alone = np.array([_alone_ns(call, members, hardware) for call, members, _ in met.sorts], np.int64)[met.sort]
     shown = ("takes ns", took), ("alone ns", alone)
     _check(met, took >= alone, "a collective takes at least its time alone", *shown)
-    if not contended and all(name in hardware.links for bus in hardware.buses.values() for name in bus.links):
+    if not contended and all(name in hardware.links for bus in hardware.caps.values() for name in bus.links):
         disturbed = np.bincount(met.meeting, _overlaps(met), n)[met.meeting] > 0
         law = "a collective takes its time alone if its members are in no other meanwhile"
         _check(met, disturbed | (took == alone), law, *shown)
@@ -211,6 +211,9 @@ def check_peers(met: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int])
 _KERNELS = ""
 """Stands for traffic of kernels, in place of the name of a link or port."""
 
+_HOST = "host "
+"""Stands before what the host has, beside that of the accelerator: traffic, and units."""
+
 _UNITS = {"matrix": False, "vector": True}
 """Units of a device, and whether those are for ops of class ``vector``."""
 
@@ -242,7 +245,8 @@ def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequenc
     """Check the bandwidth of each link, port and bus instance, in each stretch in which it is busy without a pause.
 
     So are, where kernels share a device, its units, and the memory of the compute tier, whose bandwidth they share with
-    copies and collectives. Dynamic reads are left out there, and kernels whose duration was measured do neither.
+    copies and collectives; and always the units of the host, and the memory of its tier. Dynamic reads are left out
+    there, and kernels whose duration was measured do neither.
 
     Parameters
     ----------
@@ -265,7 +269,8 @@ def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequenc
         for name, fabric in hardware.fabrics.items()
         for way in ("out", "in")
     }
-    names = (*hardware.link_names, *ports, _KERNELS, *_UNITS)
+    own = _KERNELS, *_UNITS
+    names = (*hardware.link_names, *ports, *own, *(_HOST + name for name in own))
     ids = dict(zip(names, range(len(names)), strict=True))
     rows = np.concatenate([*_carried(ranks, ids), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
     sharing, contended = hardware.topology.sharing, [facts.rank for facts in ranks if facts.program.is_contended]
@@ -288,9 +293,12 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
         yield _Carrier(f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, passing)
     for name, rate in ports.items():
         yield _Carrier(f"port {name!r} of rank", "device", rate, hardware.passing((name,)))
-    for name, bus in hardware.buses.items():
-        words = f"bus {name!r} of {bus.scope}"
-        yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, hardware.passing(bus.links))
+    cores = hardware.host_compute
+    for name, bus in hardware.caps.items():
+        words, passing = f"bus {name!r} of {bus.scope}", hardware.passing(bus.links)
+        if cores and hardware.memories.get(name) == cores.tier:
+            passing[_HOST + _KERNELS] = 1
+        yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, passing)
     memory = hardware.tiers[hardware.compute_tier]
     if memory.bandwidth_bytes_per_s is not None:
         ends = [name for name, link in hardware.links.items() if hardware.compute_tier in (link.source, link.target)]
@@ -299,6 +307,9 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
         yield _Carrier(words, memory.scope, memory.bandwidth_bytes_per_s, passing, is_shared=True)
     for unit in _UNITS:
         yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, is_shared=True)
+        if cores:
+            scope = hardware.tiers[cores.tier].scope
+            yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
 
 
 def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
@@ -306,7 +317,7 @@ def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
     for facts in ranks:
         ops, copies, computes = facts.program.graph.ops, facts.ran(COPY), facts.ran(COMPUTE)
         traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * facts.program.is_modelled
-        kernels = np.full(len(computes), ids[_KERNELS])
+        kernels = np.where(facts.program.is_host[facts.a[computes]], ids[_HOST + _KERNELS], ids[_KERNELS])
         links = copies, facts.track[copies], facts.program.sizes
         for issues, name, size in (links, (computes, kernels, traffic)):
             yield _rows(facts, issues, name, size)
@@ -314,19 +325,21 @@ def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
 
 def _computed(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
     """Yield the same columns of units, with parts of a nanosecond at the unit's peak, rounded down."""
-    for facts in (facts for facts in ranks if facts.program.is_contended):
-        program, peaks = facts.program, facts.program.hardware.compute.peak_flops
-        fractions, ops = program.hardware.compute.achieved_fraction, program.graph.ops
+    devices = [(facts, "", facts.program.hardware.compute) for facts in ranks if facts.program.is_contended]
+    hosted = [(facts, facts.program.hardware.host_compute) for facts in ranks if facts.program.is_host.any()]
+    for facts, device, rates in (*devices, *((facts, _HOST, rates) for facts, rates in hosted if rates)):
+        program, peaks, fractions = facts.program, rates.peak_flops, rates.achieved_fraction
+        ops, runs = program.graph.ops, program.is_modelled & (program.is_host == (device == _HOST))
         reached = Fraction(str(fractions.get("vector", fractions.get("default", 1.0))))
         for unit, is_vector in _UNITS.items():
-            does = program.is_modelled & np.array([(op.op_class == "vector") == is_vector for op in ops], bool)
+            does = runs & np.array([(op.op_class == "vector") == is_vector for op in ops], bool)
             size, share = np.zeros(len(ops), np.int64), reached if is_vector else Fraction(1)
             for op in np.flatnonzero(does).tolist():
                 if ops[op].flops and peaks[ops[op].dtype] != math.inf:
                     size[op] = math.floor(ops[op].flops * NS_PER_S * _PER_NS / (int(peaks[ops[op].dtype]) * share))
             issues = facts.ran(COMPUTE)
             issues = issues[does[facts.a[issues]]]
-            yield _rows(facts, issues, np.full(len(issues), ids[unit]), size)
+            yield _rows(facts, issues, np.full(len(issues), ids[device + unit]), size)
 
 
 def _rows(facts: Facts, issues: Ints, name: Ints, size: Ints) -> Ints:

@@ -9,7 +9,7 @@ from simulator.referee.facts import Facts, covered
 from simulator.trace import CAUSES, NONE, Ints, firsts, pick
 
 PEER = CAUSES.index("peer")
-_COLLECTIVE, _TRANSFER = CAUSES.index("collective"), CAUSES.index("transfer")
+_COLLECTIVE, _TRANSFER, _HOST = (CAUSES.index(cause) for cause in ("collective", "transfer", "host_compute"))
 _ROOM = (CAUSES.index("capacity"), CAUSES.index("compaction"), PEER)
 """Causes of waits that may go on when data, order, line and host let the op start."""
 
@@ -36,8 +36,11 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     holds = np.isin(waits["cause"], _ROOM) | (waits["end"] <= could_start)
     law = "a wait that is not for room ends when data, order, line and host let the op start"
     facts.check(holds, law, "waits", waits, "op", "issue", "start_ns", "end_ns", "cause")
+    ran = facts.ran(COMPUTE)
+    _check_under_way(facts, ran[facts.program.is_host[facts.a[ran]]], _HOST, "op of the host")
     if facts.program.meets.any() and facts.complete:
-        _check_meetings(facts)
+        _check_under_way(facts, facts.met, _COLLECTIVE, "collective")
+        _check_peers(facts)
 
 
 def _check_fill(facts: Facts) -> None:
@@ -75,14 +78,18 @@ def _check_transfers(facts: Facts) -> None:
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
 
 
-def _check_meetings(facts: Facts) -> None:
-    """Check that a wait for a collective lasts while that runs, and one for a peer while a collective waits for it."""
-    ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
+def _check_under_way(facts: Facts, ran: Ints, cause: int, what: str) -> None:
+    """Check that a wait for a collective, or for an op of the host, lasts while that runs."""
+    waits = pick(facts.waits, facts.waits["cause"] == cause)
     waited = waits["blocker"], waits["start"], waits["end"]
     under_way = facts.a[ran], facts.start[ran], facts.end[ran]
     holds = covered(waited, under_way, facts.stride, joined=True)
-    law = "a wait for a collective lasts while that collective is under way"
+    law = f"a wait for a{'n' if what[0] == 'o' else ''} {what} lasts while that {what} is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
+
+
+def _check_peers(facts: Facts) -> None:
+    """Check that a wait for a peer lasts while a collective waits for it."""
     waits = pick(facts.waits, facts.waits["cause"] == PEER)
     is_direct = facts.program.meets[waits["op"]]
     peers = (pick(waits, flags) for flags in (is_direct, ~is_direct))

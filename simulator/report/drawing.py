@@ -48,6 +48,7 @@ CAUSE = {
     "peer": "#33bbee",
     "order": "#0077bb",
     "collective": "#ccbb44",
+    "host_compute": "#997700",
 }
 """Cause of a wait -> colour of the stall."""
 PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "prefill": "#8d99a6", "decode": "#5d6b7a"}

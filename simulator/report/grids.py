@@ -202,7 +202,7 @@ def _flat_ranges(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple
 def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -> list[str]:
     """Name the buses, links or budgets that are no wider than an axis at the low end of a range, with their amounts."""
     links = [link for link in hardware.links if fnmatchcase(f"links.{link}.bandwidth", name)]
-    buses = {name: bus for name, bus in hardware.buses.items() if {*links} & {*bus.links}}
+    buses = {name: bus for name, bus in hardware.caps.items() if {*links} & {*bus.links}}
     rates = {f"the bus {name}": bus.bandwidth_bytes_per_s for name, bus in buses.items()}
     stages = {stage: link for link in links for stage in hardware.links[link].via if stage not in links}
     rates |= {f"the link {stage}": hardware.links[stage].bandwidth_bytes_per_s for stage in stages}

@@ -141,7 +141,8 @@ def _slices(view: Row, pid: int) -> Iterator[Event]:
     lanes = sorted({*steps["lane"], *spans["lane"], *waits["lane"]}, key=lambda lane: ("#" in lane, lane))
     threads = {lane: tid for tid, lane in enumerate(lanes, _FIRST)}
     for lane, tid in threads.items():
-        yield from _meta("thread_name", pid, tid, name=lane)
+        of_host = any(lane.startswith(f"stream {stream}") for stream in view.graph.host_streams)
+        yield from _meta("thread_name", pid, tid, name=f"host, {lane}" if of_host else lane)
         yield from _meta("thread_sort_index", pid, tid, sort_index=tid)
     for args in (steps, spans, waits):
         lane, starts, finishes = args.pop("lane"), args.pop("start_ns"), args.pop("end_ns")
@@ -161,7 +162,7 @@ def _shared(row: Row, rates: Block) -> Iterator[tuple[int, Events]]:
 
     for usage in usages(row):
         yield process(usage.scope, usage.instance), partial(_memory, usage)
-    for index, (name, bus) in enumerate(row.hardware.buses.items()):
+    for index, (name, bus) in enumerate(row.hardware.caps.items()):
         of_bus = pick(rates, rates["bus"] == index)
         title = f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})"
         for instance in np.unique(of_bus["instance"]).tolist():

@@ -44,6 +44,7 @@ WAITED_FOR = {
     "peer": "peers",
     "order": "ops that come first",
     "collective": "collectives",
+    "host_compute": "ops of the host",
 }
 """Cause of a wait -> the name of what is lacking."""
 _AT = {"capacity": " in ", "transfer": " over "}

@@ -119,12 +119,14 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary | {"bound": bound_name(row)} for row in rows], rows[0].hardware
     step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
-    times = figures(summaries, (*step, "hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
+    times = figures(
+        summaries, (*step, "hidden_fraction", *occurring(summaries, ["recompute_ns", "host_compute_ns"]), "stall_ns")
+    )
     columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
-    demands = (f"demand_{bus}" for bus in machine.buses)
+    demands = (f"demand_{bus}" for bus in machine.caps)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
     parts = (times, *(figures(summaries, columns) for columns in (occurring(summaries, WAITS), held, paid)))

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from simulator.graph import Graph
-from simulator.hardware import Hardware
 from simulator.metrics import with_steps
 from simulator.plan import COMPUTE
 from simulator.report import drawing
@@ -97,10 +96,11 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     return {name: np.concatenate(both) for name, both in parts.items()}
 
 
-def _lane_name(hardware: Hardware, lane: int) -> str:
-    link, channel = divmod(lane, COPIES)
+def _lane_name(row: Row, lane: int) -> str:
+    (link, channel), hardware = divmod(lane, COPIES), row.hardware
     if not link:
-        return f"stream {lane}" if lane else "compute"
+        name = f"stream {lane}" if lane else "compute"
+        return f"host, {name}" if lane in row.graph.host_streams else name
     name = hardware.link_names[link - 1]
     return f"{name} #{channel}" if hardware.links[name].channels > 1 else name
 
@@ -108,7 +108,7 @@ def _lane_name(hardware: Hardware, lane: int) -> str:
 def _of_one(row: Row, acts: Block, mark: str) -> list[Lane]:
     """Make a lane for each stream and each channel of a link that was used; their names end in a mark."""
     lanes = [(lane, pick(acts, acts["lane"] == lane)) for lane in np.unique(acts["lane"]).tolist() or [0]]
-    return [Lane(_lane_name(row.hardware, lane) + mark, row, [((-0.4, 0.4), bars)]) for lane, bars in lanes]
+    return [Lane(_lane_name(row, lane) + mark, row, [((-0.4, 0.4), bars)]) for lane, bars in lanes]
 
 
 def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:

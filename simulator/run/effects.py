@@ -21,8 +21,8 @@ from simulator.catalog import DOCUMENTS, Loaded
 from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
-from simulator.graph import TensorKind
-from simulator.hardware import Hardware, reachable, without_effect
+from simulator.graph import HOST, Op, TensorKind
+from simulator.hardware import Hardware, Rates, reachable, without_effect
 from simulator.plan import NOWHERE
 from simulator.report.rows import Row, listed
 from simulator.run.case import Case
@@ -156,19 +156,28 @@ def _named(document: Document, paths: Iterable[str], why: Why) -> Iterator[tuple
             yield path, reasons[0]
 
 
+def _of_device(field: str, rates: Rates, ops: Sequence[Op]) -> dict[str, str]:
+    """Say which figures of a device none of its ops reads."""
+    timed = [op for op in ops if op.duration_ns is None and op.collective is None]
+    calculating, classes = {op.dtype for op in ops if op.flops}, {op.op_class for op in timed if op.flops}
+    idle = {f"{field}.peak.{dtype}": "no op computes in it" for dtype in rates.peak_flops if dtype not in calculating}
+    others = {*rates.achieved_fraction, "default"} - classes
+    others -= {"default"} if classes - rates.achieved_fraction.keys() else set()
+    idle |= {f"{field}.achieved_fraction.{name}": "no op is of this class" for name in others}
+    if not timed:
+        idle |= dict.fromkeys((f"{field}.launch", f"{field}.achieved_bandwidth"), "the times of all ops were recorded")
+    return idle
+
+
 def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[bool]) -> dict[str, str]:
     """Say which figures of the machine no op, no rank and no row of this run reads."""
     ops = [op for graph in case.job.graphs for op in graph.ops]
-    timed = [op for op in ops if op.duration_ns is None and op.collective is None]
-    compute, allocators = case.hardware.compute, {choice.allocator for choice in rows}
-    calculating = {op.dtype for op in ops if op.flops}
-    classes = {op.op_class for op in timed if op.flops}
-    idle = {f"compute.peak.{dtype}": "no op computes in it" for dtype in compute.peak_flops if dtype not in calculating}
-    others = {*compute.achieved_fraction, "default"} - classes
-    others -= {"default"} if classes - compute.achieved_fraction.keys() else set()
-    idle |= {f"compute.achieved_fraction.{name}": "no op is of this class" for name in others}
-    if not timed:
-        idle |= dict.fromkeys(("compute.launch", "compute.achieved_bandwidth"), "the times of all ops were recorded")
+    allocators, on_host = {choice.allocator for choice in rows}, [op for op in ops if op.device == HOST]
+    idle = _of_device("compute", case.hardware.compute, [op for op in ops if op.device != HOST])
+    if on_host and case.hardware.host_compute:
+        idle |= _of_device("host_compute", case.hardware.host_compute, on_host)
+    elif not on_host:
+        idle["host_compute.*"] = "no op is of the host"
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
     if case.job.ranks == 1:
@@ -204,7 +213,7 @@ def _out_of_reach(case: Case, rows: Sequence[PolicyChoice]) -> dict[str, str]:
         return {}
     links = {name for name, way in ends.items() if far & {*way}}
     buses = [name for name, bus in hardware.buses.items() if links.issuperset(bus.links)]
-    patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance")]
+    patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance", "bandwidth")]
     patterns += [f"{kind}.{name}.*" for kind, names in (("links", sorted(links)), ("buses", buses)) for name in names]
     return dict.fromkeys(patterns, f"nothing goes past the endless room of {listed(sorted(near & endless))}")
 

@@ -128,7 +128,7 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
     ranks, hardware
         The number of ranks, and the machine.
     """
-    buses = {name: bus for name, bus in hardware.buses.items() if not hardware.links.keys().isdisjoint(bus.links)}
+    buses = {name: bus for name, bus in hardware.caps.items() if not hardware.links.keys().isdisjoint(bus.links)}
     counts = {name: min(ranks, hardware.topology.sharing[bus.scope]) for name, bus in buses.items()}
     return {name: count for name, count in counts.items() if count > 1}
 

@@ -239,10 +239,9 @@ def replayed(
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.RankRun | None) -> bool:
     """Return whether all ranks ran their ops in program order, as the bounds assume."""
-    tier = case.hardware.compute_tier_id
     for task, plan in zip(case.tasks, plans, strict=True):
         codes = trace.issued[task.ranks[0]].whole()
-        starts = ran.starts if ran else metrics.step_starts(task.graph, plan.home, tier, codes)
+        starts = ran.starts if ran else metrics.step_starts(task.graph, plan.home, case.hardware, codes)
         if not metrics.keeps_program(task.graph, plan, task.problem.streams, codes, starts):
             return False
     return True

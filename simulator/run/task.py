@@ -154,7 +154,7 @@ class Trials:
             self._fastest = row["step_ns"], problem, plan, whole
         crowds = metrics.crowds(hardware, whole) if problem.ranks > 1 else {}
         peaks = {tier: row[f"peak_{tier}_bytes"] for tier in problem.tiers}
-        waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
+        waits = {cause: row.get(f"wait_{cause}_ns", 0) for cause in CAUSES}
         demand = {name: crowd.demand for name, crowd in crowds.items()}
         whole_ns, step_ns = row["makespan_ns"], row["step_ns"]
         return Replay(ran.trace.status, whole_ns, step_ns, peaks, waits, ran.trace, ran.begun_ns, demand)

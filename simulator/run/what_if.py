@@ -75,8 +75,9 @@ def what_would_free(
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
         return [] if _is_free(fastest) else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
     machine = case.loaded.hardware
-    wires = " + ".join(f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind))
-    fields = {"bandwidth": wires, "capacity": f"peak.{machine.compute_tier}"}
+    wires = [f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind)]
+    wires += [f"tiers.{name}.bandwidth" for name in machine.memories.values()]
+    fields = {"bandwidth": " + ".join(wires), "capacity": f"peak.{machine.compute_tier}"}
     searches = [partial(_freeing, case, label, policies, kind, field) for kind, field in fields.items() if field]
     if _homes_below(case) and all(live_bytes(task.graph).max() <= task.problem.budget_bytes for task in case.tasks):
         searches[-1:] = [partial(_needless, fastest, policies)]  # more room cannot be what lacks

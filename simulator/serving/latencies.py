@@ -110,7 +110,7 @@ def _sentences_of(row: Row) -> Iterator[str]:
         even = quantity(row["even_bytes_per_s"] and round(row["even_bytes_per_s"]), "B/s")
         yield f"{policy} reads a prompt in {times}; at {even} copying takes as long as computing."
     spent = {f"wait_{cause}_ns": cause for cause in CAUSES} | {"drain_ns": "stores"}
-    most = max(spent, key=lambda column: row[column])
+    most = max(spent, key=lambda column: row.get(column, 0))
     most_of_it = f", most for {spent[most]}" if row[most] else ""
     yield f"{policy} waits for {percent(row['stall_fraction'])} of the time of its iterations{most_of_it}."
     if present(row["goodput_fraction"]):

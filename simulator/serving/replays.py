@@ -59,7 +59,6 @@ from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
 from simulator.serving.blocks import groups_of, requests_of
-from simulator.trace import CAUSES
 from simulator.workload import Experts
 
 PARTS = (8, 64)
@@ -285,7 +284,7 @@ class Replays:
         if trace.status != "ok":
             return {"status": trace.status, "why": "; ".join(trace.blocked[:1])}
         row = metrics.summarise(case.job, case.hardware, trace, ran=ran)
-        columns = ["stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)]
+        columns = ["stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in metrics.causes(case.hardware))]
         columns += [f"moved_{link}_bytes" for link in case.hardware.links]
         counted = {"took_ns": row["step_ns"], **{column: row[column] for column in columns}}
         return {"status": "ok", "why": "", **counted, "flops": sum(job.graphs[0].arithmetic.values())}

@@ -8,13 +8,12 @@ from typing import Any
 
 from simulator.builders import CachedLayers, Iteration
 from simulator.catalog import Loaded
-from simulator.metrics import flop_rates
+from simulator.metrics import causes, flop_rates
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
 from simulator.serving.blocks import Rooms, Tiers
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Scheduler, Served
-from simulator.trace import CAUSES
 from simulator.workload import Arriving, Request, Requests
 
 PERCENTS = (50, 90, 95, 99)
@@ -174,7 +173,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
             The arithmetic of these iterations per second, and as a share of the device's peak.
     """
     ran = [row for row in story.iterations if row["held_blocks"]]
-    waits = [f"wait_{cause}_ns" for cause in CAUSES]
+    waits = [f"wait_{cause}_ns" for cause in causes(loaded.hardware)]
     spent = {column: sum(row[column] for row in ran) for column in (*waits, "drain_ns")}
     moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
     busy, finished = sum(row["took_ns"] for row in ran), sum(served.end_ns is not None for served in story.served)

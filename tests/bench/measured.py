@@ -62,9 +62,25 @@ def _ran(key: Key, policies: Sequence[str]) -> Summaries:
     elif is_by_point:
         rows = scaling(loaded, policies=policies).rows
     else:
-        rows = [{**row.summary, "policy": name} for name, row in hosim.run(loaded, policies=policies).items()]
+        found = hosim.run(loaded, policies=policies)
+        rows = [{**row.summary, "policy": name, **_phases(row)} for name, row in found.items()]
     by_row = {name: [row for row in rows if row["policy"] == name] for name in policies}
     return {(name, n if is_by_point else None): row for name, each in by_row.items() for n, row in enumerate(each)}
+
+
+def _phases(row: hosim.Result) -> dict[str, int]:
+    """How long forward, backward and the update of a training step take, one after another [ns]."""
+    if row.status != "ok" or row.case.loaded.workload.phase != "train":
+        return {}
+    spans = row.spans
+    ends = spans[spans["kind"] == "compute"].groupby(["step", "phase"])["end_ns"].max()
+    last, times = spans["step"].max(), {}
+    before = int(ends[last - 1].max()) if last else 0
+    for phase in ("forward", "backward", "update"):
+        if (last, phase) in ends:
+            times[f"{phase}_ns"] = int(ends[last, phase]) - before
+            before = int(ends[last, phase])
+    return times
 
 
 def found_of(all_records: Iterable[Record], jobs: int = 1) -> Iterator[Found]:

@@ -62,4 +62,4 @@ def _is_plain(case: Case) -> bool:
     is_beyond |= any(len(queue) > 1 for queue in queues)
     one_stream = not any(op.stream or op.collective for op in case.graph.ops)
     is_beyond |= case.problem.switches.copies_wait_for == "end"
-    return case.job.ranks == 1 and one_stream and not (is_beyond or case.hardware.buses or case.graph.dynamic_reads)
+    return case.job.ranks == 1 and one_stream and not (is_beyond or case.hardware.caps or case.graph.dynamic_reads)

@@ -87,14 +87,14 @@ def test_a_span_takes_its_time(case: Case):
 
 
 @given(any_cases, switches)
-def test_a_link_and_a_bus_carry_no_more_than_their_bandwidth(case: Case, chosen: Switches):
+def test_a_link_a_bus_and_a_memory_carry_no_more_than_their_bandwidth(case: Case, chosen: Switches):
     """Bytes moved are at most bandwidth times the time in which anything was under way."""
     trace, names = run(case, switches=chosen), case.hardware.link_names
     limits = [((name,), link.bandwidth_bytes_per_s) for name, link in case.hardware.links.items()]
-    limits += [(bus.links, bus.bandwidth_bytes_per_s) for bus in case.hardware.buses.values()]
+    limits += [(bus.links, bus.bandwidth_bytes_per_s) for bus in case.hardware.caps.values()]
     for links, bandwidth in limits:
         spans = [s for s in transfers(trace) if names[s["track"]] in links]
-        moved = sum(case.graph.tensors[s["item"]].size_bytes for s in spans)
+        moved = sum(case.graph.tensors[s["item"]].size_bytes * links.count(names[s["track"]]) for s in spans)
         assert bandwidth == float("inf") or moved * NS_PER_S <= bandwidth * union_ns(spans)
 
 

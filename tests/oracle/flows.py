@@ -56,6 +56,13 @@ class Wires:
         for bus_name, bus in self.hardware.buses.items():
             if name in bus.links:
                 self._add(uses, ("bus", bus_name, rank // self.sharing[bus.scope]), bus.bandwidth_bytes_per_s)
+        link = self.hardware.links.get(name)
+        for end in (link.source, link.target) if link and not link.via else ():
+            tier = self.hardware.tiers[end]
+            for _ in range(link.passes.get(end, 1)):
+                if end != self.hardware.compute_tier and tier.bandwidth_bytes_per_s is not None:
+                    memory = ("memory", end, rank // self.sharing[tier.scope])
+                    self._add(uses, memory, tier.bandwidth_bytes_per_s)
 
     def of_copy(self, name: str, rank: int) -> dict[Wire, int]:
         """The wires of a copy over a link, each as often as it is passed."""

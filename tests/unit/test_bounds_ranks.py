@@ -90,6 +90,18 @@ def test_a_shared_bus_carries_what_all_that_are_alike_are_forced_to_move():
     assert (found.terms["bus pool"], found.terms["link h2d"]) == (37, 37)
 
 
+def test_the_memory_of_a_lower_tier_bounds_as_a_bus_does():
+    """As above; where each byte passes the memory three times, 4 times 30 B take 180 ns."""
+    homes, h = {"w": DDR, "x": HBM, "n": HBM}, cluster(4, 2, scope="supernode")
+    ddr = h.tiers["ddr"].model_copy(update={"bandwidth_bytes_per_s": 2 * 10**9, "scope": "supernode"})
+    h = h.model_copy(update={"tiers": {**h.tiers, "ddr": ddr}})
+    (found,) = limits(job_of([STREAMED] * 4), h, homes)
+    assert (found.kind, found.ns) == ("bus memory.ddr", 67)
+    thrice = {name: link.model_copy(update={"passes": {"ddr": 3}}) for name, link in h.links.items()}
+    (found,) = limits(job_of([STREAMED] * 4), h.with_links(thrice), homes)
+    assert (found.kind, found.ns) == ("bus memory.ddr", 187)
+
+
 def test_copies_that_wait_for_a_collective_of_whenever_are_not_bounded():
     """The last op is a sum that f does not come before: the next step's copies may begin with the step before."""
     loose = replace(STREAMED, ops=(STREAMED.ops[0], replace(STREAMED.ops[1], reads=(2,))))

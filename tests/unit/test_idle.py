@@ -27,13 +27,15 @@ def line(tmp_path, monkeypatch):
 
 
 NOT_DYNAMIC = "no op reads dynamically"
-LINKS = "kernels work in the compute tier, and links carry copies"
+FREE = "no lower tier that it joins states a bandwidth"
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"tiers.ddr.bandwidth": "1 MB/s"}, f"tiers.ddr.bandwidth ({LINKS})"),
+        ({"tiers.ddr.bandwidth": "1 MB/s"}, ""),
+        ({"links.h2d.passes": {"ddr": 3}}, f"links.h2d.passes ({FREE})"),
+        ({"links.h2d.passes": {"ddr": 3}, "tiers.ddr.bandwidth": "1 MB/s"}, ""),
         ({"tiers.*.bandwidth": "1 MB/s"}, ""),
         ({"tiers.ddr.energy": "1 pJ/B"}, "tiers.ddr.energy (the energy of a copy is that of its link)"),
         ({"compute.peak.bf16": "1 TFLOP/s"}, ""),
@@ -65,9 +67,10 @@ def test_what_changes_nothing_is_named(line, changes, told):
 
 
 def test_what_an_author_states_is_named_too_and_what_has_an_origin_is_not(line):
-    box = documents.BOX.replace("ddr: {capacity: inf}", "ddr: {capacity: inf, bandwidth: 1 GB/s}")
+    box = documents.BOX.replace("ddr: {capacity: inf}", "ddr: {capacity: inf, energy: 1 pJ/B}")
     assert line({}, box=box) is None  # assumed, a toy
-    assert line({}, box=box.replace("  tiers: a toy\n", "")) == f"has no effect here: tiers.ddr.bandwidth ({LINKS})."
+    named = "has no effect here: tiers.ddr.energy (the energy of a copy is that of its link)."
+    assert line({}, box=box.replace("  tiers: a toy\n", "")) == named
     assert line({}, story=STORY + "seed: 3\n") == "has no effect here: seed (nothing is drawn)."
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import chain
 import numpy as np
 import pytest
-from stories import graph
+from stories import graph, machine
 
 import simulator as hosim
 from simulator.metrics import keeps_program, step_starts
@@ -54,7 +54,7 @@ def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
     two_steps = GRAPH.repeated(2)
     issued = np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T
     codes = dict(zip(ISSUED, issued, strict=True))
-    starts = step_starts(two_steps, plan.home, 0, codes)
+    starts = step_starts(two_steps, plan.home, machine(), codes)
     assert keeps_program(two_steps, plan, (0, 0, 0), codes, starts) is keeps
 
 

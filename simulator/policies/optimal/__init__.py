@@ -192,7 +192,7 @@ def _slowdowns(problem: Problem, hop: tuple[int, int]) -> Iterator[str]:
         yield f"{name!r} in a queue with other links"
     if len(hardware.passing((name,))) > 1 or link.via:
         yield f"{name!r}, whose way another link shares"
-    for bus_name, bus in hardware.buses.items():
+    for bus_name, bus in hardware.caps.items():
         asked = asked_bytes_per_s(hardware, bus)
         if name in bus.links and asked > bus.bandwidth_bytes_per_s:
             has, wants = human(bus.bandwidth_bytes_per_s, "B/s"), human(asked, "B/s")
