@@ -14,6 +14,7 @@ the interval beside a time.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -48,12 +49,12 @@ def ran(key: Key, policies: Sequence[str]) -> Summaries:
     try:
         return _ran(key, policies)
     except hosim.HosimError as error:
-        raise SystemExit(f"{key[0]} with {dict(key[1])}: {error}") from None
+        raise SystemExit(f"{key[0]} with {key[1]}: {error}") from None
 
 
 def _ran(key: Key, policies: Sequence[str]) -> Summaries:
     scenario, changes, is_by_point = key
-    loaded = catalog.resolve(scenario, dict(changes))
+    loaded = catalog.resolve(scenario, json.loads(changes))
     if loaded.workload.requests:
         served = hosim.serve(loaded, policies=policies)
         waves = served.requests.groupby(["policy", "arrival_ns"])
@@ -69,17 +70,15 @@ def _ran(key: Key, policies: Sequence[str]) -> Summaries:
 
 
 def _phases(row: hosim.Result) -> dict[str, int]:
-    """How long forward, backward and the update of a training step take, one after another [ns]."""
+    """How long forward, backward, and the update after them take in the last step [ns]."""
     if row.status != "ok" or row.case.loaded.workload.phase != "train":
         return {}
     spans = row.spans
-    ends = spans[spans["kind"] == "compute"].groupby(["step", "phase"])["end_ns"].max()
-    last, times = spans["step"].max(), {}
-    before = int(ends[last - 1].max()) if last else 0
-    for phase in ("forward", "backward", "update"):
-        if (last, phase) in ends:
-            times[f"{phase}_ns"] = int(ends[last, phase]) - before
-            before = int(ends[last, phase])
+    runs = spans[(spans["kind"] == "compute") & (spans["step"] == spans["step"].max())]
+    first, last = (runs.groupby("phase")[key].agg(of) for key, of in (("start_ns", "min"), ("end_ns", "max")))
+    times = {f"{phase}_ns": int(last[phase] - first[phase]) for phase in ("forward", "backward") if phase in last}
+    if "update" in last:
+        times["update_ns"] = max(int(last["update"] - last["backward"]), 0)
     return times
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,15 +34,15 @@ class Part(Strict):
     figure: str = "step_ns"
     times: float = 1
     point: int | None = None
-    set_: dict[str, str | int | float] = Field(default={}, alias="set")
+    set_: dict[str, Any] = Field(default={}, alias="set")
 
     @property
     def key(self) -> Key:
         """What parts of one run share."""
-        return self.scenario, tuple(self.set_.items()), self.point is not None
+        return self.scenario, json.dumps(self.set_), self.point is not None
 
 
-Key = tuple[str, tuple[tuple[str, str | int | float], ...], bool]
+Key = tuple[str, str, bool]
 ONE_PART = {"scenario", "row", "figure", "times", "point", "set"}
 
 
