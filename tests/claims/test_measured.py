@@ -53,6 +53,17 @@ def test_the_page_lists_every_row():
     assert not absent
 
 
+def test_the_error_over_all_rows_is_stated_as_it_came_out():
+    """The README and the page on trust say what the command printed last."""
+    page = (ROOT / "docs" / "evidence" / "measurements.md").read_text(encoding="utf-8")
+    rows, error, fast = re.search(r"^all +(\d+) rows, median +([\d.]+)%, .*? (\d+)% too fast$", page, re.M).groups()
+    count = re.search(r"printed figures of (\d+) records", page)[1]
+    for path in (ROOT / "README.md", ROOT / "docs" / "evidence" / "trust.md"):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        beginning = f"over all {rows} predicted figures of {count} published records, the median error is {error} %"
+        assert f"{beginning}, and {fast} % are too fast" in text, path.name
+
+
 GOOD = {"case": "a", "printed": "3 ms", "pace": "pinned copies", "is": "predicted", "scenario": "s", "row": "static"}
 
 

@@ -24,6 +24,7 @@ def test_there_is_a_machine_of_each_kind_that_the_papers_and_their_rivals_use():
         "b300_x86": 4,
         "cloudmatrix384": 384,
         "cloudmatrix384_node": 16,
+        "dgx2_v100": 16,
         "dgx_a100": 8,
         "dgx_h100": 1024,
         "gb200_nvl72": 72,
