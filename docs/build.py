@@ -68,6 +68,7 @@ _ROWS = {
     "table": "tables of several rows",
     "served": "rows of `hosim serve`",
     "cost": "rows on a machine that states costs",
+    "real": "rows that ran to their end",
 }
 _FORMATS = {
     "Graphs: hosim-graph/1": graph_jsonl,
