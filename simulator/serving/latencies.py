@@ -56,7 +56,9 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
         figures(rows, (*reading, "most_waiting", "iterations", "replayed")),
     ]
     (name,) = figures(rows, ("policy",))
-    return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
+    return SweepView(
+        title, [Section(columns=[name, *block]) for block in blocks], [*sentences(rows), *_real()], _panels(stories)
+    )
 
 
 def _reading(rows: Rows) -> dict[str, str]:
@@ -87,10 +89,14 @@ def sentences(rows: Rows) -> list[str]:
         ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))
         means = [f"{quantity(row['ttft_mean_ns'], 'ns')} under {row['policy']}" for row in ordered]
         lines.append(f"On average, first tokens come after {listed(means)}.")
-    if real := interval(catalog.measured_ratios(), ["serving engine"]):
-        low, high = map(ratio, real)
-        lines.append(f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it.")
     return lines
+
+
+def _real() -> list[str]:
+    """Say how long requests took that were served and measured, beside what was predicted."""
+    found = interval(catalog.measured_ratios(), ["serving engine"])
+    low, high = map(ratio, found or (None, None))
+    return [f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it."]
 
 
 def _sentences_of(row: Row) -> Iterator[str]:
