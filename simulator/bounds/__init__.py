@@ -117,7 +117,8 @@ class Bound:
     ns
         The bound [ns].
     kind
-        What sets it: ``compute``, ``critical path``, ``matrix unit``, ``vector unit``, ``memory TIER``, ``room at OP``
+        What sets it: ``compute``, ``critical path``, ``matrix unit`` or ``vector unit`` (perhaps ``of the host``),
+        ``memory TIER``, ``room at OP``
         (or at so many ops, perhaps after a ``link NAME before OP`` that brings what comes from home, or before a ``link
         NAME after OP`` that takes it there), ``room or recompute at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``,
         ``links into TIERS``, ``links out of TIERS`` or ``exchange in TIER``.
@@ -161,7 +162,7 @@ class Limits:
         self._at_home = sum(tensor.size_bytes for tensor, home in placed if home == hardware.compute_tier_id)
         timed = zip(graph.ops, timing.precedence.streams, timing.durations_ns, strict=True)
         self._compute_ns = sum(ns for op, stream, ns in timed if not stream and op.collective is None)
-        self._device = _device_terms(timing, hardware)
+        self._device = _device_terms(timing, hardware, sharers)
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
@@ -206,10 +207,10 @@ class Limits:
         return least
 
 
-def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:
+def _device_terms(timing: Timing, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
     """Bound a step by what each unit of a device, and its memory, do in it, where several streams share them.
 
-    So does the host always, whatever other ranks do there.
+    So does the host always, and `sharers` of its memory, which do the same at the same time, do so there as well.
 
     *Proof.* An op that surely starts after the window has begun (its head is known) and ends before the window does
     (its tail is known) does all its arithmetic in it, and moves all its traffic. No unit computes faster than at its
@@ -231,8 +232,10 @@ def _device_terms(timing: Timing, hardware: Hardware) -> dict[str, int]:
     work: Counter[str] = Counter()
     for op in inside:
         unit, _, arithmetic = unit_work(op, hardware)
-        work[f"{unit} unit{' of the host' if op.device == HOST else ''}"] += arithmetic
-        work[f"memory {device_of(op, hardware).tier}"] += roofline(op, hardware)[1]
+        tier = device_of(op, hardware).tier
+        ranks = sharers.get(f"memory.{tier}", 1) if op.device == HOST else 1
+        work[f"{unit} unit{' of the host' if op.device == HOST else ''}"] += ranks * arithmetic
+        work[f"memory {tier}"] += ranks * roofline(op, hardware)[1]
     return {name: ceil_div(total, FULL_RATE) for name, total in work.items() if total}
 
 

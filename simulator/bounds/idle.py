@@ -69,7 +69,7 @@ class Stretches(NamedTuple):
 
     def must_stay(self, precedence: Precedence) -> Bools:
         """Flag the stretches whose value must be kept somewhere, because no op can make it again."""
-        repeatable = np.array([*(op.repeatable for op in precedence.graph.ops), False])
+        repeatable = np.array([*(op.repeatable for op in precedence.whole.ops), False])
         return ~repeatable[self.maker]
 
 

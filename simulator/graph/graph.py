@@ -194,7 +194,8 @@ class Graph:
     def on_accelerator(self) -> Self:
         """The graph as its accelerator sees it: ops of the host use nothing there.
 
-        What the host makes for the accelerator lies in the host's tier from the start, as a persistent tensor does.
+        What the host makes for the accelerator lies in the host's tier from the start, as a persistent tensor does. No
+        op runs again that writes what the host writes, too.
         """
         if not self.on_host or vars(self).get("_whole"):
             return self
@@ -205,6 +206,10 @@ class Graph:
 
     def _as_accelerator_sees(self) -> Self:
         ops, made = list(self.ops), self.made_on_host
+        written = frozenset(chain.from_iterable(self.ops[index].writes for index in self.on_host))
+        for index, op in enumerate(ops):
+            if not written.isdisjoint(op.writes):
+                ops[index] = replace(op, repeatable=False)
         for index in self.on_host:
             ops[index] = replace(ops[index], reads=(), writes=(), read_bytes=0, write_bytes=0, workspace_bytes=0)
         used = frozenset(chain.from_iterable((*op.reads, *op.writes) for op in ops))

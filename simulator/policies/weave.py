@@ -21,6 +21,7 @@ from simulator.errors import ScopeError
 from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, VALID, Code, PlacesAsIssued, Plan, View
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.writer import Writer
+from simulator.trace import NONE
 
 
 def woven(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
@@ -95,7 +96,7 @@ class Weaver:
         self._believed = PlacesAsIssued(plan.home, len(problem.tiers), problem.compute_tier)
         self._begun = [list(state) for state in self._believed.state]
         self._last, self._last_on_host = dict[int, int](), dict[int, int]()
-        self._leaves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._readers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # tensor -> who made, who reads it
         self._stays = {*problem.graph.outputs, *(t for t, of in enumerate(problem.graph.tensors) if of.persistent)}
         wrote = dict[int, int]()
         for index, op in enumerate(self._graph.ops):
@@ -103,8 +104,7 @@ class Weaver:
             if index in self._graph.on_host:
                 self._last_on_host |= dict.fromkeys((*op.reads, *op.writes), index)
                 for tensor in op.reads:
-                    if wrote.get(tensor, index) not in self._graph.on_host:
-                        self._leaves[wrote[tensor]].append((tensor, index))
+                    self._readers[tensor].append((wrote.get(tensor, NONE), index))
             wrote |= dict.fromkeys(op.writes, index)
         self._ran, self._absent = set[int](), set(self._graph.made_on_host)
 
@@ -121,6 +121,8 @@ class Weaver:
         elif kind == DETACH:
             self._believed.detach(a, b)
             if writer.place(a, b) != ABSENT and not (b == self._tier and self._is_needed(a)):
+                if self._is_awaited(a):
+                    self._bring(a)
                 writer.detach(a, b)
         else:
             writer.sync(a)
@@ -143,10 +145,10 @@ class Weaver:
         else:
             writer.compute(op, again=True)
             self._believed.write(node.writes, self._compute_tier)
-            for tensor, reader in self._leaves.get(op, ()):
-                if reader not in self._ran:
-                    self._bring(tensor)
         self._ran.add(op)
+        for tensor in node.writes:
+            if self._is_awaited(tensor):
+                self._bring(tensor)
         for tensor in dict.fromkeys((*node.reads, *node.writes)):
             self._give_up(tensor, op)
 
@@ -173,9 +175,15 @@ class Weaver:
             if self._believed.state[self._tier][tensor] == ABSENT and (is_dead or is_elsewhere):
                 self.writer.detach(tensor, self._tier)
 
+    def _is_awaited(self, tensor: int) -> bool:
+        """Return whether an op of the host that has not run in this step reads what a tensor holds by now."""
+        ran, pairs = self._ran, self._readers.get(tensor, ())
+        return any(reader not in ran and (maker == NONE or maker in ran) for maker, reader in pairs)
+
     def _is_needed(self, tensor: int) -> bool:
         """Return whether an op of the host that has not run in this step uses a tensor."""
-        return self._last_on_host.get(tensor, -1) not in self._ran | {-1}
+        last = self._last_on_host.get(tensor)
+        return last is not None and last not in self._ran
 
     def _end_step(self) -> None:
         """Release what the host made and outputs have kept, and begin the next step."""

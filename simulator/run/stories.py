@@ -69,7 +69,9 @@ class Planned:
         texts = [decisions.plan_text(explanation) for explanation in self.explanations]
         if len(texts) > 1:
             texts = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, texts, strict=True)]
-        return "\n\n".join((self._headline(), *(texts or ["Only 'static' says why its plan is as it is."])))
+        on_host = self.result.case.graph.on_host
+        who = "No policy says, where the host computes," if on_host else "Only 'static' says"
+        return "\n\n".join((self._headline(), *(texts or [f"{who} why its plan is as it is."])))
 
     def _headline(self) -> str:
         row, case = self.result.summary, self.result.case

@@ -207,9 +207,9 @@ class Scenario(Document):
         Changes to the hardware, before the software drives it: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
-        Default: persistent tensors in the compute tier, all others free. Another tier is a home for what lasts: of
-        persistent tensors, and of outputs, which then have room there from the start, and are there at the end of each
-        step.
+        Default: persistent tensors in the compute tier (those that ops of the host alone use, in its tier), all others
+        free. Another tier is a home for what lasts: of persistent tensors, and of outputs, which then have room there
+        from the start, and are there at the end of each step.
     budget_bytes
         Budget of the compute tier [B]; default: its capacity less what is reserved.
     policies

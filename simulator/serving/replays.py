@@ -51,7 +51,7 @@ from simulator.builders.inference import cache_name, loaded_name, stored_name
 from simulator.builders.tape import read_experts
 from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
-from simulator.cost import memory_rate_cap, roofline
+from simulator.cost import device_of, memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
 from simulator.errors import CapacityError, InvariantError, PlanError, ScopeError
 from simulator.graph import Job
@@ -151,10 +151,10 @@ class _Shape:
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
         """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
         hardware, graph = self._loaded.hardware, self._graphs.graph(self._iteration(numbers), 1)
-        cap, launch_ns, sides = memory_rate_cap(hardware.compute), hardware.compute.launch_ns, []
+        sides = []
         for op in graph.ops:
-            least_ns, traffic = roofline(op, hardware)
-            sides.append((least_ns, launch_ns + traffic / cap if traffic else 0))
+            rates, (least_ns, traffic) = device_of(op, hardware).rates, roofline(op, hardware)
+            sides.append((least_ns, rates.launch_ns + traffic / memory_rate_cap(rates) if traffic else 0))
         return np.array(sides, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
 
     def _unread(self, tokens: int) -> list[int]:

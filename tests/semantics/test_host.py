@@ -10,6 +10,7 @@ from rank_stories import cluster, perform
 from stories import graph, machine, steps, timeline, waits
 
 from simulator import engine
+from simulator.bounds import Limits, Precedence, Timing
 from simulator.cost import durations_ns
 from simulator.engine import choice
 from simulator.engine.reference.actions import ComputeAction
@@ -201,6 +202,18 @@ def test_a_stream_runs_ops_of_one_device():
 def test_what_it_reads_is_valid_in_its_own_tier():
     with pytest.raises(PlanError, match=r"what an action reads is valid \(ddr\), found 'w' absent in ddr"):
         check_plan(UPDATE, machine(ddr={}), plan_of(PLAN.replace("copy w hbm ddr; ", "")))
+
+
+@pytest.mark.parametrize(("work", "kind"), [("flops", "vector unit of the host"), ("bytes", "memory ddr")])
+def test_ranks_that_do_the_same_bound_a_step_by_what_they_share(work, kind):
+    """Two ops of 50 ns alone, one behind the other, and as many of the other rank."""
+    g = graph("w 40 persistent", f"u: w -> w, host, {work} 50", f"v: w -> w, host, {work} 50", "k: ->, 5 ns")
+    h, timing = cluster(2, ddr={}), Timing.alone(Precedence.of(g), [50, 50, 5])
+    assert Limits(timing, h, [1]).step(100).ns == 100
+    both = Limits(timing, h, [1], sharers={"memory.ddr": 2}).step(100)
+    assert (both.ns, both.kind) == (200, kind)
+    t = perform(h, [(g, "compute u 1; compute v 1; compute k")] * 2, "w ddr")
+    assert max(t.spans.whole()["end_ns"]) == 200
 
 
 def test_a_policy_sends_out_what_the_host_reads_and_takes_back_what_it_wrote():
