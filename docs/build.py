@@ -68,6 +68,7 @@ _ROWS = {
     "table": "tables of several rows",
     "served": "rows of `hosim serve`",
     "cost": "rows on a machine that states costs",
+    "real": "rows that ran to their end",
 }
 _FORMATS = {
     "Graphs: hosim-graph/1": graph_jsonl,
@@ -80,6 +81,10 @@ _DOCUMENTS = {
     "hardware": (
         "A machine",
         "`hardware_profiles/*.yaml`, and your own files, which the key `hardware:` of a scenario names.",
+    ),
+    "software": (
+        "A software",
+        "`software_profiles/*.yaml`, and your own files, which the key `software:` of a scenario names.",
     ),
     "workload": (
         "A workload",
@@ -161,7 +166,7 @@ def policies() -> str:
 def documents() -> str:
     """Every key of the YAML documents, from their JSON Schemas."""
     about = (
-        "The four kinds of documents. `hosim schema KIND` prints the JSON Schema of each, with which editors complete "
+        "The five kinds of documents. `hosim schema KIND` prints the JSON Schema of each, with which editors complete "
         "and check the YAML. Quantities are "
         "text with a unit (`64 GB`, `33.6 GB/s`, `3 us`); `GB` is 10^9 bytes, `GiB` is 2^30. Unknown keys are refused."
     )

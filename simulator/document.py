@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
-from simulator.units import FieldError, did_you_mean, in_yaml, nearest, require, would_divide
+from simulator.units import FieldError, did_you_mean, in_yaml, nearest, parse, require, unit_of, would_divide
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
@@ -198,6 +198,9 @@ class Citation(Part):
         The source, in words by which a reader can find it.
     value
         The value that this source prints, if it differs from the figure in use or if sources disagree.
+    range
+        The least and the largest value that this source prints, with units as the figure has them (``[2 us, 7 us]``),
+        for `hosim sweep --uncertainty`. The figure lies in it.
     basis
         The kind of figure; ``inferred``: by analogy with another machine or setting; ``announced``: for a machine that
         was not yet on sale.
@@ -210,6 +213,7 @@ class Citation(Part):
 
     text: str = Field(alias="from", min_length=1)
     value: str | None = None
+    range: tuple[str | float, str | float] | None = None
     basis: Literal["peak", "measured", "quoted", "floor", "derived", "inferred", "chosen", "announced"] | None = None
     confidence: Literal["A", "B", "C", "D"] | None = None
     note: str | None = None
@@ -316,6 +320,22 @@ class Document(Part):
                     must = "an entry here names a field that the document states"
                     do = did_you_mean(path, stated, "correct the path, or remove the entry")
                     yield FieldError(must, repr(path), do, (table, path))
+        yield from self._range_errors()
+
+    def _range_errors(self) -> Iterator[FieldError]:
+        """Iterate over ranges of citations that do not hold the figure that they are of."""
+        ranged = {path: cited for path, cited in self.sources.items() if any(citation.range for citation in cited)}
+        data = self.model_dump(mode="json", by_alias=True) if ranged else {}
+        for path, cited in ranged.items():
+            stated: Any = data
+            for key in self._keys(path):
+                stated = stated.get(key) if isinstance(stated, Mapping) else None
+            for index, ends in ((index, citation.range) for index, citation in enumerate(cited) if citation.range):
+                units, values = zip(*map(amount, (ends[0], stated, ends[1])), strict=True)
+                is_number = len({*units}) == 1 and all(isinstance(value, int | float) for value in values)
+                if not (is_number and [*values] == sorted(values)):
+                    must, do = "a range goes from a value to a larger one, around its figure", "correct its ends"
+                    yield FieldError(must, f"{ends[0]} to {ends[1]}", do, ("sources", path, str(index), "range"))
 
     def _keys(self, path: str) -> tuple[str, ...]:
         """Split the path of a figure into keys."""
@@ -330,6 +350,12 @@ def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     """Return dotted paths, each after the paths of everything that contains it."""
     prefixes = (accumulate(path.split("."), "{}.{}".format) for path in paths)
     return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
+
+
+def amount(value: object) -> tuple[str | None, Any]:
+    """Return the unit that a stated value has inside, if it is a quantity, and its number there; else the value."""
+    unit = unit_of(value)
+    return unit, value if unit is None else parse(value, unit)
 
 
 _MINE = "mine"

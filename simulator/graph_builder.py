@@ -182,6 +182,9 @@ class GraphBuilder:
         if revealing is None:
             must, do = "the op that reveals what is chosen comes before", "put it before, or correct the name"
             raise self._error("op", op, must, repr(revealed_by), f"{do}{suggestion(revealed_by, self._op_ids)}")
+        if self._ops[revealing].device == HOST:
+            must, do = "the op that reveals what is chosen runs on the accelerator", "run it there"
+            raise self._error("op", op, must, f"{revealed_by!r}, of the host", do)
         if not (_is_whole(samples) and samples and _is_whole(each) and 0 < each <= len(ids)):
             must = "each of some samples chooses at least one and at most all candidates"
             found = f"{samples!r} samples that choose {each!r} of {len(ids):,}"

@@ -234,3 +234,29 @@ def with_holes(draw) -> Run:
         hardware = hardware.model_copy(update={"copy_queues": {"copies": tuple(hardware.links)}})
     program = Program(case.graph, case.plan, durations_ns(case.graph, hardware), allocator="best_fit")
     return Run([program], hardware, case.budget_bytes + draw(st.sampled_from([0, 0, 0, 5])))
+
+
+@st.composite
+def hosted(draw) -> Run:
+    """One or two ranks of a node some of whose ops run on the host, in DDR, whose bandwidth copies share."""
+    document, graph = draw(machines()).model_dump(by_alias=True), draw(graphs(max_ops=8, max_steps=2))
+    ranks, part = draw(st.integers(1, 2)), st.sampled_from([1.0, 0.6])
+    document["topology"] = {"devices_per_node": ranks, "nodes": 1}
+    document["tiers"]["ddr"]["bandwidth"] = draw(st.sampled_from(["0.4 GB/s", "1 GB/s", "3 GB/s"]))
+    document["host_compute"] = {
+        "tier": "ddr", "peak": {"bf16": "1 GFLOP/s"}, "launch": draw(st.sampled_from(["0 ns", "3 ns"])),
+        "achieved_bandwidth": draw(part), "achieved_fraction": {"vector": draw(part), "matmul": draw(part)},
+    }  # fmt: skip
+    hardware, ops = Hardware.model_validate(document), list(graph.ops)
+    for i in draw(st.sets(st.integers(0, len(ops) - 1), min_size=1)):
+        modelled = {
+            "duration_ns": None, "flops": draw(st.integers(0, 40)), "read_bytes": draw(st.integers(0, 40)),
+            "write_bytes": draw(st.sampled_from([0, 7])), "op_class": draw(st.sampled_from(["vector", "matmul"])),
+        }  # fmt: skip
+        ops[i] = replace(ops[i], device="host", stream=1, **(modelled if draw(st.booleans()) else {}))
+    graph, programs, budget = replace(graph, ops=tuple(ops)), list[Program](), 1
+    for _ in range(ranks):
+        walk = _walk(draw, graph, hardware, {})
+        budget = max(budget, walk.peak[HBM])
+        programs.append(Program(graph, _plan(walk, graph, hardware), durations_ns(graph, hardware)))
+    return Run(programs, hardware, budget)

@@ -108,7 +108,7 @@ def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
     ran = metrics.RankRun.of(given.graph, given.hardware, trace)
     row = metrics.rank_figures(given.graph, given.hardware, ran)
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
-    waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
+    waits = {cause: row.get(f"wait_{cause}_ns", 0) for cause in CAUSES}
     return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits, trace, ran.begun_ns)
 
 

@@ -69,7 +69,9 @@ def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "
 
 def _detaches(g: Graph, text: str) -> str:
     """Detach what does not outlast the story and is left in hbm."""
-    left = [t.name for t in g.tensors if not t.persistent and f"detach {t.name} hbm" not in text]
+    of_host = {t for op in g.ops if op.device == "host" for t in op.writes}
+    new = (tensor.name for t, tensor in enumerate(g.tensors) if not tensor.persistent and t not in of_host)
+    left = [name for name in new if f"detach {name} hbm" not in text]
     return "".join(f"; detach {name} hbm" for name in left)
 
 

@@ -30,7 +30,10 @@ def machines(draw):
     link = {"channels": draw(st.integers(1, 2)), "sharing": draw(st.sampled_from(["fifo", "fair", "servers"]))}
     nodes = draw(st.sampled_from([1, 2, 4]))
     latency = f"{draw(st.integers(0, 3))} ns"
-    return cluster(RANKS, nodes, latency=latency, scope="supernode", buses=buses, hbm="200 B", h2d=link, d2h=link)
+    h = cluster(RANKS, nodes, latency=latency, scope="supernode", buses=buses, hbm="200 B", h2d=link, d2h=link)
+    rate = draw(st.sampled_from([None, 10**9, 3 * 10**9]))
+    ddr = h.tiers["ddr"].model_copy(update={"bandwidth_bytes_per_s": rate})
+    return h.model_copy(update={"tiers": {**h.tiers, "ddr": ddr}})
 
 
 def partition(draw, ranks, least=1):
@@ -40,10 +43,10 @@ def partition(draw, ranks, least=1):
 
 @st.composite
 def contended(draw):
-    """A job on a machine with little memory bandwidth; some kernels take as long as their traffic, on two streams."""
+    """A job with little memory bandwidth; some kernels take as long as their traffic, on two streams or one."""
     programs, hardware = draw(jobs())
     document = hardware.model_dump(by_alias=True)
-    document["tiers"]["hbm"]["bandwidth"] = f"{draw(st.integers(1, 4))} GB/s"
+    document["tiers"]["hbm"] |= {"bandwidth": f"{draw(st.integers(1, 4))} GB/s", "shared": draw(st.booleans())}
     hardware = type(hardware).model_validate(document)
     known = {}
     for program in programs:
@@ -57,7 +60,7 @@ def contended(draw):
             g = replace(program.graph, ops=ops)
             codes = [*program.plan.fixed.codes()]
             modelled = [i for i, op in enumerate(ops) if op.collective is None and op.duration_ns is None]
-            aside = draw(st.sampled_from(modelled)) if modelled else -1
+            aside = draw(st.sampled_from(modelled)) if modelled and not hardware.shares_memory else -1
             columns = zip(*((k, a, 7 if (k, a) == (COMPUTE, aside) else b, c) for k, a, b, c in codes), strict=True)
             plan = replace(program.plan, actions=Actions.from_columns(*map(list, columns)))
             known[id(program)] = engine.Program(g, plan, durations_ns(g, hardware))

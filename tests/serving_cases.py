@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.builders import CachedLayers
+from simulator.hardware import ServingHost
 from simulator.reach import Reach
+from simulator.scenario import KvTier
 from simulator.serving.blocks import Rooms
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
@@ -106,8 +108,8 @@ class Told:
     Compute waits 1 ns for a token that is copied in, and stores of 1 B and 1 ns a token go on after the last op.
     """
 
-    def __init__(self, reaches=()):
-        self.works, self.reaches = [], reaches
+    def __init__(self, reaches=(), engine=None):
+        self.works, self.reaches, self.engine = [], reaches, engine or ServingHost()
 
     def of(self, work):
         self.works.append(work)
@@ -132,11 +134,14 @@ def told(
     max_sequences: int = 8,
     max_tokens: int = 64,
     groups: tuple[CachedLayers, ...] = (CachedLayers(Reach(), 1),),
+    kept: tuple[KvTier, ...] = (),
+    engine: ServingHost | None = None,
+    **more,
 ) -> tuple[Story, Told]:
-    """Serve requests by iterations that take a time told by hand."""
-    asked = Requests(file="x.csv", block=block, max_sequences=max_sequences, max_tokens=max_tokens)
+    """Serve requests by iterations that take a time told by hand; `more` is of the workload's requests."""
+    asked = Requests.model_construct(block=block, max_sequences=max_sequences, max_tokens=max_tokens, **more)
     names = ("hbm", "ddr", "pool")[: len(rooms)]
-    replays = Told([group.reach for group in groups if group.reach != Reach()])
-    found = Rooms(names, tuple(room * block for room in rooms), keeps, groups)
+    replays = Told([group.reach for group in groups if group.reach != Reach()], engine)
+    found = Rooms(names, tuple(room * block for room in rooms), keeps, groups, kept)
     story = serve_row("told", replays, found, asked, requests, lambda *_: None)
     return story, replays

@@ -122,6 +122,10 @@ class Walk:
         """Run an op again, if it finds what it found before, and what it makes is what its tensors should hold."""
         what = self.graph.ops[op]
         same = [self.maker[t] for t in what.reads] == self.read[op] and all(self.maker[t] == op for t in what.writes)
+        if what.device == "host":
+            if what.repeatable and same and all(self.state[t][DDR] == VALID for t in what.reads):
+                self.execute(op, what.stream)
+            return
         missing = [t for t in what.writes if self.state[t][HBM] == ABSENT]
         room = sum(self.size[t] for t in missing) + what.workspace_bytes
         there = all(self.state[t][HBM] == VALID for t in what.reads)
@@ -131,6 +135,12 @@ class Walk:
     def run(self, op: int, stream: int) -> None:
         what = self.graph.ops[op]
         working = {*what.reads, *what.writes}
+        if what.device == "host":
+            for t in (t for t in what.reads if self.state[t][DDR] != VALID):
+                self.copy(t, next(tier for tier in (HBM, SSD) if self.state[t][tier : tier + 1] == [VALID]), DDR)
+            self.read[op] = [self.maker[t] for t in what.reads]
+            self.execute(op, stream)
+            return
         for t in what.reads:
             self.fetch(t, working, op - 1)
         missing = [t for t in what.writes if self.state[t][HBM] == ABSENT]
@@ -142,11 +152,13 @@ class Walk:
     def execute(self, op: int, stream: int) -> None:
         """Take room, run the op, and make what it writes."""
         what = self.graph.ops[op]
-        room = sum(self.size[t] for t in what.writes if self.state[t][HBM] == ABSENT)
-        self.take(HBM, room + what.workspace_bytes)
-        self.used[HBM] -= what.workspace_bytes
+        tier = DDR if what.device == "host" else HBM
+        room = sum(self.size[t] for t in what.writes if self.state[t][tier] == ABSENT)
+        self.take(tier, room + what.workspace_bytes)
+        self.used[tier] -= what.workspace_bytes
         for t in what.writes:
-            self.state[t] = [VALID] + [STALE if s != ABSENT else ABSENT for s in self.state[t][1:]]
+            self.state[t] = [STALE if s != ABSENT else ABSENT for s in self.state[t]]
+            self.state[t][tier] = VALID
             self.maker[t] = op
         self.steps.compute(op, stream)
 

@@ -121,7 +121,8 @@ class Timing:
             ends = list(accumulate(durations_ns))
             total = ends[-1] if ends else 0
             heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
-            return cls(precedence, durations_ns, heads, [total - end for end in ends], total)
+            shorter_ns = _STRETCHED if precedence.is_contended and precedence.graph.steps > 1 else 0
+            return cls(precedence, durations_ns, heads, [total - end for end in ends], total, shorter_ns)
         return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
 
 
@@ -278,7 +279,8 @@ class Team:
     @cached_property
     def precedences(self) -> list[Precedence]:
         """Graph -> order of its ops."""
-        return [*map(Precedence.of, self.job.graphs, self.streams)]
+        pairs, shares = zip(self.job.graphs, self.streams, strict=True), self.hardware.shares_memory
+        return [Precedence.of(graph, streams, shares_memory=shares) for graph, streams in pairs]
 
     @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:

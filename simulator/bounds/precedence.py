@@ -34,17 +34,20 @@ class Precedence:
 
     Attributes
     ----------
-    whole, streams
-        Graph that runs; stream of each op.
+    graph, streams
+        Graph that runs, as its accelerator sees it (`Graph.on_accelerator`); stream of each op.
+    shares_memory
+        Whether copies take bandwidth from kernels of one stream.
     """
 
-    whole: Graph
+    graph: Graph
     streams: tuple[int, ...]
+    shares_memory: bool = False
 
     @property
-    def graph(self) -> Graph:
-        """The graph as its accelerator sees it (`Graph.on_accelerator`)."""
-        return self.whole.on_accelerator
+    def whole(self) -> Graph:
+        """The graph with what ops of the host use."""
+        return self.graph.whole
 
     @cached_property
     def written_on_host(self) -> frozenset[int]:
@@ -52,10 +55,10 @@ class Precedence:
         return frozenset(t for op in self.whole.on_host for t in self.whole.ops[op].writes)
 
     @classmethod
-    def of(cls, graph: Graph, streams: tuple[int, ...] | None = None) -> Precedence:
+    def of(cls, graph: Graph, streams: tuple[int, ...] | None = None, *, shares_memory: bool = False) -> Precedence:
         """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
-        key = cls, streams or streams_of(graph)
-        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, key[1])))
+        key, view = (cls, streams or streams_of(graph), shares_memory), graph.on_accelerator
+        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(view, *key[1:])))
 
     @cached_property
     def handed_over(self) -> list[int]:
@@ -74,8 +77,8 @@ class Precedence:
 
     @cached_property
     def is_contended(self) -> bool:
-        """Whether several streams share the device."""
-        return is_contended(self.graph, enumerate(self.streams))
+        """Whether kernels share the device, so that others may stretch them."""
+        return is_contended(self.graph, enumerate(self.streams), shares_memory=self.shares_memory)
 
     @cached_property
     def last(self) -> int:

@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 from simulator.builders.attention import attention_inputs, gated_output, sink_logits
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.weights import BATCH
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Linear, Mla, Sparse
 
@@ -102,8 +103,10 @@ def _pairs(t: Tape, heads: Heads, out: str) -> int:
 def _attend(t: Tape, heads: Heads) -> str:
     """Attend with these heads; training saves a statistic for each row, with which backward makes the scores again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
-    layout = t.cut(max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len))
-    taken, sinks = [*(t.to(x, layout) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
+    features, keys = max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len), len(heads.own) - 1
+    layouts = [layout := t.cut(features), *[t.cut(features, BATCH)] * keys]  # context ranks gather keys and values
+    brought = [t.to(x, whole) for x, whole in zip(heads.own, layouts, strict=True)]
+    taken, sinks = [*brought, *heads.shared, *heads.chosen[:1]], sink_logits(t)
     (key, value), part = heads.sizes, t.layer.attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
     has_statistics = t.is_forward and not isinstance(part, Linear)
@@ -112,8 +115,9 @@ def _attend(t: Tape, heads: Heads) -> str:
     t.op(name, [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
 
     def back(dy: str) -> None:
-        dy, *saved = (t.to(x, layout) for x in (dy, *heads.own))
-        grads = [t.add(f"{x}{end}", t.spread[taken]) for x, taken in zip(heads.own, saved, strict=True)]
+        dy, *saved = (t.to(x, whole) for x, whole in zip((dy, *heads.own), (layout, *layouts), strict=True))
+        sums = [layout, *[t.cut(features, BATCH, t.batch[len(BATCH) :])] * keys]
+        grads = [t.add(f"{x}{end}", t.spread[y], summed) for x, y, summed in zip(heads.own, saved, sums, strict=True)]
         summed = t.cut(partial=layout.tensor_map[1])
         shared = [t.add(f"{x}{end}", t.spread[x], summed) for x in heads.shared]
         old, new = t.weight_gradients(layout.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))

@@ -31,7 +31,7 @@ from fractions import Fraction
 from functools import partial
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import BATCH, TENSOR, is_matrix, numbered
+from simulator.builders.weights import TENSOR, is_matrix, numbered
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
@@ -96,7 +96,7 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     experts, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
     routed = x
     if TENSOR[0] in experts:  # each tensor rank has experts of its own, and sends a part of the tokens
-        routed = t.to(x, t.cut((), (*BATCH, *TENSOR)))
+        routed = t.to(x, t.cut((), (*t.batch, *TENSOR)))
     elif experts or features:  # each has a part of all experts
         routed = t.to(x, t.cut())
     sent, shares = _route(t, part, routed)
@@ -234,13 +234,13 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     id_bytes = t.own_tokens * ID_BYTES
     names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight("tokens")
     entries, features = table.layout.tensor_map
-    out = t.tensor("tokens.out", table.shape[1], t.cut(features, BATCH, entries))
+    out = t.tensor("tokens.out", table.shape[1], t.cut(features, partial=entries))
     read_bytes = id_bytes + t.made_bytes(out) // t.mesh.size(entries)
     t.op("tokens", [*names, t.held[table.name]], [out], read_bytes=read_bytes)
 
     def back(dy: str) -> None:
         dy = t.to(dy, t.cut(features))
-        dy_bytes, (old, new) = t.made_bytes(dy), t.weight_gradients(BATCH, table)
+        dy_bytes, (old, new) = t.made_bytes(dy), t.weight_gradients(t.batch, table)
         size = t.workload.dtypes.gradient_bytes
         added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
         read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
@@ -289,7 +289,7 @@ def loss(t: Tape, x: str) -> None:
 
     t.graph.tensor(out, FP32_BYTES)
     if t.spread[logits].layout.tensor_map[1]:
-        parts = [t.tensor("loss.parts", _REDUCED, t.cut((), BATCH, TENSOR), FP32_BYTES)]
+        parts = [t.tensor("loss.parts", _REDUCED, t.cut(partial=TENSOR), FP32_BYTES)]
     op([], [out, *parts], copies, FP32_BYTES + t.made_bytes(*parts))
     parts = [t.to(part, t.cut()) for part in parts]
 
@@ -312,7 +312,7 @@ def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:
     chunks, logits_bytes = -(-tokens // each), weight.parameters // t.model.hidden * t.element_bytes
     t.graph.tensor(out, FP32_BYTES)
     dx = [t.tensor("lm.in.grad", t.model.hidden)] if t.wants(x) else []
-    old, new = t.weight_gradients(BATCH, weight)
+    old, new = t.weight_gradients(t.batch, weight)
     products, grad_bytes = 1 + len(dx) + len(new), weight.parameters * t.workload.dtypes.gradient_bytes
     read_bytes = (1 + len(new)) * t.made_bytes(x) + (1 + len(dx)) * chunks * weight.size_bytes + label_bytes
     read_bytes += products * tokens * logits_bytes + (len(old) * chunks or len(new) * (chunks - 1)) * grad_bytes

@@ -69,8 +69,9 @@ Gradients and weights of a block (a layer, the embedding, the head) move togethe
 buckets. Stage 0 and 1 reduce after the last micro-batch, in place; stage 2 and 3 reduce every micro-batch into a shard
 that adds up. Stage 1 and 2 gather the updated weights. Stage 3 gathers the weights of a block before its forward and
 again before its backward, but for the embedding and the head, which stay; the gathering of a block begins with the
-block before it, so that two are there at once. Frozen weights in another format lie in shards, and are gathered, as
-they are stored, scales included; each use makes its own matrix ready from what was gathered, as on one device.
+block before it, so that two are there at once; `gathers_ahead` may say another number of blocks. Frozen weights in
+another format lie in shards, and are gathered, as they are stored, scales included; each use makes its own matrix ready
+from what was gathered, as on one device.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ from itertools import accumulate, pairwise
 
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
-from simulator.builders.tape import Tape, part_prefixes
-from simulator.builders.weights import BATCH, Laid, is_matrix, passes_on, stage_layers
+from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
+from simulator.builders.weights import Laid, is_matrix, passes_on, stage_layers
 from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
@@ -149,7 +150,7 @@ def _shard(t: Tape, weight: Weight) -> int:
 
 
 def _gather_before(t: Tape, block: str, start: list[str]) -> None:
-    """Gather the weights of the block after the current one, if they are sharded; at the first block, its own as well.
+    """Gather the weights of a block ahead of the current one, if they are sharded; at the first block, all up to that.
 
     Parameters
     ----------
@@ -165,7 +166,8 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
         order = [name for name in order[::-1] if name not in ("embed", "head") and t.goes_back(name)]
         suffix = "gathered.bwd"
     index = order.index(block)
-    due = [(following, start) for following in order[index + 1 : index + 2]]
+    ahead = t.workload.parallel.gathers_ahead
+    due = [(following, start) for following in order[index + (ahead if index else 1) : index + ahead + 1]]
     for t.block, waits_for in [(block, []), *due] if index == 0 else due:
         for axes, weights in _by_axes((weight, weight.replicas) for weight in t.weights[t.block].values()):
             for weight in weights:
@@ -199,7 +201,9 @@ def _add_up(t: Tape) -> None:
     """Add up the gradients of a block over ranks: in place, or with ZeRO stage 2 and 3 into shards."""
     trained = [weight for weight in t.weights[t.block].values() if weight.is_trained]
     # ranks that saw other tokens of the same samples, or other heads
-    others = {w.name: tuple(a for a in t.partial_sums[w.name] if a not in BATCH) for w in trained if w.name in t.graded}
+    others = {
+        w.name: tuple(a for a in t.partial_sums[w.name] if a not in t.batch) for w in trained if w.name in t.graded
+    }
     summed = _by_axes((weight, others.get(weight.name, ())) for weight in trained)
     shared = _by_axes((weight, weight.replicas) for weight in trained)
     copied = _by_axes((w, (t.copies_group(w.copies),) if w.copies > 1 else ()) for w in trained)
@@ -247,6 +251,11 @@ def _update(t: Tape) -> None:
         for shared in _by_axes(trained) if t.zero_stage in {1, 2} else ():
             names = [weight.name for weight in shared[1]]
             _meet(t, CollectiveKind.ALL_GATHER, shared, [updated[name] for name in names], names)
+    if of_host and t.workload.on.next_step_waits:
+        t.block = "host"
+        t.graph.tensor(t.name("done"), ID_BYTES)
+        t.op("done", [], [t.name("done")], device=HOST)
+        t.op("wait", [t.name("done")], [])
 
 
 def _update_weight(t: Tape, module: str, weight: Weight, device: str) -> str:

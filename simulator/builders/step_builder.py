@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple, Unpack
 
-from simulator.builders.weights import BATCH, TENSOR, Laid
+from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
@@ -85,12 +85,13 @@ class StepBuilder:
         workload, self.model, self.mesh, self.weights, self.layers, self.attentions = laid
         self.workload, self.where = workload, f"workload {workload.name}"
         self.graph = GraphBuilder(name or workload.name, self.where)
+        self.batch = replica_axes(self.mesh)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.dtype, self.element_bytes = workload.dtypes.compute, workload.dtypes.element_bytes
-        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
+        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(self.batch) > 1 else 0
         self._layouts: dict[Cut, Layout] = {}
         self.whole_rows = self.cut()
-        self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
+        self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
@@ -123,7 +124,7 @@ class StepBuilder:
     @property
     def own_tokens(self) -> int:
         """Number of tokens in the samples of this rank."""
-        return prod(self.rows) // self.mesh.size(BATCH)
+        return prod(self.rows) // self.mesh.size(self.batch)
 
     @property
     def is_forward(self) -> bool:
@@ -136,9 +137,9 @@ class StepBuilder:
         """Return the full name of a tensor of the current block."""
         return f"{self.micro}{self.block}/{tensor}{self.again}"
 
-    def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
-        """Return the layout of rows cut along `tokens`, and of features cut along `features`."""
-        return self.lay_out((tokens, features), partial)
+    def cut(self, features: Axes = (), tokens: Axes | None = None, partial: Axes = ()) -> Layout:
+        """Return the layout of rows cut along `tokens` (default: the batch), and of features cut along `features`."""
+        return self.lay_out((self.batch if tokens is None else tokens, features), partial)
 
     def lay_out(self, tensor_map: tuple[Axes, ...], partial: Axes = ()) -> Layout:
         """Return a layout on the mesh; a model has few, and each is made once."""

@@ -60,6 +60,11 @@ class Spec(NamedTuple):
 Specs = dict[str, Spec]
 
 
+def replica_axes(mesh: Mesh) -> Axes:
+    """Return the axes that cut the tokens of all samples, the samples first: their ranks are replicas of weights."""
+    return tuple([axis for axis in (*BATCH, "context") if axis in mesh.sizes])
+
+
 @lru_cache(maxsize=16)
 def numbered(prefix: str, count: int, digits: int = 1) -> tuple[str, ...]:
     """Return names with numbers of equal width, at least `digits`, so that they sort."""
@@ -286,7 +291,9 @@ def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *,
     """Lay one weight over the ranks."""
     mesh, dtypes, block, module = laid.mesh, laid.workload.dtypes, *name.removesuffix(".weight").split("/")
     layout = Layout(mesh, tensor_map)
-    replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
+    replicas = mesh.real(
+        [axis for axis in replica_axes(mesh) if axis not in layout.cut and module != "ffn.router_bias"]
+    )
     spec, copies = whole.copied(layout.divisors[-1])
     shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)
     size_bytes = prod(shape) * dtypes.element_bytes
@@ -297,7 +304,7 @@ def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *,
 
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse dimensions that do not divide over ranks; the message says what would."""
-    parallel, tokens = workload.parallel, workload.batch * workload.sequence
+    parallel, tokens = workload.parallel, workload.batch * workload.sequence // workload.parallel.context
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     for attention, part in model.kinds:
         whole, kv_heads = {"heads": attention.heads}, attention.kv_heads if isinstance(attention, Gqa) else 0
@@ -310,7 +317,7 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         if isinstance(part, Experts) and workload.phase == "train":
             senders = parallel.tensor if parallel.expert > parallel.data else 1
             experts["choices of a rank's tokens"] = tokens * part.top_k // senders
-        for axis, lengths in (("tensor", whole), ("expert", experts)):
+        for axis, lengths in (("context", {"tokens": workload.sequence}), ("tensor", whole), ("expert", experts)):
             parts, most = getattr(parallel, axis), gcd(*lengths.values(), kv_heads * (axis == "tensor"))
             for name, length in lengths.items():
                 must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"

@@ -16,22 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator import inputs
-from simulator.catalog.loaded import (
-    DOCUMENTS,
-    Axis,
-    BudgetError,
-    Loaded,
-    at,
-    by_document,
-    check_budget,
-    check_tiers,
-    places,
-    record,
-    sourced,
-    unfixed,
-    unsourced,
-)  # fmt: skip
-from simulator.catalog.settings import apply, factor, setting
+from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, check_tiers, driven, sourced, unfixed
+from simulator.catalog.settings import DOCUMENTS, apply, by_document, factor, places, record, setting, unsourced
 from simulator.catalog.shelf import (
     KINDS,
     Entry,
@@ -39,6 +25,7 @@ from simulator.catalog.shelf import (
     dump,
     errors_at,
     load,
+    measured_ratios,
     names,
     path_of,
     read_hardware,
@@ -56,8 +43,8 @@ from simulator.units import exact, nearest, require, unit_of
 
 __all__ = [
     "DOCUMENTS", "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load",
-    "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware", "read_scenario",
-    "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
+    "measured_ratios", "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware",
+    "read_scenario", "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
 
@@ -75,8 +62,8 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
         and has no `changes`.
     changes
         Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path changes the
-        machine; one that begins with ``workload.`` or ``scenario.`` that document; ``homes.weight`` and ``budget`` are
-        of the scenario, too.
+        machine; one that begins with ``software.``, ``workload.`` or ``scenario.`` that document; ``software``,
+        ``homes.weight`` and ``budget`` are of the scenario, too.
 
     Raises
     ------
@@ -103,7 +90,8 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     loaded = Loaded(story, machine, workload, *folders, paths, digests, entries=entries, asked=places(asked))
     kept = {key: value for key, value in story.set_.items() if key not in of_machine}
     stated = {key: sourced(loaded, key, value, "set", key) for key, value in kept.items()}
-    loaded = replace(loaded, scenario=record(story, of_machine), hardware=apply(machine, {**stated, **of_machine}))
+    loaded = replace(loaded, scenario=record(story, of_machine))
+    loaded = driven(loaded, apply(machine, {**stated, **of_machine}), asked["software"])
     check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
     _add_files(loaded)
@@ -200,7 +188,7 @@ def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys:
 
 def _check_figures(loaded: Loaded) -> None:
     """Refuse expectations that predict a figure that something was fitted to, and those of a fit that nobody made."""
-    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
+    documents: tuple[Document, ...] = (loaded.stated, loaded.hardware, loaded.workload, loaded.scenario)
     fits = {fit.figure: f"{path} of {document.name}" for document in documents for path, fit in document.fitted.items()}
     for index, expectation in enumerate(loaded.scenario.expect):
         where = loaded.place("expect", str(index), "figure")

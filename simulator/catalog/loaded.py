@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from simulator.catalog.settings import FieldChange, apply, fields, multiplied
-from simulator.catalog.shelf import Entry, Keys, dump, errors_at
-from simulator.catalog.text import scalar
-from simulator.document import Fit
+from simulator.catalog.driven import drive
+from simulator.catalog.settings import FieldChange, apply, by_document, fields, places, record, scaled, split, unsourced
+from simulator.catalog.shelf import Entry, Keys, dump, errors_at, load, path_of
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario
+from simulator.software import Software
 from simulator.units import exact, human, in_yaml, nearest
 from simulator.workload import Workload
-
-OUTSIDE = "changed for this run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +34,20 @@ class Loaded:
     scenario
         The scenario, with changes from outside among its ``set`` keys.
     hardware
-        The machine, with all ``set`` keys applied.
+        The machine that runs: with all ``set`` keys applied, and as the software drives it.
     workload
         The workload, with changes applied.
     scenario_dir, workload_dir
         Folders to which the paths in these documents are relative.
     paths, sha256
-        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``requests``, ``plan <row>``) -> file and
-        digest of each input. The path of a row's plan may have a ``*`` for the name of a graph; each file that matches
-        then has a role and a digest, too.
+        Role (``scenario``, ``hardware``, ``software``, ``workload``, ``graph``, ``draws``, ``requests``, ``plan
+        <row>``) -> file and digest of each input. The path of a row's plan may have a ``*`` for the name of a graph;
+        each file that matches then has a role and a digest, too.
     scale, unscaled
         Field path -> factor of figures of the machine, applied after all other changes; and the machine before that,
         None if there are no factors.
+    software, undriven
+        What drives the machine, and the machine before that; None if the scenario names no software.
     entries
         The documents that were read from files.
     asked
@@ -64,9 +65,22 @@ class Loaded:
     sha256: dict[str, str] = field(default_factory=dict)
     scale: Mapping[str, float] = field(default_factory=dict)
     unscaled: Hardware | None = field(default=None, repr=False)
+    software: Software | None = None
+    undriven: Hardware | None = field(default=None, repr=False)
     entries: dict[str, Entry] = field(default_factory=dict, repr=False)
     asked: Mapping[tuple[str, str], str] = field(default_factory=dict, repr=False)
     is_job_given: bool = False
+
+    @property
+    def stated(self) -> Hardware:
+        """The machine as the documents state it, before the software drives it."""
+        return self.undriven or self.hardware
+
+    @property
+    def copies_pinned(self) -> bool | None:
+        """Whether the software copies into the compute tier from pinned memory; None if no software is named."""
+        copies = self.software.copies if self.software else None
+        return None if copies is None else (copies.into or copies.default).mode == "pinned"
 
     @property
     def handled(self) -> dict[str, int | None]:
@@ -89,7 +103,8 @@ class Loaded:
             Document and keys of each, and its value.
         """
         document, key = split(path)
-        return [((document, *keys), value) for keys, value in fields(getattr(self, document), key)]
+        stated = self.stated if document == "hardware" else getattr(self, document)
+        return [((document, *keys), value) for keys, value in fields(stated, key)]
 
     def place(self, *keys: str, of: str = "scenario") -> str:
         """Return the place of a field: who asks for it; or file, line and path; or document, name and path.
@@ -99,7 +114,7 @@ class Loaded:
         keys
             Keys that lead to the field.
         of
-            The document: ``scenario``, ``hardware`` or ``workload``.
+            The document: ``scenario``, ``hardware``, ``software`` or ``workload``.
         """
         if where := self.asked.get((of, ".".join(keys))):
             return where
@@ -123,10 +138,10 @@ class Loaded:
             return self
         row = str(self.scenario.policies.index(choice))
         changes = {key: sourced(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
-        unscaled = apply(self.unscaled or self.hardware, changes)
-        machine = apply(unscaled, unsourced(multiplied(unscaled, self.scale)))
+        unscaled = apply(self.unscaled or self.stated, changes)
+        machine = apply(unscaled, unsourced(scaled(unscaled, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
-        changed = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
+        changed = driven(replace(self, scenario=scenario, unscaled=unscaled), machine)
         check_budget(changed, self.place("budget"))
         return changed
 
@@ -139,7 +154,7 @@ class Loaded:
         return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
 
     def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
-        """Write the three documents as they were run, by file name; put in one folder, they read back equal.
+        """Write the documents as they were run, by file name; put in one folder, they read back equal.
 
         Parameters
         ----------
@@ -154,16 +169,50 @@ class Loaded:
             for choice in self.scenario.policies
         )
         refs: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml", "policies": policies}
+        refs |= {"software": "software.yaml"} if self.software else {}
         if "draws" in named:
             refs["draws"] = DrawsOrigin(file=named["draws"])
         work: dict[str, Any] = {"graph": named["graph"]} if "graph" in named else {}
         if "requests" in named and self.workload.requests:
             work["requests"] = self.workload.requests.model_copy(update={"file": named["requests"]})
-        return {
+        documents = {
             "scenario.yaml": dump(self.scenario.model_copy(update=refs | changes)),
-            "hardware.yaml": dump(self.hardware),
+            "hardware.yaml": dump(self.stated),
             "workload.yaml": dump(self.workload.model_copy(update=work)),
         }
+        return documents | ({"software.yaml": dump(self.software)} if self.software else {})
+
+
+def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange] | None = None) -> Loaded:
+    """Return the same on a machine that documents state, as the software that the scenario names drives it.
+
+    Parameters
+    ----------
+    loaded
+        The documents.
+    machine
+        The machine, with all changes.
+    changes
+        Changes of the software, by path.
+    """
+    if (named := loaded.scenario.software) is None:
+        rule, where = "a change of software is one of what the scenario names", loaded.place("software")
+        insist(not changes, where, rule, "none", "name it")
+        return replace(loaded, hardware=machine, software=None, undriven=None)
+    loaded = loaded if loaded.software else _read_software(loaded, named)
+    software = apply(cast(Software, loaded.software), changes or {})
+    hardware = drive(machine, software, loaded.workload, partial(loaded.place, of="software"))
+    return replace(loaded, hardware=hardware, software=software, undriven=machine)
+
+
+def _read_software(loaded: Loaded, named: str) -> Loaded:
+    """Read the software that the scenario, or who changed it, names; a path is relative to the one or the other."""
+    with errors_at(loaded.place("software")):
+        path = path_of(named, "software", None if ("scenario", "software") in loaded.asked else loaded.scenario_dir)
+    entry = load(path, "software")
+    paths, digests = {**loaded.paths, "software": path}, {**loaded.sha256, "software": entry.sha256}
+    entries = {**loaded.entries, "software": entry}
+    return replace(loaded, software=entry.document, paths=paths, sha256=digests, entries=entries)
 
 
 class BudgetError(ConfigError):
@@ -189,62 +238,9 @@ def check_tiers(loaded: Loaded) -> None:
         insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
 
 
-def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
-    """Make changes from outside, which need no origin, of values by dotted path, as text or typed."""
-    return {
-        key: FieldChange(scalar(value) if isinstance(value, str) else value, where or f"set, {key}", "assumed", OUTSIDE)
-        for key, value in changes.items()
-    }
-
-
-def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
-    """Record changes of the machine in a scenario's ``set``; their figures are no longer cited or fitted."""
-    if not changes:
-        return scenario
-    tables = {
-        "set_": {**scenario.set_, **{key: change.value for key, change in changes.items()}},
-        "sources": {key: cited for key, cited in scenario.sources.items() if key not in changes},
-        "fitted": {key: why for key, why in scenario.fitted.items() if key not in changes},
-        "assumed": {**scenario.assumed, **dict.fromkeys(changes, OUTSIDE)},
-    }
-    return scenario.model_copy(update=tables)
-
-
 def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
     """Make a change that the scenario or one of its rows sets, with the origin that the scenario states."""
-    table, entry = loaded.scenario.entry_of(key) or ("assumed", "set by the scenario")
-    origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
-    if isinstance(entry, tuple):
-        origin = [citation.model_dump(exclude_unset=True) for citation in entry]
-    return FieldChange(value, loaded.place(*place), table, origin)
-
-
-DOCUMENTS = ("hardware", "workload", "scenario")
-"""The kinds of documents that a field path may lead into."""
-_OF_SCENARIO = ("homes", "budget")
-"""Fields of the scenario that are named without it."""
-
-
-def split(path: str) -> tuple[str, str]:
-    """Split a field path into its document (by default the machine) and the path there."""
-    document, _, key = path.partition(".")
-    if key and document in DOCUMENTS:
-        return document, key
-    return "scenario" if document in _OF_SCENARIO else "hardware", path
-
-
-def by_document(changes: Mapping[str, FieldChange]) -> dict[str, dict[str, FieldChange]]:
-    """Sort changes by the document that each path leads into; keys are then paths there."""
-    sorted_: dict[str, dict[str, FieldChange]] = {document: {} for document in DOCUMENTS}
-    for path, change in changes.items():
-        document, key = split(path)
-        sorted_[document][key] = change
-    return sorted_
-
-
-def places(changes: Mapping[str, Mapping[str, FieldChange]]) -> dict[tuple[str, str], str]:
-    """Return document and path of each change, with the place that asks for it."""
-    return {(document, key): change.where for document, paths in changes.items() for key, change in paths.items()}
+    return FieldChange.stated(loaded.scenario, key, value, loaded.place(*place), "set by the scenario")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,18 +329,20 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
         change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
         paths |= dict.fromkeys(() if axis.is_factor else axis.fields, change)
     changes = by_document(paths)
-    unscaled = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
-    scale, figures = dict(loaded.scale), unsourced(multiplied(unscaled, loaded.scale))
+    unscaled = apply(loaded.unscaled or loaded.stated, changes["hardware"])
+    scale, figures = dict(loaded.scale), unsourced(scaled(unscaled, loaded.scale))
     for axis, value in point.items():
         if axis.is_factor:
             factors = dict.fromkeys(axis.fields, value)
             scale |= factors
             with errors_at(axis.place(value)):
-                figures |= unsourced(multiplied(unscaled, factors), axis.place(value))
+                figures |= unsourced(scaled(unscaled, factors), axis.place(value))
     scenario = record(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
     hardware, workload = apply(unscaled, figures), apply(loaded.workload, changes["workload"])
-    varied = replace(loaded, scenario=scenario, hardware=hardware, workload=workload, scale=scale, unscaled=unscaled)
+    varied = replace(loaded, scenario=scenario, workload=workload, scale=scale, unscaled=unscaled)
     varied = replace(varied, asked={**loaded.asked, **places(changes)})
+    is_same = scenario.software == loaded.scenario.software
+    varied = driven(varied if is_same else replace(varied, software=None), hardware, changes["software"])
     check_tiers(varied)
     room = ("budget", "scenario.budget", f"tiers.{hardware.compute_tier}.capacity")
     asking = {axis.place(value): _overlap(room, axis.fields) for axis, value in point.items()}

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 
 from simulator.catalog.shelf import Keys, errors_at, validated
 from simulator.catalog.text import compose, scalar
-from simulator.document import ABOUT_ITSELF, Document
+from simulator.document import ABOUT_ITSELF, Document, Fit, amount
 from simulator.errors import insist
 from simulator.hardware import Hardware
+from simulator.scenario import Scenario
 from simulator.units import FieldError, exact, nearest, parse, unit_of
 
 Changed = TypeVar("Changed", bound=Document)
+OUTSIDE = "changed for this run"
 
 
 def setting(text: str, such: str = "links.d2h.bandwidth=40 GB/s") -> tuple[str, Any]:
@@ -80,6 +82,15 @@ class FieldChange:
     where: str
     table: str
     entry: Any
+
+    @classmethod
+    def stated(cls, document: Document, path: str, value: Any, where: str, why: str) -> FieldChange:
+        """Make a change that a document says at `path`, with the origin that it gives there, or else assumed: `why`."""
+        table, entry = document.entry_of(path) or ("assumed", why)
+        origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
+        if isinstance(entry, tuple):
+            origin = [citation.model_dump(by_alias=True, exclude_unset=True) for citation in entry]
+        return cls(value, where, table, origin)
 
 
 def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
@@ -158,14 +169,13 @@ def amounts(hardware: Hardware) -> dict[str, Any]:
     stated = {}
     for path in hardware.figures():
         ((_, value),) = fields(hardware, path)
-        unit = unit_of(value)
-        amount = parse(value, unit) if unit else value
-        if (unit or isinstance(value, float)) and isinstance(amount, int | float) and 0 < amount < math.inf:
+        unit, held = amount(value)
+        if (unit or isinstance(value, float)) and isinstance(held, int | float) and 0 < held < math.inf:
             stated[path] = value
     return stated
 
 
-def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
+def scaled(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
     """Multiply figures of a machine.
 
     Parameters
@@ -201,6 +211,55 @@ def _times(value: Any, factor: Decimal) -> Any:
     if (unit := unit_of(value)) is None:
         raise FieldError("a figure that is multiplied is a number", repr(value), "name a figure below it")
     return exact(int((Decimal(parse(value, unit)) * factor).to_integral_value()), unit)
+
+
+def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
+    """Make changes from outside, which need no origin, of values by dotted path, as text or typed."""
+    return {
+        key: FieldChange(scalar(value) if isinstance(value, str) else value, where or f"set, {key}", "assumed", OUTSIDE)
+        for key, value in changes.items()
+    }
+
+
+def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
+    """Record changes of the machine in a scenario's ``set``; their figures are no longer cited or fitted."""
+    if not changes:
+        return scenario
+    tables = {
+        "set_": {**scenario.set_, **{key: change.value for key, change in changes.items()}},
+        "sources": {key: cited for key, cited in scenario.sources.items() if key not in changes},
+        "fitted": {key: why for key, why in scenario.fitted.items() if key not in changes},
+        "assumed": {**scenario.assumed, **dict.fromkeys(changes, OUTSIDE)},
+    }
+    return scenario.model_copy(update=tables)
+
+
+DOCUMENTS = ("hardware", "software", "workload", "scenario")
+"""The kinds of documents that a field path may lead into."""
+_OF_SCENARIO = ("homes", "budget", "software")
+"""Fields of the scenario that are named without it."""
+
+
+def split(path: str) -> tuple[str, str]:
+    """Split a field path into its document (by default the machine) and the path there."""
+    document, _, key = path.partition(".")
+    if key and document in DOCUMENTS:
+        return document, key
+    return "scenario" if document in _OF_SCENARIO else "hardware", path
+
+
+def by_document(changes: Mapping[str, FieldChange]) -> dict[str, dict[str, FieldChange]]:
+    """Sort changes by the document that each path leads into; keys are then paths there."""
+    sorted_: dict[str, dict[str, FieldChange]] = {document: {} for document in DOCUMENTS}
+    for path, change in changes.items():
+        document, key = split(path)
+        sorted_[document][key] = change
+    return sorted_
+
+
+def places(changes: Mapping[str, Mapping[str, FieldChange]]) -> dict[tuple[str, str], str]:
+    """Return document and path of each change, with the place that asks for it."""
+    return {(document, key): change.where for document, paths in changes.items() for key, change in paths.items()}
 
 
 _NAMED = ("homes", "kv_tiers")

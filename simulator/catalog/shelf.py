@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from simulator.hardware import Hardware
 from simulator.inputs import no_file, shown
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
+from simulator.software import Software
 from simulator.units import FieldError, did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
 
@@ -29,12 +31,20 @@ Validated = TypeVar("Validated", bound=Part)
 
 KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
+    "software": Software,
     "workload": Workload,
     "scenario": Scenario,
     "study": StudyDocument,
 }
 """Kind of document -> its class."""
-_FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
+_FOLDERS = {
+    "hardware": "hardware_profiles",
+    "software": "software_profiles",
+    "workload": "workloads",
+    "scenario": "scenarios",
+    "study": "studies",
+}
+_RATIOS = "scenarios/measured/ratios.yml"
 _LARGEST_BYTES = 4_000_000
 """Largest document: a hundred times the largest shipped one, and still read in seconds."""
 _MOST_FAULTS = 5
@@ -69,7 +79,7 @@ def names(kind: str) -> tuple[str, ...]:
     Parameters
     ----------
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``.
+        One of `KINDS`.
     """
     return tuple(sorted(_shelf(kind)))
 
@@ -82,7 +92,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     ref
         A name in the catalogue; or a path: a `Path`, or a text that ends in ``.yaml``.
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``.
+        One of `KINDS`.
     base_dir
         Folder that a path is relative to; default: the working directory.
 
@@ -111,7 +121,7 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
     ref
         A name in the catalogue, or a path that ends in ``.yaml``, relative to the working directory.
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``; None: `ref` is a path to a document of any kind.
+        One of `KINDS`; None: `ref` is a path to a document of any kind.
     is_strict
         Whether each figure needs an origin, as in shipped documents.
 
@@ -131,6 +141,16 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
     is_strict = is_strict or path.is_relative_to(_root())
     document = _document_in(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
+
+
+@cache
+def measured_ratios() -> Mapping[str, Mapping[str, list[float]]]:
+    """Read the ratios of published measurements: kind of pace -> record -> real over predicted time of each row.
+
+    ``python tests/bench/measured.py --ratios`` writes them.
+    """
+    path = _root() / _RATIOS
+    return cast(dict[str, dict[str, list[float]]], compose(path.read_text("utf-8"), shown(path)).data)
 
 
 def read_hardware(ref: str | Path) -> Hardware:
@@ -166,7 +186,7 @@ def schema(kind: str) -> dict[str, Any]:
     Parameters
     ----------
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``.
+        One of `KINDS`.
     """
     insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
     read, written = (KINDS[kind].model_json_schema(mode=mode) for mode in ("validation", "serialization"))
@@ -205,7 +225,7 @@ def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     stated = tree.data.get("schema")
     if isinstance(stated, str) and stated in models:
         return models[stated]
-    rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
+    rule = f"the key schema says that this is a {wanted or 'hardware, software, workload, scenario or study'} document"
     do = nearest(str(stated), tuple(models))
     if (wanted, stated) == ("scenario", _schema_key(Workload)):
         do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"

@@ -28,6 +28,7 @@ from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.serving import read_served
 from simulator.serving.replays import smallest
+from simulator.software import Software
 from simulator.units import counted, human, parse
 from simulator.workload import Workload
 
@@ -72,6 +73,8 @@ def _summary(document: Document, path: Path, *, is_strict: bool) -> str:
         return f"study, {counted(points_in(path), 'point')}"
     if isinstance(document, Workload):
         return f"workload, {_workload(document, path)}"
+    if isinstance(document, Software):
+        return f"software for {', '.join(document.for_)}"
     machine = cast(Hardware, document)
     sizes = {"device": machine.topology.devices, "tier": len(machine.tiers), "link": len(machine.links)}
     return f"hardware, {_sizes(sizes | {'fabric': len(machine.fabrics)})}{_idle(told(own_unread(machine)))}"
@@ -98,7 +101,7 @@ def _workload(workload: Workload, path: Path) -> str:
 
 def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
     loaded = catalog.resolve(path)
-    for kind in ("hardware", "workload"):
+    for kind in ("hardware", "workload", *(["software"] if loaded.software else [])):
         catalog.load(loaded.paths[kind], is_strict=is_strict)
     if scenario.scaling:
         points_of(loaded).check()

@@ -90,7 +90,8 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OUT = "Write all results into this folder: tables, pictures and a page."
-_SET = "Change the machine; the budget and homes; or with workload.KEY=VALUE the workload."
+_SET = "Change the machine; the budget and homes; or with workload.KEY=VALUE the workload, or software.KEY=VALUE."
+_SOFTWARE = "How a framework drives the machine; a name or a .yaml. Short for --set software=NAME."
 _HOME = "Give tensors a home: weight=ddr, kv_cache=free. Short for --set homes.KIND=TIER."
 
 
@@ -109,11 +110,13 @@ def _settable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Take changes of documents, among them homes, and the engine."""
 
     @wraps(function)
-    def with_changes(*args: Any, home: Mapping[str, Any], set: Mapping[str, Any], **more: Any) -> Any:  # noqa: A002
-        return function(*args, set={**set, **{f"homes.{kind}": tier for kind, tier in home.items()}}, **more)
+    def with_changes(*args: Any, home: Mapping[str, Any], software: str | None, **more: Any) -> Any:
+        more["set"] |= {} if software is None else {"software": software}
+        more["set"] |= {f"homes.{kind}": tier for kind, tier in home.items()}
+        return function(*args, **more)
 
     engine = click.option("--engine", metavar="NAME", expose_value=False, callback=_engine, help=_ENGINE)
-    with_changes = engine(with_changes)
+    with_changes = click.option("--software", metavar="NAME", help=_SOFTWARE)(engine(with_changes))
     for name, metavar, about in (("--home", "KIND=TIER", _HOME), ("--set", "KEY=VALUE", _SET)):
         with_changes = click.option(name, multiple=True, callback=_changes, metavar=metavar, help=about)(with_changes)
     return with_changes

@@ -18,8 +18,9 @@ import click
 import simulator as hosim
 from simulator.cli import common
 
-_KINDS = ("hardware", "workload", "scenario", "study")
-_LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "studies": "study", "policies": ""}
+_KINDS = ("hardware", "software", "workload", "scenario", "study")
+_PLURALS = {"workload": "workloads", "scenario": "scenarios", "study": "studies"}
+_LISTS = {_PLURALS.get(kind, kind): kind for kind in _KINDS} | {"policies": ""}
 """Argument of `hosim list` -> kind of document."""
 
 
@@ -55,6 +56,8 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
         document, about = catalog.load(name, kind).document, ""
         if kind == "hardware":
             about = counted(document.topology.devices, "device")
+        if kind == "software":
+            about = f"for {', '.join(document.for_)}"
         if kind == "study":
             about = "hosim sweep"
         if kind == "scenario":

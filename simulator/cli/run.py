@@ -179,6 +179,13 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
 @click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
 @click.option("--at-most", type=click.IntRange(1), metavar="CELLS", help="Refuse more cells. [default: 10,000]")
+@click.option(
+    "--uncertainty",
+    type=click.IntRange(0),
+    default=0,
+    metavar="DRAWS",
+    help="Draw cited ranges and assumed figures of the machine.",
+)
 @click.option("--bounds", is_flag=True, help="Also compute the columns about bounds, which takes longer.")
 def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
     """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml that says what varies.
@@ -189,6 +196,7 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
       hosim sweep tiny_train_910c --policy static --policy reactive
         --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "scenario.budget=600..700 MB:5" --out results/grid
       hosim sweep tiny_train_uncertain --out results/uncertain
+      hosim sweep long_context_kv_tiers --uncertainty 24
 
     A field is one of the machine, of the workload (workload.batch=1,2,4), or of the scenario
     (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. A study may

@@ -13,7 +13,7 @@ from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op
-from simulator.hardware import Hardware, Rates
+from simulator.hardware import Hardware, Host, Rates
 from simulator.units import nearest
 
 
@@ -70,8 +70,8 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(classes))}; or add {field}.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, {field}.achieved_fraction", rule, found, do)
-    achieved = _achieved(op, rates)
-    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
+    achieved, fill_ns = _achieved(op, rates), 0 if op.op_class == "vector" else rates.fill_ns
+    return fill_ns + ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
 
 
 def _achieved(op: Op, rates: Rates) -> Fraction:
@@ -114,12 +114,25 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
     return rates.launch_ns + _arithmetic_ns(op, hardware), traffic
 
 
+def issue_ns(graph: Graph, host: Host) -> list[int]:
+    """Return what the host pays for each op on top of the price of a compute: before a step, and before a layer [ns].
+
+    Parameters
+    ----------
+    graph, host
+        The ops, and what the host pays. An op that runs again pays again.
+    """
+    layers = [op.name.partition("/")[0] for op in graph.ops]
+    begins = (layer != before for layer, before in zip(layers, ["", *layers], strict=False))
+    return [host.each_layer_ns * is_first + host.each_step_ns * (op == 0) for op, is_first in enumerate(begins)]
+
+
 UNITS = ("matrix", "vector")
 """Units of a device that compute."""
 
 
-def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
-    """Return whether kernels share an accelerator: whether its ops with modelled times run on more than one stream.
+def is_contended(graph: Graph, streams: Iterable[tuple[int, int]], *, shares_memory: bool) -> bool:
+    """Return whether kernels share an accelerator: on some machines, and if its modelled ops run on several streams.
 
     A measured duration was recorded beside whatever ran beside it, and a collective computes nothing.
 
@@ -129,10 +142,12 @@ def is_contended(graph: Graph, streams: Iterable[tuple[int, int]]) -> bool:
         Its ops.
     streams
         Pairs of an op and a stream that it runs on.
+    shares_memory
+        Whether the machine is one whose kernels and copies share the memory whatever the streams.
     """
     ops, on_host = graph.ops, graph.on_host
     modelled = ((op, of) for op, of in streams if ops[op].collective is None and ops[op].duration_ns is None)
-    return len({stream for op, stream in modelled if op not in on_host}) > 1
+    return shares_memory or len({stream for op, stream in modelled if op not in on_host}) > 1
 
 
 def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:

@@ -88,7 +88,7 @@ class Columns:
     written
         Tensors that some op writes.
     streams, is_contended
-        How many compute streams the plan uses; whether kernels on several of them share the device.
+        How many compute streams the plan uses; whether its kernels share the device.
     compute_tier, tiers
         Id of the tier that kernels of the accelerator work in; per op, of that which its device works in.
     outputs
@@ -103,7 +103,7 @@ class Columns:
         if fixed is not None:
             streams = {(op, of) for kind, op, of in zip(fixed.kind, fixed.a, fixed.b, strict=True) if kind == COMPUTE}
         last_stream = max((stream for _, stream in streams), default=0)
-        self.is_contended = is_contended(graph, streams)
+        self.is_contended = is_contended(graph, streams, shares_memory=hardware.shares_memory)
         self.compute_tier, self.streams = hardware.compute_tier_id, 1 + last_stream
         if fixed is None:
             self.streams = runtime_streams(graph)

@@ -102,9 +102,10 @@ def _links(case: Case, plan: Plan) -> Links:
         "one rank, whose collectives would need a network": case.job.ranks > 1,
         "reads that are known beforehand": bool(graph.dynamic_reads),
         "one stream of computes": len(streams) > 1,
-        "a host that pays nothing for an action": hardware.host.fixed.step_ns > 0,
+        "a host that pays nothing for an action": not hardware.host.issues_freely,
         "copies between the compute tier and one other": not is_between,
         "one copy at a time on a link": any(link.channels > 1 or link.via for link in links.values()),
+        "copies that take no bandwidth from kernels": hardware.shares_memory,
         "links that share no bandwidth": any(len(used & {*bus.links}) for bus in shared),
     }
     for must, is_so in cannot.items():

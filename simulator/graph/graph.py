@@ -184,25 +184,41 @@ class Graph:
     @property
     def of_host(self) -> list[int]:
         """Persistent tensors that ops of the host alone use."""
+        if not self.on_host:
+            return []
         ops = [(index in self.on_host, {*op.reads, *op.writes}) for index, op in enumerate(self.ops)]
         used, others = (set().union(*(t for by, t in ops if by == is_host)) for is_host in (True, False))
         return [t for t in sorted(used - others) if self.tensors[t].persistent]
 
-    @cached_property
+    @property
     def on_accelerator(self) -> Self:
         """The graph as its accelerator sees it: ops of the host use nothing there.
 
         What the host makes for the accelerator lies in the host's tier from the start, as a persistent tensor does.
         """
+        if not self.on_host or vars(self).get("_whole"):
+            return self
+        if "on accelerator" not in self.known:
+            self.known["on accelerator"] = self._as_accelerator_sees()
+        view: Self = self.known["on accelerator"]
+        return view
+
+    def _as_accelerator_sees(self) -> Self:
         ops, made = list(self.ops), self.made_on_host
         for index in self.on_host:
             ops[index] = replace(ops[index], reads=(), writes=(), read_bytes=0, write_bytes=0, workspace_bytes=0)
-        if not self.on_host or ops == list(self.ops):
-            return self
         used = frozenset(chain.from_iterable((*op.reads, *op.writes) for op in ops))
         tensors = [replace(tensor, persistent=tensor.persistent or t in made) for t, tensor in enumerate(self.tensors)]
         outputs = tuple(t for t in self.outputs if t in used or tensors[t].persistent)
-        return replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
+        view = replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
+        vars(view)["_whole"] = self
+        return view
+
+    @property
+    def whole(self) -> Graph:
+        """The graph whose accelerator sees this one, perhaps over other steps; itself if it is none's view."""
+        whole: Graph = vars(self).get("_whole", self)
+        return whole
 
     @cached_property
     def meets(self) -> bool:

@@ -15,14 +15,24 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
-from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, HostCompute, Rates, ReactiveHost
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
+from simulator.hardware.device import (
+    Allocator,
+    Compaction,
+    Compute,
+    FixedHost,
+    Host,
+    HostCompute,
+    Rates,
+    ReactiveHost,
+    ServingHost,
+)  # fmt: skip
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host",
-    "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates",
-    "without_effect",
+    "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s",
+    "stage_rates", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -112,18 +122,6 @@ class Fabric(Part):
                 require(name in ALGORITHMS[kind], must, repr(name), "algorithms", kind, do="remove it")
 
 
-class OnChip(Part):
-    """On-chip memory: for the information of readers, not simulated.
-
-    Attributes
-    ----------
-    capacity_bytes
-        Size [B].
-    """
-
-    capacity_bytes: Bytes = Field(alias="capacity")
-
-
 class Hardware(Document):
     """A machine, as one of its devices sees it.
 
@@ -187,6 +185,11 @@ class Hardware(Document):
         return self.tier_names.index(self.compute_tier)
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether copies take bandwidth of the compute tier from kernels of one stream, too."""
+        return self.tiers[self.compute_tier].shared
+
+    @property
     def host_tier_id(self) -> int:
         """Id of the tier that the cores of the host work in; that of the compute tier if there are none."""
         return self.tier_names.index(self.host_compute.tier) if self.host_compute else self.compute_tier_id
@@ -220,8 +223,7 @@ class Hardware(Document):
         """Pattern of paths to figures that no run on this machine reads -> why."""
         others = [name for name in self.tiers if name != self.compute_tier]
         energies = {f"tiers.{name}.energy": "the energy of a copy is that of its link" for name in others}
-        bound = {*self.memories.values()}
-        free = [name for name, link in self.links.items() if bound.isdisjoint((link.source, link.target))]
+        free = [name for name, of in self.links.items() if {of.source, of.target}.isdisjoint(self.memories.values())]
         passes = {f"links.{name}.passes*": "no lower tier that it joins states a bandwidth" for name in free}
         single = [f"links.{name}.sharing" for name, link in self.links.items() if link.channels == 1]
         sharing = dict.fromkeys(single, "one copy at a time shares with no other")
@@ -266,6 +268,9 @@ class Hardware(Document):
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
         require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
+        odd = next((name for name, lower in self.tiers.items() if lower.shared and name != self.compute_tier), "")
+        must = "kernels share the memory of the compute tier, no other"
+        require(not odd, must, "true", "tiers", odd, "shared", do="remove it")
         if self.host_compute is not None:
             self._check_host(self.host_compute.tier)
         for name, link in self.links.items():
@@ -274,9 +279,9 @@ class Hardware(Document):
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
             for passed in link.passes:
-                lower = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
+                below = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
                 must = "passes name lower tiers that the link joins, of no staged link"
-                require(passed in lower, must, repr(passed), "links", name, "passes", do=nearest(passed, (*lower,)))
+                require(passed in below, must, repr(passed), "links", name, "passes", do=nearest(passed, (*below,)))
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for link_name in bus.links:
@@ -368,8 +373,8 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
         for name in dict.fromkeys(bus.links):
             if name in hardware.links and _fills(hardware.links[name], bus):
                 tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
-        asked = asked_bytes_per_s(hardware, bus)
-        if asked <= rate:
+        asked, cores = asked_bytes_per_s(hardware, bus), hardware.host_compute
+        if asked <= rate and (cores is None or memories.get(bus_name) != cores.tier):
             tell(field, rate, "what its links carry together", asked)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if budget_bytes is not None and budget_bytes < usable:

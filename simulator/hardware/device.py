@@ -24,12 +24,16 @@ class Rates(Part):
         Share of its tier's bandwidth that a memory-bound kernel reaches.
     launch_ns
         Fixed device time of each kernel [ns].
+    fill_ns
+        Time that the arithmetic of a kernel takes however little it is, but of one of class ``vector``: its tiles fill
+        the matrix units in waves [ns].
     """
 
     peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
     achieved_fraction: dict[Key, Share] = {"default": 1.0}
     achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
     launch_ns: Nanoseconds = Field(0, alias="launch")
+    fill_ns: Nanoseconds = Field(0, alias="fill")
 
 
 class Compute(Rates):
@@ -71,10 +75,19 @@ class FixedHost(Part):
         Time for each run of the compiled graph [ns].
     step_ns
         Time for each action of the plan [ns].
+    compute_ns, copy_ns
+        Time for each compute, and for each copy, on top of that: what a framework pays that is no compiled graph [ns].
     """
 
     launch_ns: Nanoseconds = Field(0, alias="launch")
     step_ns: Nanoseconds = Field(0, alias="step")
+    compute_ns: Nanoseconds = Field(0, alias="compute")
+    copy_ns: Nanoseconds = Field(0, alias="copy")
+
+    @property
+    def prices_ns(self) -> tuple[int, int, int, int]:
+        """Costs of a compute, a copy, a detach and a sync [ns]."""
+        return self.step_ns + self.compute_ns, self.step_ns + self.copy_ns, self.step_ns, self.step_ns
 
 
 class ReactiveHost(Part):
@@ -117,6 +130,25 @@ class ReactiveHost(Part):
         return self.inspect_ns + self.compute_ns, self.copy_ns, self.detach_ns, self.sync_ns
 
 
+class ServingHost(Part):
+    """Costs of the host for a serving engine, beside those of the actions that it issues.
+
+    Attributes
+    ----------
+    iteration_ns
+        Time for each iteration: choosing its sequences, filling its inputs, handing over its tokens [ns].
+    request_ns
+        Time for each request that is admitted, in its first iteration [ns].
+    ahead
+        Whether the host works on an iteration while the device runs the one before, which then hides as much of its
+        work as it takes; else the device waits for all of it.
+    """
+
+    iteration_ns: Nanoseconds = Field(0, alias="iteration")
+    request_ns: Nanoseconds = Field(0, alias="request")
+    ahead: StrictBool = False
+
+
 class Host(Part):
     """The runtime on the host: the cost of each action, and how far it may run ahead.
 
@@ -124,15 +156,28 @@ class Host(Part):
     ----------
     queue_depth
         Most computes that are issued and not yet started, on all streams together.
+    each_step_ns, each_layer_ns
+        Time before the first op of the graph, in each step, and before the first op of each layer (the first part of
+        the names of its ops), under any plan [ns].
     fixed
         The costs under a fixed plan.
     reactive
         The costs under a reactive plan.
+    serving
+        The costs of a serving engine, of which each iteration is a plan.
     """
 
     queue_depth: Count = 1024
+    each_step_ns: Nanoseconds = Field(0, alias="each_step")
+    each_layer_ns: Nanoseconds = Field(0, alias="each_layer")
     fixed: FixedHost = FixedHost()
     reactive: ReactiveHost = ReactiveHost()
+    serving: ServingHost = ServingHost()
+
+    @property
+    def issues_freely(self) -> bool:
+        """Whether no action of a fixed plan costs anything."""
+        return not any((*self.fixed.prices_ns, self.each_step_ns, self.each_layer_ns))
 
 
 MIB = 1 << 20

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
@@ -47,9 +47,16 @@ class Tier(Part):
         Size [B]; ``inf`` where no limit is modelled.
     reserved_bytes
         Bytes that the framework's context and the like occupy [B].
+    taken_fraction
+        Share of the capacity that a framework takes at all, what it reserves included.
+    lost_fraction
+        Of what is not reserved, the share that nothing fits in: rounding of an allocator, and holes between places.
     bandwidth_bytes_per_s
         Bandwidth of the memory [B/s]. Of the compute tier: what kernels and copies share. Of another tier: what all
         copies that begin or end there share with those that pass through it, once in and once out.
+    shared
+        Of the compute tier: whether copies, and collectives, take its bandwidth from kernels even where these run on
+        one stream. Where kernels run on several, they do on any machine.
     energy_fj_per_byte
         For the compute tier: energy of each byte that a kernel reads or writes, on top of the device's power [fJ].
     endurance_bytes
@@ -61,7 +68,10 @@ class Tier(Part):
     scope: Scope = "device"
     capacity_bytes: Capacity = Field(alias="capacity")
     reserved_bytes: Bytes = Field(0, alias="reserved")
+    taken_fraction: Share = Field(1.0, alias="taken")
+    lost_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = Field(0.0, alias="lost")
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(None, alias="bandwidth")
+    shared: StrictBool = False
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     endurance_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="endurance")
     price_nusd_per_gb_month: PriceOfRoom | None = Field(None, alias="price")
@@ -74,17 +84,46 @@ class Tier(Part):
 
     @property
     def usable_bytes(self) -> int | float:
-        """Capacity less reserved bytes and the room for chunks that pass through [B]."""
-        return self.capacity_bytes - self.reserved_bytes - self._staging_bytes
+        """What is taken of the capacity, less what is reserved, room for chunks that pass through, and losses [B]."""
+        taken, kept = self._parts
+        if self.capacity_bytes == math.inf:
+            return math.inf
+        return math.floor((math.floor(self.capacity_bytes * taken) - self.reserved_bytes - self._staging_bytes) * kept)
 
     def capacity_for(self, usable_bytes: int) -> int:
         """Return the capacity with which `usable_bytes` may be used [B]."""
-        return usable_bytes + self.reserved_bytes + self._staging_bytes
+        return math.ceil(self.held_bytes(usable_bytes) / self._parts[0])
+
+    def held_bytes(self, used_bytes: int) -> int:
+        """Return what is held where so much is used: with what is lost beside it, and what is reserved [B]."""
+        return math.ceil(used_bytes / self._parts[1]) + self.reserved_bytes + self._staging_bytes
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether something is reserved in it, or lost beside places."""
+        return bool(self.reserved_bytes or self.lost_fraction)
+
+    @property
+    def _parts(self) -> tuple[Fraction, Fraction]:
+        """The share of the capacity that is taken, and the share of the rest that is not lost."""
+        return Fraction(str(self.taken_fraction)), 1 - Fraction(str(self.lost_fraction))
 
     def _check(self) -> None:
         found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
-        fits = self.reserved_bytes <= self.capacity_bytes
+        fits = self.reserved_bytes <= self.capacity_bytes * self.taken_fraction
         require(fits, "what is reserved is part of the capacity", found, "reserved", do="lower it")
+
+
+class OnChip(Part):
+    """On-chip memory: for the information of readers, not simulated.
+
+    Attributes
+    ----------
+    capacity_bytes
+        Size [B].
+    """
+
+    capacity_bytes: Bytes = Field(alias="capacity")
 
 
 class EfficiencyPoint(Part):
@@ -124,6 +163,8 @@ class Link(Part):
     passes
         Lower tier that it joins -> how often each byte of its copies passes the memory there. 1 where none is stated; 3
         if it is first copied to another buffer.
+    blocking
+        Whether the host issues nothing more until a copy has ended, as with what is copied from pageable memory.
     energy_fj_per_byte
         Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
@@ -146,6 +187,7 @@ class Link(Part):
     via: tuple[Key, ...] = ()
     chunk_bytes: Bytes = Field(0, alias="chunk")
     passes: dict[Key, Few] = {}
+    blocking: StrictBool = False
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     _stages: tuple[Link, ...] = PrivateAttr(())
     _stated: Link | None = PrivateAttr(None)

@@ -6,6 +6,10 @@ from simulator.metrics.figures import figure_of as figure_of
 from simulator.metrics.frames import Frames as Frames
 from simulator.metrics.frames import peak_breakdown as peak_breakdown
 from simulator.metrics.frames import place_name as place_name
+from simulator.metrics.pacing import Ratios as Ratios
+from simulator.metrics.pacing import interval as interval
+from simulator.metrics.pacing import pace_of as pace_of
+from simulator.metrics.pacing import real_figures as real_figures
 from simulator.metrics.ranks import Crowd as Crowd
 from simulator.metrics.ranks import by_rank as by_rank
 from simulator.metrics.ranks import crowds as crowds

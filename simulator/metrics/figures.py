@@ -19,8 +19,10 @@ from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
-Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier"]
-Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost"]
+Over = Literal[
+    "", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier", "process"
+]  # fmt: skip
+Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
 
 
@@ -37,7 +39,7 @@ class Figure:
     of
         Which rows have it: every ``run``; each ``rank``, and so each job, that ran to its end; jobs of several
         ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
-        what is ``served``; rows that ran on a machine that states a ``cost``.
+        what is ``served``; rows that ran on a machine that states a ``cost``; rows held against ``real`` steps.
     over
         The kind of thing with a figure for each; for ``energy``, ``price`` and the ``host``, one figure if the machine
         states any.
@@ -61,7 +63,8 @@ class Figure:
 
     def at(self, place: str) -> Figure:
         """Return the figure of one place."""
-        return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", place))
+        shown = place.replace("_", " ") if self.over == "cause" else place
+        return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", shown))
 
     def place_in(self, column: str) -> str | None:
         """Return the place in a column's name; empty if the figure has none, None if the column is another figure's."""
@@ -80,8 +83,8 @@ FIGURES = (
     Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`.",
            worse="less"),
     Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
-           "each op once, but elementwise ones and what runs again; of attention what its kernels compute. Of `hosim "
-           "serve`: in all iterations by the time in which some sequence runs."),
+           "each op of the accelerator once, but elementwise ones and what runs again; of attention what its kernels "
+           "compute. Of `hosim serve`: in all iterations by the time in which some sequence runs."),
     Figure("mfu", "share", "MFU", "Model FLOPs utilisation: the time that this arithmetic takes at the device's peak "
            "for its data types, as a share of the step (PaLM, arXiv 2204.02311, appendix B)."),
     Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),
@@ -90,7 +93,7 @@ FIGURES = (
     Figure("recompute_ns", "ns", "recompute", "Further runs of ops on the main stream in the measured step."),
     Figure("stall_ns", "ns", "stall", "The sum of the waits of the main stream in the measured step."),
     Figure("wait_<>_ns", "ns", "<>", "What the main stream waited for with this root cause.", over="cause"),
-    Figure("host_compute_ns", "ns", "host compute", "Time of the step with an op of the host of the main stream's rank "
+    Figure("host_compute_ns", "ns", "on the host", "Time of the step with an op of the host of the main stream's rank "
            "under way.", over="host"),
     Figure("drain_ns", "ns", "drain", "`M - E_n` in a run of one step, which counts it; else 0."),
     Figure("transfer_ns", "ns", "transfer", "Time of the step with a transfer of the main stream's rank under way."),
@@ -102,12 +105,20 @@ FIGURES = (
            of="addresses", over="compute tier", worse="more", is_compared=True, over_ranks="most"),
     Figure("peak_<>_bytes", "B", "peak <>", "The most that the fullest instance of the tier ever held.",
            of="run", over="tier", worse="more", is_compared=True),
+    Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes`, with what is "
+           "lost beside that and what is reserved.", of="run", over="process", worse="more"),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
            "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
     Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - "
            "1`; where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
+    Figure("paced_by", "text", "paced by", "What is busy, or waited for, for most of the step; it tells which "
+           "published measurements the step is like.", of="real"),
+    Figure("real_low_ns", "ns", "real step from", "`step_ns` by the ratio, real to predicted time, that a tenth of "
+           "the published measurements of such steps do not exceed, each record with the same weight.", of="real"),
+    Figure("real_high_ns", "ns", "real step to", "The same of nine tenths: 80 % of them lie between the two.",
+           of="real"),
     Figure("ranks", "count", "ranks", "How many ranks there are.", of="ranks"),
     Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step, which the times are of.",
            of="ranks"),
@@ -246,6 +257,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "field": (),
         "energy": ("",) if hardware.states_energy else (),
         "price": ("",) if hardware.states_prices else (),
+        "process": [name for name, tier in hardware.tiers.items() if tier.holds_more],
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

@@ -16,7 +16,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
 from simulator.metrics.figures import figure_of
 from simulator.metrics.steps import RankRun, peaks_bytes
-from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, rank_figures
+from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, peak_figures, rank_figures
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
 
@@ -47,7 +47,7 @@ def summarise(
     if job.ranks == 1:
         return rank_figures(job.graphs[0], hardware, ran or RankRun.of(job.graphs[0], hardware, trace), bound)
     rows = by_rank(job, hardware, trace)
-    whole: dict[str, Any] = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
+    whole: dict[str, Any] = peak_figures(hardware, peaks_bytes(hardware, trace))
     if trace.status != "ok":
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **bound_figures(None, bound), "ranks": job.ranks}

@@ -52,7 +52,7 @@ def rank_figures(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | 
     trace, window = ran.trace, None
     row: dict[str, Any] = dict.fromkeys(columns(hardware, ("run", "rank")))
     row |= {"status": trace.status, "makespan_ns": ran.makespan_ns}
-    row |= {f"peak_{tier}_bytes": size for tier, size in ran.peaks_bytes.items()}
+    row |= peak_figures(hardware, ran.peaks_bytes)
     if trace.status == "ok":
         window = _measured(graph, ran)
         row["step_ns"] = window.end_ns - window.start_ns
@@ -265,6 +265,13 @@ def _traffic_figures(graph: Graph, hardware: Hardware, trace: Trace, window: Win
     moved = dict(zip(hardware.link_names, total.tolist(), strict=True))
     passing = {name: hardware.passing((name,)).items() for name in moved}
     return {f"moved_{name}_bytes": sum(times * moved[link] for link, times in passing[name]) for name in moved}
+
+
+def peak_figures(hardware: Hardware, peaks_bytes: Mapping[str, int]) -> dict[str, int]:
+    """Count the peak of each tier, and where something is reserved or lost, what a driver shows of it [B]."""
+    peaks = {f"peak_{name}_bytes": size for name, size in peaks_bytes.items()}
+    tiers = {name: hardware.tiers[name] for name in peaks_bytes if hardware.tiers[name].holds_more}
+    return peaks | {f"process_{name}_bytes": tier.held_bytes(peaks_bytes[name]) for name, tier in tiers.items()}
 
 
 def allocator_figures(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:

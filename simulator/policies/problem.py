@@ -140,7 +140,7 @@ class Problem:
         self.capacities = tuple(capacities)
         self.sizes = tuple(tensor.size_bytes for tensor in graph.tensors)
         self.streams = streams_of(graph, self.switches.collectives)
-        self.precedence = Precedence.of(graph, self.streams)
+        self.precedence = Precedence.of(graph, self.streams, shares_memory=hardware.shares_memory)
         inputs = {*graph.inputs}
         self.known_homes = [home if t in inputs else NOWHERE for t, home in enumerate(self.homes)]
         used = zip(self.lifetimes.uses, self.known_homes, strict=True)

@@ -100,12 +100,12 @@ class Weaver:
         wrote = dict[int, int]()
         for index, op in enumerate(self._graph.ops):
             self._last |= dict.fromkeys((*op.reads, *op.writes), index)
-            wrote |= dict.fromkeys(op.writes, index)
             if index in self._graph.on_host:
                 self._last_on_host |= dict.fromkeys((*op.reads, *op.writes), index)
                 for tensor in op.reads:
                     if wrote.get(tensor, index) not in self._graph.on_host:
                         self._leaves[wrote[tensor]].append((tensor, index))
+            wrote |= dict.fromkeys(op.writes, index)
         self._ran, self._absent = set[int](), set(self._graph.made_on_host)
 
     def take(self, code: Code) -> Iterator[Code]:

@@ -77,7 +77,7 @@ class ProgramColumns:
         Whether each op is a collective.
     is_modelled, is_contended
         Whether the time of each op is modelled, neither measured nor that of a collective; whether such ops of the
-        accelerator run on several streams, which then share it.
+        accelerator share it, as they run on several streams, or as the machine says so.
     links
         Source tier, target tier and channels of each link.
     queues
@@ -114,7 +114,8 @@ class ProgramColumns:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
             ops, streams = (self._lap[name][self._lap["kind"] == COMPUTE] for name in ("a", "b"))
         self.is_modelled = np.array([op.duration_ns is None and op.collective is None for op in graph.ops], bool)
-        self.is_contended = len(np.unique(streams[(self.is_modelled & ~self.is_host)[ops]])) > 1
+        modelled = (self.is_modelled & ~self.is_host)[ops]
+        self.is_contended = hardware.shares_memory or len(np.unique(streams[modelled])) > 1
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
         """Return the same program with draws of its dynamic reads."""

@@ -92,12 +92,8 @@ def check_actions(
     """
     plan, draws = of_rank.plan, of_rank.draws
     steps = graph.steps // (plan.repeats if plan.fixed is not None else 1)
-    machine = (
-        hardware.compute_tier,
-        hardware.host_compute and hardware.host_compute.tier,
-        hardware.hops,
-        *(tier.scope for tier in hardware.tiers.values()),
-    )
+    scopes = [tier.scope for tier in hardware.tiers.values()]
+    machine = hardware.compute_tier, hardware.host_tier_id, hardware.hops, *scopes
     about = PlanWalk, *machine, plan.tiers, plan.home, frozenset(of_rank.pinned), steps, digest(*columns)
     if draws is None and about in graph.known:
         return
@@ -131,9 +127,8 @@ class PlanWalk:
         self._owed = set[int]()  # places that are valid as if a fault were mended
         self._graph, self._plan, self._draws, self._tiers = graph, plan, draws, len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
-        cores = hardware.host_compute
-        self._host_tier = self._compute_tier if cores is None else plan.tiers.index(cores.tier)
-        self._device_of = dict[int, str]()
+        cores, self._device_of = hardware.host_compute, dict[int, str]()
+        self._host_tier = plan.tiers.index(cores.tier if cores else hardware.compute_tier)
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
         places = len(graph.tensors) * self._tiers
         self._state, self._between, self._staying = bytearray(places), bytearray(places), set[int]()
@@ -219,7 +214,9 @@ class PlanWalk:
     def _compute(self, op_id: int, stream: int) -> None:
         op, tiers, state = self._graph.ops[op_id], self._tiers, self._state
         tier, reads = self._host_tier if op.device == "host" else self._compute_tier, op.reads
-        self._check_stream(op, stream)
+        if op.device != (device := self._device_of.setdefault(stream, op.device)):
+            must, found = "ops of one stream are of one device", f"one of the {op.device} after others of the {device}"
+            self._tell_error(("two devices on a stream", NOWHERE), must, found, "issue it on another stream")
         if op.dynamic is not None and self._draws is not None:
             reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
         for t in reads:
@@ -239,13 +236,6 @@ class PlanWalk:
             self._lost_at.pop(t, None)
         self._ran.add(op_id)
         self._last_move = self._position
-
-    def _check_stream(self, op: Op, stream: int) -> None:
-        """Check that a stream runs ops of one device."""
-        device = self._device_of.setdefault(stream, op.device)
-        if op.device != device:
-            must, found = "ops of one stream are of one device", f"one of the {op.device} after others of the {device}"
-            self._tell_error(("two devices on a stream", NOWHERE), must, found, "issue it on another stream")
 
     def _check_values(self, op: int) -> None:
         """Check that the op may run, if it runs again, and that it reads the values that it reads in program order.
@@ -303,9 +293,9 @@ class PlanWalk:
             must = "a copy has work to do: its target is absent or stale"
             self._tell_error((kind, tensor), must, found, "drop this copy")
         self._owed.discard(place)
-        self._put(place, VALID)
-        if target == self._compute_tier:
+        if target == self._compute_tier and self._state[place] != STALE:  # what the host wrote is renewed in its place
             self._unused.add(tensor)
+        self._put(place, VALID)
         self._last_move = self._position
 
     def _detach(self, tensor: int, tier: int) -> None:

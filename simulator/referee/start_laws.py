@@ -238,8 +238,11 @@ def _check_host(facts: Facts, in_order: Ints, taken: Ints) -> None:
     spare = issued_ns[ran] - _issue_costs(facts, taken)[ran]
     law, issued = "the host issues in order and pays for each action", ("issued at ns", issued_ns[ran])
     facts.check_actions(ran, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
-    synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[ran]
-    law = "a host issues nothing after a sync before the earlier actions of its tensor have ended"
+    blocks, copies = [link.blocking for link in facts.program.hardware.links.values()], facts.ran(COPY)
+    copies = copies[np.array(blocks, bool)[facts.track[copies]]]
+    blocked = facts.by_issue(copies, facts.end[copies])
+    synced = facts.latest(np.where(facts.kind == SYNC, in_order, blocked))[ran]
+    law = "a host issues nothing after a sync before all that its tensor is in has ended, nor while a copy blocks it"
     facts.check_actions(ran, facts.issued[ran] >= synced, law, issued, ("they end at ns", facts.times(synced)))
     depth = facts.program.hardware.host.queue_depth
     late, started_ns = computes[depth:], np.sort(facts.arrived_ns[computes])[: max(0, len(computes) - depth)]
@@ -251,8 +254,12 @@ def _check_host(facts: Facts, in_order: Ints, taken: Ints) -> None:
 def _issue_costs(facts: Facts, taken: Ints) -> Ints:
     """Return the least that the host has paid when it issues each action [ns], without selections (not recorded)."""
     program, host = facts.program, facts.program.hardware.host
+    fixed, more = np.array(host.fixed.prices_ns, np.int64)[facts.kind], np.zeros(len(facts.kind), np.int64)
+    layers = np.array([op.name.split("/")[0] for op in program.graph.ops] or [""])
+    begins, issues = np.append(True, layers[1:] != layers[:-1]), facts.actions(COMPUTE)
+    more[issues] = (host.each_layer_ns * begins)[facts.a[issues]] + host.each_step_ns * (facts.a[issues] == 0)
     if isinstance(program.plan.actions, Actions):
-        return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
+        return host.fixed.launch_ns + np.cumsum(fixed + more)
     goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
     prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
     prices += -(-np.where(goes_home, taken, 0) // MIB) * host.reactive.pin_ns
@@ -263,9 +270,9 @@ def _issue_costs(facts: Facts, taken: Ints) -> Ints:
         decided = facts.kind == SYNC
         for kind, flags in ((COMPUTE, is_dynamic), (COPY, is_candidate), (DETACH, is_candidate)):
             decided[facts.actions(kind)] = flags[facts.a[facts.actions(kind)]]
-        prices = np.where(decided, prices, host.fixed.step_ns)
+        prices = np.where(decided, prices, fixed)
         launch_ns = host.fixed.launch_ns
-    return launch_ns + np.cumsum(prices + host.reactive.update_ns * is_changed)
+    return launch_ns + np.cumsum(prices + more + host.reactive.update_ns * is_changed)
 
 
 def _taken_bytes(facts: Facts, held: Held) -> Ints:

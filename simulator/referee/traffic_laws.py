@@ -269,8 +269,7 @@ def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequenc
         for name, fabric in hardware.fabrics.items()
         for way in ("out", "in")
     }
-    own = _KERNELS, *_UNITS
-    names = (*hardware.link_names, *ports, *own, *(_HOST + name for name in own))
+    names = (*hardware.link_names, *ports, *(device + name for device in ("", _HOST) for name in (_KERNELS, *_UNITS)))
     ids = dict(zip(names, range(len(names)), strict=True))
     rows = np.concatenate([*_carried(ranks, ids), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
     sharing, contended = hardware.topology.sharing, [facts.rank for facts in ranks if facts.program.is_contended]

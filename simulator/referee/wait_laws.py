@@ -37,9 +37,9 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     law = "a wait that is not for room ends when data, order, line and host let the op start"
     facts.check(holds, law, "waits", waits, "op", "issue", "start_ns", "end_ns", "cause")
     ran = facts.ran(COMPUTE)
-    _check_under_way(facts, ran[facts.program.is_host[facts.a[ran]]], _HOST, "op of the host")
+    _check_under_way(facts, ran[facts.program.is_host[facts.a[ran]]], _HOST, "an op of the host")
     if facts.program.meets.any() and facts.complete:
-        _check_under_way(facts, facts.met, _COLLECTIVE, "collective")
+        _check_under_way(facts, facts.met, _COLLECTIVE, "a collective")
         _check_peers(facts)
 
 
@@ -78,13 +78,13 @@ def _check_transfers(facts: Facts) -> None:
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
 
 
-def _check_under_way(facts: Facts, ran: Ints, cause: int, what: str) -> None:
+def _check_under_way(facts: Facts, ran: Ints, cause: int, noun: str) -> None:
     """Check that a wait for a collective, or for an op of the host, lasts while that runs."""
     waits = pick(facts.waits, facts.waits["cause"] == cause)
     waited = waits["blocker"], waits["start"], waits["end"]
     under_way = facts.a[ran], facts.start[ran], facts.end[ran]
     holds = covered(waited, under_way, facts.stride, joined=True)
-    law = f"a wait for a{'n' if what[0] == 'o' else ''} {what} lasts while that {what} is under way"
+    law = f"a wait for {noun} lasts while that is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
 
 

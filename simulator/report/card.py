@@ -15,6 +15,7 @@ from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
+from simulator.software import Software
 from simulator.units import counted, exact, human
 from simulator.workload import DecoderModel, Workload
 
@@ -106,6 +107,13 @@ def machine_card(hardware: Hardware) -> Card:
     if stated := [exact(cost, unit) for cost, unit in costs if cost is not None]:
         card["a device"] = ", ".join(stated)
     return card
+
+
+def cards(model: Card, machine: Hardware, software: Software | None) -> dict[str, Card]:
+    """Return the cards of a run: model, machine, and what drives it, which is the best case if nothing is named."""
+    driver = {"best case:": "pinned copies, best kernels (no software named)"}
+    driver = {f"{software.name}:": software.heading} if software else driver
+    return {"model": model, "machine": machine_card(machine), "software": driver}
 
 
 def line(card: Card) -> str:
@@ -244,7 +252,7 @@ def exchanges(job: Job) -> Iterator[Exchange]:
 def _parts(workload: Workload) -> str:
     """Write the axes of the mesh, that of neighbouring ranks last, and the ZeRO stage."""
     parallel, pools = workload.parallel, workload.pools
-    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.axis_names if name != "expert"]
+    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.device_matrix if name != "expert"]
     axes = axes if parallel.ranks == "all" else []
     text = f" = {' x '.join(axes)}" if axes else ""
     text += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model" if pools else ""

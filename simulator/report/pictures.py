@@ -30,6 +30,7 @@ _NEAR = 2
 """A limit is drawn up to this multiple of the longest bar; a higher one would shrink the bars too far."""
 _HALF = 0.36
 """Half the height of a bar, relative to its row: leaves a gap between two."""
+_REAL = "80 % of real steps"
 _HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
 _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
 """Line styles of bounds that cover different plans."""
@@ -102,6 +103,10 @@ def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
             kind = held_to(rows, row)
             marks[kind] = marks.get(kind) or {"color": drawing.INK, "linestyle": next(lines)}
             _tick(ax, y, row.summary["bound_ns"] / size, marks[kind])
+        if row.is_ok and present(row.summary.get("real_low_ns")):
+            low, high = (row.summary[f"real_{end}_ns"] / size for end in ("low", "high"))
+            marks[_REAL] = {"color": drawing.INK, "marker": "|"}
+            ax.plot([low, high], [y, y], **marks[_REAL], linewidth=1)
     ax.set_xlim(left=0)
     _write_beside(ax, map(_length, rows))
     return marks

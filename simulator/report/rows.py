@@ -213,6 +213,12 @@ def written(value: Any, unit: Unit) -> str:
     return f"{value:,.0f}" if unit == "per s" or float(value).is_integer() else f"{value:.4g}"
 
 
+def named(row: Row) -> dict[str, str]:
+    """Return what a table has of a row in words: the kind of its ``bound``, and the interval of its ``real_step``."""
+    low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
+    return {"bound": bound_name(row), "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
+
+
 def bound_name(row: Row) -> str:
     """Name the bound from which the row's gap is measured, or `ABSENT`.
 

@@ -15,6 +15,7 @@ from simulator.report.rows import (
     grouped,
     held_to,
     listed,
+    named,
     percent,
     present,
     quantity,
@@ -62,12 +63,14 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     -------
     list of str
         Sentences on rows that do not run, the fastest row, rows without a bound, why nothing moved, the ranks of the
-        fastest row, each row whose ranks have not settled, the link with the most contention, and slower rows.
+        fastest row, each row whose ranks have not settled, the link with the most contention, slower rows, and real
+        steps.
     """
     running = by_step(rows)
     texts = [_not_running(rows)]
     texts += [_fastest(rows, running), _unbounded(rows), _needless(running), _of_ranks(running[0])] if running else []
     texts += [*map(_unsettled, running), *crowded(rows), _slower(running)]
+    texts += [_real(running)] if running and present(running[0].summary.get("real_low_ns")) else []
     return [f"{text}." for text in texts if text]
 
 
@@ -104,14 +107,29 @@ def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
 
 def _slower(running: Sequence[Row]) -> str:
     """Say what slower rows lose: the fastest of each compared policy, and the slowest of all."""
-    slower = [row for row in running if row.summary["step_ns"] > running[0].summary["step_ns"] * _TIE]
-    firsts = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
     texts = list[str]()
-    for row in (row for row in slower if row in firsts or row is slower[-1]):
+    for row in _compared(running):
         than = "" if texts else f" as {running[0].label}"
         times = ratio(row.summary.get("slowdown_vs_fastest"))
         texts.append(f"{row.label} takes {times} as long{than}: it {_spends(row) or 'computes longer'}")
     return "; ".join(texts)
+
+
+def _compared(running: Sequence[Row]) -> list[Row]:
+    """Return the slower rows that have a sentence: the fastest of each compared policy, and the slowest of all."""
+    slower = [row for row in running if row.summary["step_ns"] > running[0].summary["step_ns"] * _TIE]
+    firsts = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
+    return [row for row in slower if row in firsts or row is slower[-1]]
+
+
+def _real(running: Sequence[Row]) -> str:
+    """Say between what times real steps lie, and whether the fastest row stays the fastest at any of them."""
+    first, *others = (row for row in (*running[:1], *_compared(running)) if present(row.summary.get("real_low_ns")))
+    near = [row.label for row in others if row.summary["real_low_ns"] <= first.summary["real_high_ns"]]
+    far = [row.label for row in others if row.label not in near]
+    text = f"of published measurements of steps with such a pace, 80 % put {first.label} at {named(first)['real_step']}"
+    text += f"; {listed(far)} would be slower at any of these" if far else ""
+    return text + (f"; {listed(near)} may be as fast" if near else "")
 
 
 def _spends(row: Row, *, is_whole: bool = False) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
-from simulator.report.rows import ABSENT, Row, bound_name, written
+from simulator.report.rows import ABSENT, Row, named, written
 from simulator.trace import CAUSES
 
 PIPE_WIDTH = 100
@@ -110,26 +110,27 @@ def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) ->
 
 
 def sections(rows: Sequence[Row]) -> list[list[Column]]:
-    """Make the table of a run in sections: the step and throughput; waits; peaks and traffic; costs.
+    """Make the table of a run in sections: the step and throughput; real steps; waits; peaks and traffic; costs.
 
     Parameters
     ----------
     rows
         The rows, in the order of the scenario. Columns without any number are left out.
     """
-    summaries, machine = [row.summary | {"bound": bound_name(row)} for row in rows], rows[0].hardware
+    summaries, machine = [row.summary | named(row) for row in rows], rows[0].hardware
     step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
-    times = figures(
-        summaries, (*step, "hidden_fraction", *occurring(summaries, ["recompute_ns", "host_compute_ns"]), "stall_ns")
-    )
-    columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
+    more = occurring(summaries, ["recompute_ns", "host_compute_ns"])
+    times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"))
+    columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]
+    columns += [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
     demands = (f"demand_{bus}" for bus in machine.caps)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
-    parts = (times, *(figures(summaries, columns) for columns in (occurring(summaries, WAITS), held, paid)))
+    real = figures(summaries, ("paced_by", "real_step"))
+    parts = (times, real, *(figures(summaries, columns) for columns in (occurring(summaries, WAITS), held, paid)))
     return list(filter(None, map(filled, parts)))
 
 

@@ -26,6 +26,7 @@ def run(  # noqa: PLR0913 - what is run, and how
     *,
     hardware: str | Path | None = None,
     workload: str | Path | None = None,
+    software: str | Path | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     job: Job | None = None,
@@ -42,6 +43,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     hardware, workload
         Instead of a scenario: a machine and what runs on it, each a name in the catalogue or a path that ends in
         ``.yaml``. The rows are those of `policies`, or ``resident``, ``reactive`` and ``static``.
+    software
+        How a framework drives the machine, named likewise: the same as ``software`` in `set`.
     set
         Changes to the machine, as in the document, and to others: ``{"links.*.bandwidth": "50 GB/s", "workload.batch":
         4, "homes.weight": "free", "budget": "40 GB"}``; see `simulator.catalog.resolve`. What the scenario expects is
@@ -75,10 +78,15 @@ def run(  # noqa: PLR0913 - what is run, and how
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     with using(engine):
-        case = read(scenario, set=set, job=job)
+        case = read(scenario, set=with_software(set, software), job=job)
         results = run_case(case, policies, progress, what_if=what_if if job is None else False)
         _ = results.told  # searched before this returns
     return results
+
+
+def with_software(changes: Mapping[str, Any] | None, software: str | Path | None) -> Mapping[str, Any] | None:
+    """Return changes with the software, if any is named."""
+    return changes if software is None else {"software": str(software), **(changes or {})}
 
 
 def scenario_to_run(

@@ -7,6 +7,7 @@ replays them unchanged on other machines and workloads.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,10 @@ import numpy as np
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
+from simulator.catalog.settings import amounts
 from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
+from simulator.document import amount
 from simulator.errors import CapacityError, PlanError, import_extra, insist
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -29,7 +32,7 @@ from simulator.run.case import Case, Policies, prepare
 from simulator.run.row import row_of
 from simulator.run.sweep import Rows, silent
 from simulator.scenario.study import Distribution, Sample
-from simulator.units import parse, unit_of
+from simulator.units import exact, parse, unit_of
 
 
 def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any, ...]]]:
@@ -69,6 +72,51 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
         columns.append(values if unit is None else list(map(round, values)))
         axes.append(Axis(key, (key,), place, unit))
     return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(size), strict=True))
+
+
+_OF_TIME = re.compile(
+    r"(compute\.(peak|achieved|launch)|host\.|tiers\..*\.bandwidth|links\..*\.(bandwidth|latency|efficiency)"
+    r"|(buses|fabrics)\..*\.(bandwidth|latency|achieved_bandwidth)).*"
+)
+"""Figures of a machine on which times depend; the others are its size and its costs."""
+WIDE = 0.54
+"""Spread of the logarithm of an assumed figure without a range: 80 % of draws lie between half of it and twice."""
+
+
+def uncertain(loaded: Loaded, size: int) -> Sample:
+    """Make a sample of what is uncertain of a machine: figures whose sources print a range, and those assumed.
+
+    A cited figure is uniform from the least to the largest value that its sources print. One that was assumed has no
+    range: it is log-normal about its value, four of five draws between half of it and twice; a share is uniform there,
+    up to 1.
+
+    Parameters
+    ----------
+    loaded
+        The scenario with its machine.
+    size
+        Number of draws.
+
+    Raises
+    ------
+    ConfigError
+        If nothing of the machine that sets times is uncertain.
+    """
+    machine, of = loaded.stated, dict[str, Distribution]()
+    for path, value in amounts(machine).items():
+        if not _OF_TIME.fullmatch(path):
+            continue
+        if ends := [amount(end) for cited in machine.sources.get(path, ()) for end in cited.range or ()]:
+            (unit, low), (_, high) = min(ends), max(ends)
+            loc, scale = (span if unit is None else exact(span, unit) for span in (low, high - low))
+            of[path] = Distribution(distribution="uniform", loc=loc, scale=scale)
+        elif machine.origin_of(path) == "assumed" and isinstance(value, str):
+            of[path] = Distribution(distribution="lognorm", scale=value, s=WIDE)
+        elif machine.origin_of(path) == "assumed":
+            of[path] = Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
+    rule, do = "a machine that is drawn has figures that are assumed, or cited with a range", "say `range` of a source"
+    insist(of, loaded.place("hardware"), rule, "neither", do)
+    return Sample(size=size, of=of)
 
 
 DRAW = "draw"

@@ -58,6 +58,7 @@ def idle_line(
     scenario, machine = loaded.scenario, loaded.hardware
     asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in DOCUMENTS}
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
+    of_machine |= {} if is_served else {"host.serving.*": _SERVED}
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
     changed = {path.split(".")[0] for path in asked["scenario"]}
@@ -94,7 +95,7 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
         free = f"decisions of {listed(runtimes)} are free"
         sentences.append(f"{hardware.name} states no costs of a host, so that {free}: add the key host.")
     if homes.get(TensorKind.WEIGHT, compute_tier) != compute_tier:
-        named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)}
+        named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)} | {*graphs[0].of_host}
         experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
         if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
             forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}"
@@ -241,12 +242,18 @@ def _homes_of(case: Case) -> list[dict[int, str]]:
 
 
 def _passing(case: Case) -> Iterator[str]:
-    """Tell of homes below the compute tier of tensors most of whose bytes are gone before a step ends."""
-    homes, passing, lasting = case.loaded.scenario.homes, Counter[str](), Counter[str]()
+    """Tell of homes of what is mostly gone before a step ends, and of homes away from the host that uses them alone."""
+    homes, passing, lasting, apart = case.loaded.scenario.homes, Counter[str](), Counter[str](), Counter[str]()
+    near = case.hardware.host_compute and case.hardware.host_compute.tier
     for graph, pattern_of in zip(case.job.graphs, _homes_of(case), strict=True):
-        lasts = {*graph.inputs, *graph.outputs}
+        lasts, of_host = {*graph.inputs, *graph.outputs}, {*graph.of_host}
         for t, pattern in pattern_of.items():
             (lasting if t in lasts else passing)[pattern] += graph.tensors[t].size_bytes
+            if near and t in of_host and homes[pattern] not in {"free", near}:
+                apart[pattern] += graph.tensors[t].size_bytes
+    for pattern, size in apart.items():
+        where = f"homes.{pattern} is {homes[pattern]}, from where {human(size, 'B')} that the host alone uses"
+        yield f"{where} come to {near} and go back in each step: say {near}, or drop it."
     for pattern, size in passing.items():
         if homes[pattern] not in {"free", case.hardware.compute_tier} and size > lasting[pattern]:
             where = f"homes.{pattern} is a home of {human(lasting[pattern], 'B')}"

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from simulator import catalog, engine, metrics
-from simulator.catalog import Axis, Loaded
+from simulator.catalog import Axis, Loaded, path_of
 from simulator.catalog.shelf import errors_at
 from simulator.catalog.text import scalar
 from simulator.errors import insist
 from simulator.graph import Job
+from simulator.inputs import digest
 from simulator.metrics.figures import Of
 from simulator.processes import spawned
 from simulator.report.grids import grid_view, needs
@@ -26,7 +27,7 @@ from simulator.report.uncertain import Summed, summed
 from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
-from simulator.run.conditions import Once, drawn, jittered
+from simulator.run.conditions import Once, drawn, jittered, uncertain
 from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, key_of
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
@@ -183,6 +184,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     progress: Progress | None = None,
     cache: str | Path | bool = True,
     at_most: int = MOST_CELLS,
+    uncertainty: int = 0,
     bounds: bool = False,
     out: str | Path | None = None,
 ) -> Sweep:
@@ -209,6 +211,9 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         kept.
     at_most
         Most cells; a study with more is refused.
+    uncertainty
+        Draws of the machine's uncertain figures, in each of which all policies meet the same values: those whose
+        sources print a range, and those that were assumed; see `simulator.run.conditions.uncertain`.
     bounds
         Whether to add the columns of bounds, which takes longer.
     out
@@ -228,7 +233,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         If a document is wrong, a path names no field, a value does not suit its axis, there are too many cells, or
         `out` or `cluster` cannot be used.
     """
-    study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most)
+    study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most, uncertainty)
     base, rows_asked = loaded.without_questions(), policies or study.policies or None
     measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
@@ -263,6 +268,7 @@ def _read(
     grid: Mapping[str, Values] | None = None,
     changes: Mapping[str, Any] | None = None,
     at_most: int = MOST_VALUES,
+    uncertainty: int = 0,
 ) -> tuple[StudyDocument, Loaded, Grid]:
     """Read a study, or make one from a scenario and a grid; return it with its points."""
     study, loaded = catalog.studied(asked, changes)
@@ -271,6 +277,10 @@ def _read(
         crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
         plain = StudyDocument.model_construct(name=loaded.scenario.name, scenario=loaded.scenario.name)
         study = (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
+    if uncertainty:
+        rule, do = "a study that draws says itself what is uncertain", "leave --uncertainty out, or name its scenario"
+        insist(study.sample is None, where, rule, "a sample", do)
+        study = study.model_copy(update={"sample": uncertain(loaded, uncertainty)})
     varied = _axes_and_points(study, where, at_most)
     _check_apart(varied[0], loaded, where)
     return study, loaded, varied
@@ -295,6 +305,9 @@ def _keyed_study(
     about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
     about += [engine.in_use(), [(axis.fields, axis.unit) for axis in axes]]
     about.append(None if "scenario" in base.sha256 else base.scenario.model_dump_json())
+    of_software = [i for i, axis in enumerate(axes) if any(path.endswith("software") for path in axis.fields)]
+    named = sorted({point[i] for i in of_software for point in points} - {None})
+    about.append([digest(path_of(name, "software")) for name in named])
     key = partial(key_of, key_of(about).hex())
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 

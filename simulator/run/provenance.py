@@ -17,7 +17,7 @@ from simulator.scenario import PolicyChoice
 _PROSE = {"schema_", "name", "title", "origin", "sources", "assumed", "fitted"}
 """Fields of a document that are prose for people."""
 _REFERENCES: dict[str, Any] = {
-    "scenario": dict.fromkeys(("hardware", "workload", "policies", "expect", "claim"), True),
+    "scenario": dict.fromkeys(("hardware", "software", "workload", "policies", "expect", "claim"), True),
     "workload": {"graph": True, "requests": {"file"}},
 }
 _REFERENCES["scenario"]["draws"] = {"file"}
@@ -44,7 +44,8 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
         the ``fitted`` and ``assumed`` fields of all documents with their reasons; and by document, how many figures are
         ``mine``: nothing says where they are from.
     """
-    documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
+    documents = {"hardware": loaded.stated, "workload": loaded.workload, "scenario": loaded.scenario}
+    documents |= {"software": loaded.software} if loaded.software else {}
     content, inputs = dict[str, dict[str, Any]](), list[dict[str, str]]()
     for role, document in documents.items():
         excluded = dict.fromkeys(_PROSE, True) | _REFERENCES.get(role, {})

@@ -15,7 +15,7 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files, readings
-from simulator.report.card import Card, machine_card, model_card
+from simulator.report.card import Card, cards, model_card
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row
@@ -259,10 +259,10 @@ class Results(dict[str, Result]):
 
     @cached_property
     def card(self) -> dict[str, Card]:
-        """Cards of the ``model`` and the ``machine``: parameters, weights, arithmetic of a token, peaks, tiers."""
+        """Cards of the ``model``, the ``machine`` and the ``software``: parameters, weights, peaks, tiers."""
         loaded = self.case.loaded
         work = None if loaded.is_job_given else loaded.workload
-        return {"model": model_card(work, self.case.job), "machine": machine_card(self.case.hardware)}
+        return cards(model_card(work, self.case.job), self.case.hardware, loaded.software)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

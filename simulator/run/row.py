@@ -230,6 +230,10 @@ def replayed(
             step, limit = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
             found = f"a step of {step}, bounded by {limit} ({summary['bound_kind']})"
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
+    if trace.status == "ok":
+        graph = case.job.graph(counts.get("slowest_rank") or 0)
+        pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=case.loaded.copies_pinned)
+        summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
     reasons = trace.blocked[:1] or notes(case, plans)
     summary |= {"notes": "; ".join(reasons), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)

@@ -148,7 +148,7 @@ def plan(
         explanations.append(explained(problem, options))
         return explanations[-1].plan
 
-    if (options := case.static_options(label)) is not None:
+    if (options := case.static_options(label)) is not None and not case.graph.on_host:
         decide = partial(decided, case.choice(label), partial(explain, options))
     result = row_of(case, label, decide, progress or silent)
     if result.shortfall is not None:

@@ -182,7 +182,7 @@ def limits_at(
     """
     studies, tried = list[Study](), dict[str, None]()
     for place, policies in places:
-        measure, values = Cells(policies, with_bounds=False), amounts(place.hardware)
+        measure, values = Cells(policies, with_bounds=False), amounts(place.stated)
         studies.append(Study(place, measure, about={"figure": None}, is_strict=True))
         for path, value in values.items():
             axis, about = Axis(path, (path,), "limits", "x"), {"figure": path, "value": value}
@@ -198,7 +198,7 @@ def limits_at(
         if before_ns and row["status"] == "ok" and row["step_ns"] != before_ns:
             about = {key: row[key] for key in ("policy", "figure", "value", "step_ns")}
             share = (row["step_ns"] / before_ns - 1) / (MORE - 1)
-            rows.append(about | {"origin": loaded.hardware.origin_of(row["figure"]), "elasticity": share})
+            rows.append(about | {"origin": loaded.stated.origin_of(row["figure"]), "elasticity": share})
     rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
     depended, machine = {row["figure"] for row in rows}, places[0][0]
     idle = [path for path in tried if path not in depended]

@@ -22,7 +22,7 @@ from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
 from simulator.processes import Make, spawned
 from simulator.report import files
-from simulator.report.card import Card, machine_card, model_card
+from simulator.report.card import Card, cards, model_card
 from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import SweepView
@@ -335,10 +335,10 @@ class Sweep:
 
     @property
     def card(self) -> dict[str, Card]:
-        """Model and machine of a single scenario, before anything varies; empty for several scenarios."""
+        """Model, machine and software of a single scenario, before anything varies; empty for several scenarios."""
         if len(self.loaded) > 1:
             return {}
-        return {"model": model_card(self.loaded[0].workload, None), "machine": machine_card(self.loaded[0].hardware)}
+        return cards(model_card(self.loaded[0].workload, None), self.loaded[0].hardware, self.loaded[0].software)
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()

@@ -68,6 +68,8 @@ def what_would_free(
     if fastest is None:
         return []
     case, label = fastest.case, fastest.label
+    if case.graph.on_host:  # what crosses between its devices must, whatever stays
+        return [f"What would make {label} free is not searched: its host computes."] if is_asked else []
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
     is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
@@ -159,7 +161,7 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
     parts, lacking, base = list[Sweep](), list[str](), loaded.without_questions()
     front = partial(pareto, loaded, policies=[row], progress=progress, sparse=True)
     limits = partial(limits_at, base, [(base, [row])], 1, progress, "")
-    makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.hardware)), limits)}
+    makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.stated)), limits)}
     for title, (times, make) in makes.items():
         if is_asked or times * _ops_computed(fastest) <= _PAGE:
             part = make()

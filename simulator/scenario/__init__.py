@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, StrictBool, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.document import Document, Part, with_prefixes
+from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
 from simulator.scenario.question import Frontier, Largest, Least, Question
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "Largest", "Least",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest", "Least",
     "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
@@ -132,6 +132,41 @@ class Switches(Part):
     collectives: Literal["own_stream", "compute_stream"] = "own_stream"
 
 
+class KvTier(Part):
+    """How a tier keeps KV blocks.
+
+    Attributes
+    ----------
+    room_bytes
+        Room for the blocks [B]; null: all that is free.
+    write
+        When a block is stored here: ``back``, when it leaves the tier above; ``through``, once that tier has it in
+        full, while it stays there. What is written through and has gone from here is not stored again when it leaves.
+    uses
+        With ``through``: only blocks that were computed or found so often.
+    content
+        Whether a block that is copied in stays here as well (``inclusive``), or leaves (``exclusive``).
+    """
+
+    room_bytes: Bytes | None = Field(None, alias="room")
+    write: Literal["back", "through"] = "back"
+    uses: Count = 1
+    content: Literal["inclusive", "exclusive"] = "inclusive"
+
+    def _check(self) -> None:
+        must, do = "an exclusive tier has no block that the tier above has", "write back, or leave out content"
+        require(self.content == "inclusive" or self.write == "back", must, "write: through", "write", do=do)
+        must, do = "uses are counted for a tier that is written through", "add write: through, or remove uses"
+        require(self.write == "through" or "uses" not in self.model_fields_set, must, "write: back", "uses", do=do)
+
+
+KvRoom = Annotated[
+    Annotated[KvTier, Tag("kept")] | Annotated[Bytes | None, Tag("room")],
+    Discriminator(lambda value: "kept" if isinstance(value, KvTier | dict) else "room"),
+]
+"""How a tier keeps KV blocks, or just the room for them [B]."""
+
+
 class Slo(Part):
     """Service level objectives: limits on the latencies of a request that counts as goodput.
 
@@ -165,8 +200,11 @@ class Scenario(Document):
         The machine: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
     workload
         The workload that runs on it: a name or a path, as for `hardware`.
+    software
+        How a framework drives the machine: a name or a path, as for `hardware`. Default: the best case, in which copies
+        are pinned and kernels the best ones.
     set_
-        Changes to the hardware: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
+        Changes to the hardware, before the software drives it: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
         Default: persistent tensors in the compute tier, all others free. Another tier is a home for what lasts: of
@@ -193,8 +231,8 @@ class Scenario(Document):
         Seed of all draws.
     kv_tiers
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
-        with the room for them [B], or null for all that is free. In the compute tier running sequences share this room.
-        Default: the compute tier alone.
+        with the room for them [B], or null for all that is free; or with its room and how it keeps them. In the compute
+        tier running sequences share this room. Default: the compute tier alone.
     slo
         For `hosim serve`: limits on latencies; requests that meet all of them count as goodput.
     switches
@@ -208,6 +246,7 @@ class Scenario(Document):
     schema_: Literal["hosim/scenario/1"] = Field("hosim/scenario/1", alias="schema")
     hardware: str
     workload: str
+    software: str | None = None
     set_: dict[str, Any] = Field({}, alias="set")
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
@@ -218,7 +257,7 @@ class Scenario(Document):
     least: Least | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    kv_tiers: dict[str, Bytes | None] = {}
+    kv_tiers: dict[str, KvRoom] = {}
     slo: Slo | None = None
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
@@ -228,6 +267,11 @@ class Scenario(Document):
     def question(self) -> Question | None:
         """The question that the scenario asks, if any."""
         return self.least or self.largest
+
+    def kv_tier(self, name: str) -> KvTier:
+        """Return how a tier keeps KV blocks."""
+        kept = self.kv_tiers.get(name)
+        return kept if isinstance(kept, KvTier) else KvTier().model_copy(update={"room_bytes": kept})
 
     def figures(self) -> Iterator[str]:
         """Iterate over the field paths that need an origin: of the machine, as set here or for a row; room, and draws.

@@ -17,7 +17,7 @@ from simulator.catalog import Loaded, Named
 from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
-from simulator.run import scenario_to_run
+from simulator.run import scenario_to_run, with_software
 from simulator.run.case import check_expectations
 from simulator.run.effects import idle_line
 from simulator.run.sweep import Progress, Sweep, frame, silent
@@ -69,6 +69,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     *,
     hardware: str | Path | None = None,
     workload: str | Path | None = None,
+    software: str | Path | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Sequence[str] | None = None,
     progress: Progress | None = None,
@@ -85,6 +86,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
         `requests`.
     hardware, workload
         Instead of a scenario: a machine and a workload with `requests`, as in `simulator.run`.
+    software
+        How a framework drives the machine, as in `simulator.run`.
     set
         Changes to the hardware, as in `simulator.run`.
     policies
@@ -100,7 +103,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     ConfigError
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
-    loaded = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), set)
+    changes = with_software(set, software)
+    loaded = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), changes)
     asked, progress = requests_of(loaded), progress or silent
     names, arrivals, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))
@@ -117,7 +121,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
         "requests": [row for story in stories for row in story.requests],
         "iterations": [row for story in stories for row in story.iterations],
     }
-    return Serving("serve", [loaded], rows, view, tables, {"seed": loaded.scenario.seed}, is_changed=bool(set))
+    return Serving("serve", [loaded], rows, view, tables, {"seed": loaded.scenario.seed}, is_changed=bool(changes))
 
 
 def read_served(
@@ -173,9 +177,10 @@ def arriving(loaded: Loaded, progress: Progress) -> Arriving:
 
 
 def drawn(asked: Requests, seed: int) -> list[Request]:
-    """Draw requests.
+    """Draw requests: in order of arrival, or of clients that converse, round by round.
 
-    Arrivals, prompts, outputs and prefixes are drawn independently: longer prompts change no arrival.
+    Arrivals, prompts, outputs and prefixes are drawn independently: longer prompts change no arrival. In a conversation
+    all requests have the prefix of its first one, and then a prefix of their own, which is the whole conversation.
 
     Parameters
     ----------
@@ -184,8 +189,9 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     seed
         Seed of the draws.
     """
-    count, about = asked.count or 0, asked.prefixes or Prefixes(number=1, tokens=1)
-    arrivals_ns = _arrivals_ns(asked.arrivals or Arrivals(interval_ns=0), count, seed)
+    clients, about = asked.clients, asked.prefixes or Prefixes(number=1, tokens=1)
+    count = clients.number * clients.rounds if clients else asked.count or 0
+    arrivals_ns = _arrivals_ns(asked.arrivals, count, seed) if asked.arrivals else [0] * count
     prompts = _lengths(asked.prompt or Lengths(mean=1), count, (seed, 1))
     outputs = _lengths(asked.output or Lengths(mean=1), count, (seed, 2))
     shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
@@ -193,7 +199,19 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
     prefixes, tokens = np.minimum(chosen, about.number - 1).tolist(), about.tokens if asked.prefixes else 0
     rows = zip(arrivals_ns, prompts, outputs, prefixes, strict=True)
-    return [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
+    requests = [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
+    return _conversations(requests, clients.number, about.number) if clients else requests
+
+
+def _conversations(rounds: list[Request], clients: int, prefixes: int) -> list[Request]:
+    """Put rounds together, those of one client `clients` places apart; conversations are named after all prefixes."""
+    whole = list[Request]()
+    for index, request in enumerate(rounds):
+        before = whole[index - clients] if index >= clients else None
+        above = before.above if before else ((request.prefix, request.prefix_tokens),)
+        prompt, client = request.prompt + (before.prefix_tokens if before else 0), index % clients
+        whole.append(Request(0, prompt, request.output, prefixes + client, prompt + request.output, above))
+    return whole
 
 
 def _arrivals_ns(about: Arrivals, count: int, seed: int) -> list[int]:

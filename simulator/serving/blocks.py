@@ -7,6 +7,10 @@ is needed, the least recently used block goes first: it is stored in the next ti
 may in turn push that tier's least recently used block further down. From the last tier blocks are dropped. A block that
 is copied in also stays where it was, so it need not be stored again.
 
+So it is by default: tiers are *written back*, and *inclusive*. A tier that is *written through* gets a block once the
+tier above has it in full (perhaps only on its n-th use), and none that leaves that tier. From an *exclusive* one a
+block that is copied in moves. See `simulator.scenario.KvTier`.
+
 The room for blocks follows from the scenario, and from what the largest iteration holds besides them.
 """
 
@@ -25,6 +29,7 @@ from simulator.lifetime import live_bytes
 from simulator.plan import FREE
 from simulator.reach import Reach
 from simulator.run.placement import home_ids
+from simulator.scenario import KvTier
 from simulator.units import human
 from simulator.workload import Request, Requests
 
@@ -62,6 +67,8 @@ class Tiers:
         The tiers, the room in each [B], and the size of a block for each group of layers [B].
     held_bytes
         Size of the blocks that running sequences hold [B].
+    through
+        Tiers that are written through -> how many uses of a block it takes.
     stores
         ((source, target), group) -> number of blocks stored since this was last cleared.
     """
@@ -73,6 +80,10 @@ class Tiers:
         self._cached: list[OrderedDict[Block, int]] = [OrderedDict() for _ in rooms.names]  # first of a run -> length
         self._counts, self._cached_bytes, self.held_bytes = [0 for _ in rooms.names], [0 for _ in rooms.names], 0
         self.stores: Counter[tuple[tuple[str, str], int]] = Counter()
+        below = list(enumerate(rooms.kept, 1))
+        self.through = {tier: kept.uses for tier, kept in below if kept.write == "through"}
+        self._exclusive = [tier for tier, kept in below if kept.content == "exclusive"]
+        self._uses = Counter[Block]()
 
     def used(self, tier: int) -> int:
         """Count the blocks in a tier."""
@@ -105,9 +116,9 @@ class Tiers:
         for block in hit:
             self._hold(block)
             self._drop(block, 0)
-            for below in self._cached[1:]:
-                if block in below:
-                    below.move_to_end(block)
+            self._touch(block)
+        for block in hit if self.through else ():
+            self.use(block)
         new_bytes = sum(size * count for size, count in zip(self.sizes, new, strict=True))
         self._make_room(0, new_bytes)
         self._private += sum(new)
@@ -118,8 +129,27 @@ class Tiers:
         if block in self._held or block in self._cached[0]:
             return False
         self._private -= 1
-        self._held[block] = 1
+        self.held_bytes -= self.sizes[block.group]
+        self._hold(block)
         return True
+
+    def use(self, block: Block) -> None:
+        """Count that a block was computed or found, and store it where it is written through."""
+        self._uses[block] += 1
+        for tier in self.through:
+            if tier == 1 or block in self._cached[tier - 1]:
+                self._store_ahead(block, tier)
+
+    def _store_ahead(self, block: Block, tier: int) -> None:
+        """Store a block that the tier above has, if this one is written through and the block has been used enough."""
+        if tier in self.through and self._uses[block] >= self.through[tier] and block not in self._cached[tier]:
+            self._store(block, tier)
+
+    def _touch(self, block: Block) -> None:
+        """Make a block the most recently used one of the lower tiers that have it."""
+        for below in self._cached[1:]:
+            if block in below:
+                below.move_to_end(block)
 
     def release(self, block: Block, count: int = 1, *, is_kept: bool) -> None:
         """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached.
@@ -139,6 +169,9 @@ class Tiers:
         else:
             del self._held[block]
         self.held_bytes -= count * self.sizes[block.group]
+        # Where blocks were stored before, those from the beginning of a sequence leave last, too.
+        for place in range(count if is_kept and self.through else 0):
+            self._touch(block._replace(number=block.number - place))
         if is_kept and self._keeps:
             self._cache(block, 0, count)
         elif is_kept:
@@ -148,6 +181,8 @@ class Tiers:
     def _hold(self, block: Block) -> None:
         self.held_bytes += 0 if block in self._held else self.sizes[block.group]
         self._held[block] = self._held.get(block, 0) + 1
+        for tier in self._exclusive:
+            self._drop(block, tier)
 
     def _cache(self, block: Block, tier: int, count: int = 1) -> None:
         self._cached[tier][block] = count
@@ -174,16 +209,23 @@ class Tiers:
             self._push(block, tier)
 
     def _push(self, block: Block, source: int) -> None:
-        """Store a block in the next tier, unless that already has it, is too small, or does not exist."""
+        """Let a block leave for the next tier, if there is one that has to get it: see the rules above."""
         target = source + 1
-        if target == len(self.names) or self.sizes[block.group] > self.rooms[target]:
+        if target == len(self.names):
             return
         if block in self._cached[target]:
             self._cached[target].move_to_end(block)
+        elif target not in self.through and (target not in self._exclusive or self.where(block) < 0):
+            self._store(block, target)
+
+    def _store(self, block: Block, target: int) -> None:
+        """Store a block in a tier, unless that is too small, from the one above."""
+        if self.sizes[block.group] > self.rooms[target]:
             return
         self._make_room(target, self.sizes[block.group])
         self._cache(block, target)
-        self.stores[(self.names[source], self.names[target]), block.group] += 1
+        self.stores[(self.names[target - 1], self.names[target]), block.group] += 1
+        self._store_ahead(block, target + 1)
 
 
 def seen_blocks(reach: Reach, cached: int, size: int) -> Sequence[int]:
@@ -235,12 +277,15 @@ class Rooms(NamedTuple):
         Whether the compute tier keeps blocks that sequences leave.
     groups
         Groups of layers that keep the same tokens of a sequence.
+    kept
+        How each lower tier keeps blocks; default: all are written back, and inclusive.
     """
 
     names: tuple[str, ...]
     room_bytes: tuple[float, ...]
     keeps: bool
     groups: tuple[CachedLayers, ...]
+    kept: tuple[KvTier, ...] = ()
 
     def sizes(self, block: int) -> list[int]:
         """Return the size of a block of `block` tokens in each group [B]."""
@@ -280,7 +325,13 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     fullest = Iteration(decoding, 1, asked.max_tokens - decoding, longest_prompt, longest_prompt, decoding, near)
     graph = iteration(loaded.workload, fullest, 0)
     left_bytes = [_left_bytes(loaded, graph, tier) for tier in names]
-    room = Rooms(names, tuple(max(0.0, left) for left in left_bytes), compute_tier in kept_in or not kept_in, groups)
+    keeps, kept = compute_tier in kept_in or not kept_in, tuple(map(loaded.scenario.kv_tier, names))
+    room = Rooms(names, tuple(max(0.0, left) for left in left_bytes), keeps, groups, kept[1:])
+    for tier, how, has_bytes in zip(names, kept, room.room_bytes, strict=True):
+        rule, do = "write, uses and content are of tiers below that have room for a block", "remove it"
+        is_below, chosen = has_bytes >= max(room.sizes(asked.block)), sorted(how.model_fields_set - {"room_bytes"})
+        where, is_below = loaded.place("kv_tiers", tier, *chosen[:1]), is_below and tier != compute_tier
+        insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
     index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
     taken = [len(blocks_to_hold(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))
@@ -304,7 +355,7 @@ def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
     lasting = Counter[str]()
     for home, tensor in zip(homes, graph.tensors, strict=True):
         lasting["free" if home == FREE else names[home]] += tensor.size_bytes if tensor.persistent else 0
-    left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tiers.get(tier)
+    left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tier(tier).room_bytes
     if tier == compute_tier:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget

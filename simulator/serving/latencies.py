@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from simulator import catalog
+from simulator.metrics import interval
 from simulator.metrics.figures import LATENCIES
-from simulator.report.rows import ENDS, listed, percent, present, quantity, shown
+from simulator.report.rows import ENDS, listed, percent, present, quantity, ratio, shown
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Panel, Section, SweepView
 from simulator.serving.story import PERCENTS, Story, quantile
@@ -85,6 +87,9 @@ def sentences(rows: Rows) -> list[str]:
         ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))
         means = [f"{quantity(row['ttft_mean_ns'], 'ns')} under {row['policy']}" for row in ordered]
         lines.append(f"On average, first tokens come after {listed(means)}.")
+    if real := interval(catalog.measured_ratios(), ["serving engine"]):
+        low, high = map(ratio, real)
+        lines.append(f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it.")
     return lines
 
 

@@ -28,6 +28,8 @@ ends only when they have ended.
 *Loads*, if there are more than the serving engine may queue (`Requests.queued_blocks`): the thread that launches ops
 submits the copies of blocks found in lower tiers, and stalls once the queue is full. So all loads are issued at once,
 and the host waits for those in excess of the queue before it issues the first op.
+
+Loads before an admission are replayed alone, as stores to the compute tier of an iteration without ops.
 """
 
 from __future__ import annotations
@@ -187,13 +189,15 @@ class Replays:
     ----------
     reaches
         Reaches that iterations count besides all tokens: see `simulator.builders.Iteration`.
+    engine
+        Costs of the serving engine's host.
     """
 
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
         self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
-        self.reaches = limited_reaches(decoder_of(loaded.workload))
+        self.reaches, self.engine = limited_reaches(decoder_of(loaded.workload)), loaded.hardware.host.serving
         self._graphs = Iterations(loaded.workload)
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._replayed = cache(self._replay)
@@ -270,7 +274,7 @@ class Replays:
 
     @no_garbage_search()
     def _replay(self, work: Iteration) -> dict[str, Any]:
-        leaving = [tokens for (tier, _), tokens in work.stores if tier == self._loaded.hardware.compute_tier]
+        leaving = [tokens for way, tokens in work.stores if self._loaded.hardware.compute_tier in way]
         left = sum(n * group.token_bytes for tokens in leaving for group, n in zip(self._groups, tokens, strict=True))
         job = Job.of(self._graphs.graph(work, self._room_bytes - left))
         case = prepare(_with_homes(self._loaded, work), job)

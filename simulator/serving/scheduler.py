@@ -8,6 +8,10 @@ are looked up, up to the first that is in no tier, and never as far as its last 
 in by the iteration that reads the first part of the rest. Others find a block of a prefix once the iteration that
 computes its last token has ended. For the tiers of blocks see `simulator.serving.blocks`.
 
+*Loads before admission.* If the engine has it so, blocks in lower tiers are copied in while their request waits, one
+request after another, as fast as without an iteration beside it; their places are taken meanwhile, others are admitted
+past it, and who needs the same blocks waits for them, too.
+
 *Windows.* In layers with a window a sequence holds only the blocks that its next tokens see, and those for the part of
 its prompt that is read at a time; it releases the others as it proceeds, as in vLLM's hybrid KV cache manager. A prefix
 is found as far as everything that the next token sees is cached: of layers with a window, only the last blocks.
@@ -19,7 +23,7 @@ So a model with such layers keeps nothing for other sequences, and has no hits.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -29,6 +33,10 @@ from simulator.reach import Reach, TokenSpan
 from simulator.serving.blocks import Block, Tiers, blocks_to_hold, seen_blocks
 from simulator.workload import Request, Requests
 
+Loads = Counter[tuple[str, int]]
+"""(tier, group of layers) -> blocks copied in."""
+LoadNs = Callable[[Loads], int]
+"""Returns how long they take [ns]."""
 Way = TypeVar("Way", str, tuple[str, str])
 """The tier from which blocks are copied in; or source and target of stores."""
 
@@ -43,6 +51,8 @@ class Served:
         Position in the order of arrival, and the request.
     admitted_ns, first_ns, end_ns
         Times of its admission, first token and last token [ns]; None if it never got there.
+    loaded_ns
+        When the blocks that it waits for before it is admitted are in the compute tier [ns].
     hit
         Tokens of its prompt that were found in each tier.
     cached, made
@@ -58,6 +68,7 @@ class Served:
     admitted_ns: int | None = None
     first_ns: int | None = None
     end_ns: int | None = None
+    loaded_ns: int = 0
     hit: list[int] = field(default_factory=list)
     cached: int = 0
     made: int = 0
@@ -127,13 +138,18 @@ class Scheduler:
         Tokens per block, and the limits of an iteration.
     groups
         Groups of layers that keep the same tokens of a sequence.
+    load_ns
+        Tells how long blocks take to come in before their request is admitted.
     """
 
-    def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers]) -> None:
-        self.tiers, self._asked = tiers, asked
+    def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers], load_ns: LoadNs) -> None:
+        self.tiers, self._asked, self._load_ns = tiers, asked, load_ns
+        self._coming = dict[Block, int]()  # blocks on their way -> when they are there
         self._groups = [(group, layers.reach) for group, layers in enumerate(groups)]
         self._windows = [(group, reach) for group, reach in self._groups if reach.window is not None]
         self._shares = not any(reach.block for _, reach in self._groups)
+        self._fills_answers = asked.clients is not None or bool(tiers.through)
+        self._is_before, self._loads_end_ns = asked.loads == "before_admission", 0
         self.waiting: deque[Served] = deque()
         self.running: list[Served] = []
 
@@ -148,6 +164,8 @@ class Scheduler:
         parts: list[tuple[Served, int]] = []
         waiting = (served for served in self.running if served.is_reading)
         while left and (served := next(waiting, None) or self._admit(loads, now_ns)):
+            if served.loaded_ns > now_ns:
+                continue
             new = min(left, served.request.prompt - served.cached)
             parts.append((served, new))
             left -= new
@@ -177,18 +195,32 @@ class Scheduler:
         every = [block for blocks in hit for block in blocks]
         if not tiers.fits(every, new_bytes):
             return None
-        deepest = [0] * first
+        loads, deepest, coming = Counter() if self._is_before else loads, [0] * first, list[Block]()
         for block in every:
             tier = tiers.where(block)
             deepest[block.number] = max(deepest[block.number], tier)
             if tier:
                 loads[tiers.names[tier], block.group] += 1
+                coming.append(block)
         served.blocks = [{block.number: block for block in blocks} for blocks in hit]
         self._hold(served, held, every)
-        served.cached, served.admitted_ns = size * first, now_ns
         served.hit = [size * deepest.count(tier) for tier in range(len(tiers.names))]
+        served.loaded_ns = self._load(every, coming, loads, now_ns) if self._is_before else now_ns
+        served.cached, served.admitted_ns = size * first, served.loaded_ns
         self.running.append(self.waiting.popleft())
         return served
+
+    def _load(self, hit: Sequence[Block], coming: Sequence[Block], loads: Loads, now_ns: int) -> int:
+        """Begin to copy in the blocks of a request that are below, and return when all that it needs are there [ns]."""
+        if self._loads_end_ns <= now_ns:
+            self._loads_end_ns, self._coming = now_ns, {}
+        self._loads_end_ns += self._load_ns(loads) if coming else 0
+        self._coming |= dict.fromkeys(coming, self._loads_end_ns)
+        return max((self._coming.get(block, now_ns) for block in hit), default=now_ns)
+
+    def loading(self, now_ns: int) -> list[int]:
+        """Return when the requests that wait for blocks on their way will have them [ns]."""
+        return [served.loaded_ns for served in self.running if served.loaded_ns > now_ns] if self._is_before else []
 
     def _found_blocks(self, served: Served) -> int:
         """Count the leading blocks that need not be computed: all that the next token sees are in some tier."""
@@ -238,6 +270,17 @@ class Scheduler:
         self._release(served, numbers)
         self._hold(served, numbers)
 
+    def _fill(self, served: Served, before: int) -> None:
+        """Share the blocks of a sequence that were filled after the first `before`, and store them ahead."""
+        full = served.cached // self._asked.block
+        for group, (shared, blocks) in enumerate(zip(served.shared, served.blocks, strict=False)):
+            for block in shared[before:full]:
+                if self.tiers.share_computed(block):
+                    blocks[block.number] = block
+            for place in range(before, full) if self.tiers.through else ():
+                if place in blocks and (blocks[place] or place >= len(shared)):
+                    self.tiers.use(blocks[place] or Block(False, served.number, place, group))
+
     def ended(self, work: Work, now_ns: int) -> list[Served]:
         """Account for the end of an iteration, and return the sequences that finished.
 
@@ -246,15 +289,15 @@ class Scheduler:
         size = self._asked.block
         for served, new in work.parts:
             before, served.cached = served.cached // size, served.cached + new
-            for shared, blocks in zip(served.shared, served.blocks, strict=False):
-                for block in shared[before : served.cached // size]:
-                    if self.tiers.share_computed(block):
-                        blocks[block.number] = block
+            self._fill(served, before)
             if not served.is_reading:
                 served.first_ns, served.made = now_ns, 1
         for served in work.decoding:
             served.cached += 1
             served.made += 1
+        for served in work.decoding if self._fills_answers else ():
+            if served.cached % size == 0:
+                self._fill(served, served.cached // size - 1)
         if self._windows:
             nears = ((served, reach.near(served.cached)[1]) for served in work.decoding for _, reach in self._windows)
             passed = dict.fromkeys(served for served, near in nears if near and near % size == 0)

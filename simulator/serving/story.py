@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
-from simulator.builders import CachedLayers, Iteration
+from simulator.builders import CachedLayers
 from simulator.catalog import Loaded
+from simulator.hardware import ServingHost
 from simulator.metrics import causes, flop_rates
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
 from simulator.serving.blocks import Rooms, Tiers
 from simulator.serving.replays import Replays
-from simulator.serving.scheduler import Scheduler, Served
-from simulator.workload import Arriving, Request, Requests
+from simulator.serving.scheduler import Loads, Scheduler, Served, Work
+from simulator.workload import Arriving, Clients, Request, Requests
 
 PERCENTS = (50, 90, 95, 99)
 """Percentiles of latencies in the summary."""
@@ -34,11 +37,13 @@ class Story:
         The requests.
     iterations
         For each: its sequences, the blocks when it began, its time, waits by cause, and bytes by link.
+    loads
+        For each load before an admission: its time, and bytes by link.
     status, why
         ``ok``; ``overloaded``: requests come faster than they can be served; or the status of an iteration that cannot
         run; and the reason.
-    end_ns
-        End of the last iteration [ns].
+    end_ns, host_ns
+        End of the last iteration; and of the engine's work on its host for that one [ns].
     waiting_at_last
         Requests that waited when the last one arrived.
     replayed
@@ -49,9 +54,11 @@ class Story:
     tiers: tuple[str, ...]
     served: list[Served]
     iterations: list[dict[str, Any]] = field(default_factory=list)
+    loads: list[dict[str, Any]] = field(default_factory=list)
     status: str = "ok"
     why: str = ""
     end_ns: int = 0
+    host_ns: int = 0
     waiting_at_last: int = 0
     replayed: int = 0
 
@@ -71,6 +78,48 @@ class Story:
         line |= {"ttft_ns": None if first is None else first - request.arrival_ns}
         line |= {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
         return line | {"e2e_ns": None if last is None else last - request.arrival_ns}
+
+
+class _Senders:
+    """Who sends requests: a trace, at the times that it says; or clients, each its next one once one was answered.
+
+    Parameters
+    ----------
+    served
+        The requests: of a trace in order of arrival; of clients round by round.
+    clients
+        The clients; None: a trace.
+
+    Attributes
+    ----------
+    due, left
+        A heap: when requests come next, unless as many are in flight as may be, and their numbers. And how many have
+        not come yet.
+    """
+
+    def __init__(self, served: Sequence[Served], clients: Clients | None) -> None:
+        self._served, self._clients, self._freed_ns, self.left = served, clients, 0, len(served)
+        self._free = self._open = inf if clients is None else clients.in_flight or clients.number
+        self.due = [(each.request.arrival_ns, each.number) for each in served[: clients.number if clients else None]]
+
+    def send(self, now_ns: int) -> Iterator[Served]:
+        """Yield the requests that have come by now; those for which no place was open came when one became free."""
+        while self.due and self.due[0][0] <= now_ns and self._free:
+            due_ns, index = heappop(self.due)
+            if self._clients:
+                arrival_ns = due_ns if self._open > 0 else max(due_ns, self._freed_ns)
+                self._served[index].request = self._served[index].request._replace(arrival_ns=arrival_ns)
+            self.left, self._free, self._open = self.left - 1, self._free - 1, self._open - 1
+            yield self._served[index]
+        self._open = self._free
+
+    def answered(self, served: Sequence[Served], now_ns: int) -> None:
+        """Let clients go on that have their answers now."""
+        if self._clients and served:
+            self._free, self._freed_ns = self._free + len(served), now_ns
+            for index in (each.number + self._clients.number for each in served):
+                if index < len(self._served):
+                    heappush(self.due, (now_ns + self._clients.think_ns, index))
 
 
 def serve_row(
@@ -96,53 +145,75 @@ def serve_row(
     progress
         Called after each iteration with the number of requests that have left.
     """
-    scheduler, reaches = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.reaches
     story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
-    arrived = left = 0
+    senders, left = _Senders(story.served, asked.clients), 0
+
+    def replayed(work: Work) -> dict[str, Any]:
+        took = replays.of(work.iteration(asked.block, len(rooms.groups), replays.reaches))
+        if took["status"] != "ok":
+            story.status, story.why = took["status"], took["why"]
+        return took
+
+    def load_ns(loads: Loads) -> int:
+        ways = {((tier, rooms.names[0]), group): count for (tier, group), count in loads.items()}
+        took = replayed(Work(stores=ways))
+        story.loads += [took] if story.status == "ok" else []
+        return int(took.get("took_ns", 0))
+
+    scheduler = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups, load_ns)
     while story.status == "ok":
-        before = arrived
-        while arrived < len(requests) and requests[arrived].arrival_ns <= story.end_ns:
-            scheduler.waiting.append(story.served[arrived])
-            arrived += 1
+        before = senders.left
+        scheduler.waiting.extend(senders.send(story.end_ns))
         works = scheduler.next(story.end_ns)
-        if before < arrived == len(requests):
+        if before > senders.left == 0:
             story.waiting_at_last = waiting = len(scheduler.waiting)
             if left and waiting > max(asked.max_sequences, len(requests) - waiting):
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
-        if not works and arrived == len(requests):
-            break
         if not works:
-            story.end_ns = requests[arrived].arrival_ns
-        for work in works:
-            if not _run(story, scheduler, replays, work.iteration(asked.block, len(rooms.groups), reaches)):
+            later_ns = [ns for ns, _ in senders.due[:1] if ns > story.end_ns] + scheduler.loading(story.end_ns)
+            if not later_ns:
                 break
-            left += len(scheduler.ended(work, story.end_ns))
+            story.end_ns = story.host_ns = min(later_ns)
+        for work in works:
+            took = replayed(work)
+            if story.status != "ok":
+                break
+            _add(story, scheduler, work, took, _host_wait_ns(story, replays.engine, work))
+            ended = scheduler.ended(work, story.end_ns)
+            senders.answered(ended, story.end_ns)
+            left += len(ended)
             progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))
     story.replayed = len(replays)
     return story
 
 
-def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) -> bool:
-    """Run an iteration; return whether it could run."""
-    took = replays.of(work)
-    if took["status"] != "ok":
-        story.status, story.why = took["status"], took["why"]
-        return False
+def _host_wait_ns(story: Story, costs: ServingHost, work: Work) -> int:
+    """Return how long an iteration waits for the engine's host, which begins when the one before began, or ended."""
+    if not (work.decoding or work.parts):
+        return 0
+    admitted = sum(served.cached == sum(served.hit) for served, _ in work.parts)
+    begin_ns = story.host_ns if costs.ahead else story.end_ns
+    story.host_ns = max(story.end_ns, begin_ns + costs.iteration_ns + costs.request_ns * admitted)
+    return story.host_ns - story.end_ns
+
+
+def _add(story: Story, scheduler: Scheduler, work: Work, took: dict[str, Any], wait_ns: int) -> None:
+    """Add an iteration to a story, after its wait for the engine's host."""
     tiers = scheduler.tiers
+    took = {**took, **{column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}}
     about = {
         "policy": story.policy,
         "iteration": len(story.iterations),
         "start_ns": story.end_ns,
-        "decoding": work.decoding,
-        "prompt_tokens": work.reading,
-        "waiting": len(scheduler.waiting),
+        "decoding": len(work.decoding),
+        "prompt_tokens": sum(new for _, new in work.parts),
+        "waiting": len(scheduler.waiting) + len(scheduler.loading(story.end_ns)),
         "held_blocks": tiers.held,
         **{f"used_{name}_blocks": tiers.used(tier) for tier, name in enumerate(story.tiers)},
     }
     story.iterations.append(about | {column: took[column] for column in took if column not in ("status", "why")})
     story.end_ns += took["took_ns"]
-    return True
 
 
 def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> dict[str, Any]:
@@ -187,7 +258,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         **_throughput(story, loaded.scenario.slo),
         **flop_rates([({loaded.workload.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
-        **{column: sum(row[column] for row in story.iterations) for column in moved},
+        **{column: sum(row[column] for row in (*story.iterations, *story.loads)) for column in moved},
         "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),
         **spent,
         "busy_ns": busy,
@@ -196,7 +267,9 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "replayed": story.replayed,
         "most_waiting": max((row["waiting"] for row in story.iterations), default=0),
         "waiting_at_last": story.waiting_at_last,
-        "offered_per_s": _ratio((len(story.served) - 1) * 10**9, story.served[-1].request.arrival_ns),
+        "offered_per_s": _ratio(
+            (len(story.served) - 1) * 10**9, max(served.request.arrival_ns for served in story.served)
+        ),
         "served_per_s": _ratio(finished * 10**9, busy),
         "unanswered": arrivals.unanswered,
     }

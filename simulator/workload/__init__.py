@@ -10,14 +10,14 @@ from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
-from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
+from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense",
-    "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla",
-    "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides",
+    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
+    "Dense", "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora",
+    "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides",
     "Sparse", "Workload",
 ]  # fmt: skip
 
@@ -94,7 +94,7 @@ class Workload(Document):
         policy `recompute` makes more again on top.
     loss_chunks
         In training, in how many chunks of a rank's tokens one op makes the logits, the loss, and the gradients of both
-        sides of the product, so that logits are never whole (Liger Kernel, arXiv 2410.10989; its source,
+        sides of the product, so that logits are never whole (Liger-Kernel,
         ops/fused_linear_cross_entropy.py); default: logits are made, saved and read as a whole.
     on
         What the host runs of a step.
@@ -210,7 +210,7 @@ class Workload(Document):
         self.on.check_layers(
             decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
         )
-        for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
+        for key in ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
@@ -226,7 +226,13 @@ class Workload(Document):
 
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
-        for _, part in model.kinds:
+        for attention, part in model.kinds:
+            is_whole = isinstance(attention, Gqa) and attention.sparse is None
+            must, do = (
+                "context ranks gather the keys and values of grouped-query attention",
+                "set parallel.context to 1",
+            )
+            require(is_whole or self.parallel.context == 1, must, "another", "parallel", "context", do=do)
             for key in ("ranks", "copies", "buffers") if isinstance(part, Experts) else ():
                 must = "training is built without what only inference has"
                 do = "remove it; parallel.expert says how experts lie on ranks"

@@ -69,6 +69,38 @@ class Prefixes(Part):
     skew: Annotated[float, Field(ge=0, le=4)] = 0.0
 
 
+class Clients(Part):
+    """Clients that converse: each sends its next request once the one before was answered.
+
+    In each round a client sends the conversation so far, which is a prefix that may be found, and `prompt` more tokens.
+
+    Attributes
+    ----------
+    number
+        How many clients there are.
+    rounds
+        How many requests each sends.
+    think_ns
+        Time from the last token of an answer to the client's next request [ns].
+    in_flight
+        The most requests that are sent and not answered; others are sent in the order in which they would have been,
+        as places become free. Default: each client may have one.
+    """
+
+    number: Number
+    rounds: Number = 1
+    think_ns: Nanoseconds = Field(0, alias="think")
+    in_flight: Number | None = None
+
+    def _check(self) -> None:
+        must, found = f"clients send at most {MOST:,} requests", f"{self.number:,} clients with {self.rounds:,} rounds"
+        require(self.number * self.rounds <= MOST, must, found, "rounds", do="lower one of them")
+        must, found = "each client has at most one request in flight", f"{self.in_flight or 0:,} of {self.number:,}"
+        require((self.in_flight or 0) <= self.number, must, found, "in_flight", do="lower it, or remove it")
+        must, do = "clients think between rounds", "remove it, or add rounds"
+        require(self.rounds > 1 or "think_ns" not in self.model_fields_set, must, "one round", "think", do=do)
+
+
 class Requests(Part):
     """Sequences that arrive and leave, and how many of them run together.
 
@@ -80,7 +112,9 @@ class Requests(Part):
     count
         How many requests there are; from a file the first ones, by default all, up to a limit.
     arrivals
-        When requests arrive; default: all at once at the start.
+        When requests arrive.
+    clients
+        In place of `count` and `arrivals`: clients that send a request once the one before was answered.
     prompt
         How many tokens each request reads.
     output
@@ -97,11 +131,15 @@ class Requests(Part):
         Blocks that may still be on their way into the compute tier when the first op is launched: a serving engine
         submits copies from the thread that launches ops, which blocks while the queue of copies is full, and so waits
         for all others. Default: no limit, and the row's policy decides when each block is copied.
+    loads
+        ``by_layer``: a request is admitted at once, and its blocks in lower tiers come in beside the layers of its
+        first iteration; ``before_admission``: beside the iterations of others, while it waits until all are there.
     """
 
     file: str | None = None
     count: Number | None = None
     arrivals: Arrivals | None = None
+    clients: Clients | None = None
     prompt: Lengths | None = None
     output: Lengths | None = None
     prefixes: Prefixes | None = None
@@ -109,11 +147,18 @@ class Requests(Part):
     max_sequences: Count = 256
     max_tokens: Count = 8192
     queued_blocks: CountOrNone | None = None
+    loads: Literal["by_layer", "before_admission"] = "by_layer"
 
     def _check(self) -> None:
-        for key in ("count", "arrivals", "prompt", "output"):
+        for key in ("file", "count", "arrivals") if self.clients else ():
+            must = "clients say when requests come, and how many"
+            require(getattr(self, key) is None, must, key, key, do=f"remove {key}, or clients")
+        for key in ("prompt", "output") if self.clients else ("count", "arrivals", "prompt", "output"):
             stated = self.file is not None or getattr(self, key) is not None
             require(stated, "requests come from a file, or are drawn", f"no {key}", key, do=f"add {key}, or file")
+        must, do = "a queue of copies holds up what is loaded by layer", "remove it, or loads"
+        is_by_layer = self.queued_blocks is None or self.loads == "by_layer"
+        require(is_by_layer, must, "loads: before_admission", "queued_blocks", do=do)
         for key in sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"}):
             must = "a file says when requests come, how long they are and what they share"
             require(self.file is None, must, key, key, do=f"remove {key}, or file")
@@ -136,7 +181,8 @@ class Request(NamedTuple):
     prompt, output
         How many tokens it reads, and how many it adds.
     prefix, prefix_tokens
-        The prefix that its prompt begins with, and how many tokens that covers; 0 if it shares none.
+        The prefix that its prompt begins with, and how many tokens that covers; 0 if it shares none. Of a conversation
+        it covers the answer, too, with which the next prompt begins.
     above
         Prefixes form a tree: the ancestors of `prefix`, from the root down, and the token at which each ends.
     """

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import StrictBool
 
-from simulator.document import MOST_RANKS, Count, CountOrNone, Layers, Part, Ranks
+from simulator.document import MOST_RANKS, Count, CountOrNone, FewOrNone, Layers, Part, Ranks
 from simulator.units import require, would_divide
 from simulator.workload.attention_kinds import Attention
 
@@ -67,9 +67,8 @@ class Dtypes(Part):
     experts
         The matrices of routed experts; default: as `weights`.
     dequantize
-        How matrices in such a format are multiplied. ``before``: before each use an op of its own reads a matrix as it
-        is stored and writes it in `compute`, which is then read; ``fused``: kernels read matrices as they are stored.
-        Default: ``before`` in training, ``fused`` at inference.
+        Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own
+        write each in `compute` ``before`` each use, which kernels then read (default in training).
     arithmetic
         For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
         machine states its peak. Default: as `compute`.
@@ -275,20 +274,19 @@ class KvBlocks(Part):
 
 
 AXES = ("pipeline", "data", "expert", "tensor")
-"""Axes of the device matrix in their default order."""
-
+"""Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
 
 MOST_SENDERS = 1000
 """Most prefill ranks per decode rank: each has a graph of its own."""
 
 
 class Parallel(Part):
-    """How the model is spread over ranks: data, tensor, pipeline and expert parallelism.
+    """How the model is spread over ranks: data, context, tensor, pipeline and expert parallelism.
 
     With ``ranks: one`` the graph is the slice of one rank: `data` and `zero_stage` say how much optimizer state it
     holds, and nothing is communicated. With ``ranks: all`` every rank has a graph, with all communication: data *
-    tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and `layouts` map
-    dimensions of weights to its axes.
+    context * tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and
+    `layouts` map dimensions of weights to its axes.
 
     Attributes
     ----------
@@ -304,10 +302,16 @@ class Parallel(Part):
     expert
         Ranks that share the experts of a layer. Either it divides `data`, and tensor ranks have a part of each expert;
         or it is data * tensor, and each of these ranks has whole experts, and sends its part of the tokens.
+    context
+        In training, ranks that share the tokens of each sequence, and as many pairs of them each: all keys and values
+        are gathered before attention, again in backward, and their gradients are added up where they were made
+        (Transformer Engine, ``AttnFuncWithCPAndKVAllGather``).
     sequence
         Whether activations that all tensor ranks would hold are cut along the tokens, as in Megatron.
     zero_stage
         What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
+    gathers_ahead
+        With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
@@ -316,7 +320,7 @@ class Parallel(Part):
         Layers of each stage; default: as even as possible, more in the first stages.
     axis_names
         Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
-        first to share a node. ``expert``, if left out, comes after ``data``.
+        first to share a node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
     layouts
         Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``);
         for experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
@@ -327,8 +331,10 @@ class Parallel(Part):
     tensor: Ranks = 1
     pipeline: Ranks = 1
     expert: Ranks = 1
+    context: Ranks = 1
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
+    gathers_ahead: FewOrNone = 1
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[Layers, ...] | None = None
@@ -342,22 +348,27 @@ class Parallel(Part):
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
         expert = min(self.expert, self.data)
-        sizes = {"data": self.data // expert, "expert": expert, "tensor": self.tensor, "pipeline": self.pipeline}
-        return {name: sizes[name] for name in names}
+        if self.context > 1 and "context" not in names:
+            names.insert(names.index("tensor"), "context")
+        return {name: getattr(self, name) for name in names} | {"data": self.data // expert, "expert": expert}
 
     def _check(self) -> None:
-        needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
+        optional = {"expert": self.expert > 1, "context": False}
+        needed = [axis for axis in (*AXES, "context") if axis in self.axis_names or optional.get(axis, True)]
         named = sorted(self.axis_names) == sorted(needed)
         require(named, f"each axis is named once ({', '.join(needed)})", ", ".join(self.axis_names), "axis_names")
-        ranks = self.data * self.tensor * self.pipeline
+        ranks = self.data * self.context * self.tensor * self.pipeline
         must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
-        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "sequence": False}
+        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "context": 1, "sequence": False}
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
         for key, value in alone.items():
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
             fits = self.ranks == "all" or getattr(self, key) == value
             require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
+        must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
+        is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
+        require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:
             self._divides("expert", "data")
         stages = self.pipeline if self.layers is None else len(self.layers)

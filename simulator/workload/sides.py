@@ -5,6 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
+from pydantic import StrictBool
+
 from simulator.document import Part, Share
 from simulator.units import require
 from simulator.workload.attention_kinds import Linear, Mla
@@ -18,19 +20,23 @@ not counted."""
 
 
 class HostShare(Part):
-    """A part of something that the host runs.
+    """The part of the updates that the host runs, as in Twin-Flow of ZeRO-Offload++ (DeepSpeed).
 
     Attributes
     ----------
     host
-        The share of it: of all parameters that are updated, by whole weights, evenly spread; of the experts of a layer.
+        The share of all trained parameters, as close as whole weights allow; which ones is evenly spread.
+    waits
+        Whether the next step starts once all updates of the host have ended, as where a framework calls its optimizer;
+        else each of its ops waits only for the weights that it reads.
     """
 
     host: Share
+    waits: StrictBool = True
 
 
-class HostExperts(HostShare):
-    """The experts of each layer that the host runs; the accelerator runs the others.
+class HostExperts(Part):
+    """The experts of each layer that the host runs; the accelerator runs the others, as in KTransformers.
 
     Attributes
     ----------
@@ -41,6 +47,7 @@ class HostExperts(HostShare):
         default: as if all experts were equally likely.
     """
 
+    host: Share
     choices: Share | None = None
 
 
@@ -57,12 +64,12 @@ class Sides(Part):
     Attributes
     ----------
     optimizer
-        In training, the updates of weights by ``adamw``, as in ZeRO-Offload (arXiv 2101.06840) and its CPU Adam: states
-        and the master weight stay with the host, gradients come down, and updated weights go up. Or a share of them:
-        ``{host: 0.7}``.
+        In training, the updates of weights by ``adamw``, as in DeepSpeed's ZeRO-Offload with CPU Adam: states and the
+        master weight stay with the host, gradients come down, and updated weights go up. Or a share of them: ``{host:
+        0.7}``.
     attention
-        With phase ``decode``, attention to the KV cache, which stays with the host (FlexGen, arXiv 2303.06865): queries
-        and the new keys and values come down, and outputs go up.
+        With phase ``decode``, attention to the KV cache, which stays with the host (``cpu_cache_compute`` of FlexGen):
+        queries and the new keys and values come down, and outputs go up.
     experts
         With phases ``prefill`` and ``decode``, the routed experts, in kernels that keep intermediate results to
         themselves: the hidden states of all tokens and their choices come down, and the sum of each token's experts
@@ -81,7 +88,12 @@ class Sides(Part):
     def share(self, part: str) -> Fraction:
         """Return how much of a part the host runs, as a document states it in decimals."""
         side = getattr(self, part)
-        return Fraction(str(side.host)) if isinstance(side, HostShare) else Fraction(side == "host")
+        return Fraction(side == "host") if isinstance(side, str) else Fraction(str(side.host))
+
+    @property
+    def next_step_waits(self) -> bool:
+        """Whether the next step starts once all updates of the host have ended."""
+        return self.optimizer == "host" or (isinstance(self.optimizer, HostShare) and self.optimizer.waits)
 
     def host_experts(self, part: Experts) -> tuple[int, Fraction]:
         """Return how many experts of a layer the host runs, and how many of each token's choices fall on them."""

@@ -1,8 +1,8 @@
 """What the README says of requests: what loading is worth, a measurement, a slower pool, and what rounding does.
 
 ``python tests/bench/serving.py`` takes a minute; with ``--load`` it serves the load of ``chat_kv_tiers_h100`` over
-slower links as well, a quarter of a minute of processor time for each, and with ``--exact`` a part of it with and
-without classes.
+slower links as well, a quarter of a minute of processor time for each, and by how DDR keeps blocks; with ``--exact`` a
+part of it with and without classes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import simulator as hosim
 from simulator import catalog
 from simulator.catalog import dump
+from simulator.report.rows import percent, quantity
 
 TOKENS_K = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 COMPUTED_MS = (266, 634, 1099, 1652, 2290, 3013, 3840, 4785, 5734, 6848)
@@ -66,6 +67,26 @@ def load() -> Iterator[str]:
         )
 
 
+KEPT = {
+    "12 GB, by default": {},
+    "`write: through`": {"write": "through"},
+    "`write: through`, `uses: 2`": {"write": "through", "uses": 2},
+    "`content: exclusive`": {"content": "exclusive"},
+}
+"""How DDR keeps blocks."""
+
+
+def kept() -> Iterator[tuple[str, ...]]:
+    """The same load with 12 GB of DDR, by how it keeps blocks; and with all that the profile has, by when loads end."""
+    asked = {name: {"scenario.kv_tiers.ddr": {"room": "12 GB", **how}} for name, how in KEPT.items()}
+    asked |= {"100 GB, by default": {}, "`loads: before_admission`": {"workload.requests.loads": "before_admission"}}
+    for name, changes in asked.items():
+        (row,) = hosim.serve("chat_kv_tiers_h100", set=changes, policies=["static"]).rows
+        times = (quantity(row[f"ttft_{which}_ns"], "ns") for which in ("p50", "mean"))
+        moved = (quantity(row[f"moved_{link}_bytes"], "B") for link in ("d2h", "h2d"))
+        yield name, *times, percent(row["hit_ddr_fraction"]), *moved
+
+
 def exact(folder: Path) -> Iterator[str]:
     """Thirty requests of that load, with rounding and without."""
     path = _documents(folder, "chat_kv_tiers_h100", {"count": 30, "output": {"mean": 48, "spread": 0.5}})
@@ -97,7 +118,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         parts = [reuse(), measured(Path(folder))]
-        parts += [load()] if asked.load else []
+        parts += [load(), map(" | ".join, kept())] if asked.load else []
         parts += [exact(Path(folder))] if asked.exact else []
         for part in parts:
             for line in part:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.serving import kept
 from pages import PAGES
 
 import simulator as hosim
@@ -59,6 +60,11 @@ def test_what_a_slower_pool_does():
         (row,) = hosim.serve(scenario if rate else alone, set=changes, policies=["static"]).rows
         times = [row[f"{what}_{which}_ns"] for what in ("ttft", "tpot") for which in ("p50", "p95")]
         assert cells == [*(quantity(ns, "ns") for ns in times), f"{row['tokens_per_s']:.3g}"], name
+
+
+@pytest.mark.slow
+def test_what_comes_of_how_a_tier_keeps_blocks():
+    assert [tuple(line) for line in table("DDR | TTFT p50")] == [*kept()]
 
 
 def test_the_figures_of_the_first_machine_are_counted_as_hosim_list_does(capsys):

@@ -46,6 +46,7 @@ host:
   queue_depth: 4
   fixed: {launch: 1 us, step: 10 us}
   reactive: {inspect: 100 ns, compute: 50 ns, copy: 60 ns, detach: 20 ns, sync: 30 ns, select: 40 ns, update: 70 ns}
+  serving: {iteration: 1 us, request: 1 us, ahead: true}
 tiers:
   hbm: {capacity: 1 MB, reserved: 100 kB, bandwidth: 10 GB/s, energy: 10 pJ/B, price: 1 USD/GB/month}
   ddr: {capacity: 2 MB, reserved: 10 kB, scope: node, endurance: 1 TB, price: 0.1 USD/GB/month}

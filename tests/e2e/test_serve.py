@@ -17,6 +17,7 @@ from simulator.run.case import Case
 from simulator.serving import replays, scheduler
 from simulator.serving.scheduler import Block
 
+COUNTED = "count: 12\n  arrivals: {interval: 40 us}"
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
 
@@ -35,7 +36,7 @@ def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_pat
     done = hosim("serve", write(tmp_path))
     assert done.code == 0
     cards, *blocks = done.out.split("\n\n")
-    assert [line.split(":")[0] for line in cards.splitlines()] == ["model", "machine"]
+    assert [line.split(":")[0] for line in cards.splitlines()] == ["model", "machine", "software"]
     assert "arithmetic" in cards
     assert "TFLOP/s" in blocks[1]
     assert "MFU" in blocks[1]
@@ -151,6 +152,19 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
         ("ddr: 64 KiB", "ddt: 64 KiB", "what kv_tiers names is a tier of the machine, found 'ddt'"),
         ("phase: requests", "phase: decode", "requests is for phase requests, found it with phase decode"),
+        ("  count: 12\n", "  count: 12\n  clients: {number: 2}\n", "clients say when requests come, and"),
+        ("  count: 12\n", "  clients: {number: 2}\n", "clients say when requests come, and how many, found arrivals"),
+        (COUNTED, "clients: {number: 2, think: 1 s}", "clients think between rounds, found one round"),
+        (COUNTED, "clients: {number: 2, in_flight: 3}", "client has at most one request in flight, found 3 of 2"),
+        (COUNTED, "clients: {number: 900, rounds: 900}", "clients send at most 100,000 requests, found 900 clients"),
+        ("block: 8", "block: 8\n  loads: soon", "should be 'by_layer' or 'before_admission', found 'soon'"),
+        ("block: 8", "block: 8\n  queued_blocks: 3\n  loads: before_admission", "what is loaded by layer"),
+        ("hbm: 32 KiB", "hbm: {room: 32 KiB, write: through}", "kv_tiers.hbm.write: write, uses and content are"),
+        ("ddr: 64 KiB", "ddr: {room: 1 KiB, uses: 1, write: through}", "have room for a block, found ddr, 1.02 kB"),
+        ("ddr: 64 KiB", "ddr: {write: through, content: exclusive}", "an exclusive tier has no block that the"),
+        ("ddr: 64 KiB", "ddr: {uses: 2}", "counted for a tier that is written through, found write: back"),
+        ("ddr: 64 KiB", "ddr: {write: up}", "kv_tiers.ddr.write: input should be 'back' or 'through', found 'up'"),
+        ("ddr: 64 KiB", "ddr: {rom: 64 KiB}", "found 'rom'; use one of room, write, uses, content (did"),
     ],
 )  # fmt: skip
 def test_a_wrong_document_is_one_message(old, new, said, hosim, tmp_path):
@@ -268,7 +282,7 @@ def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
     )
     done = hosim("serve", write(tmp_path, requests=fast), "--policy", "static")
     assert done.code == 1
-    assert "overloaded" in done.out.splitlines()[4]
+    assert "overloaded" in done.out.splitlines()[5]
     assert " requests waited when the last one came." in done.out
     assert "static is overloaded: " in done.out
 

@@ -48,7 +48,7 @@ kinds: dict[str, st.SearchStrategy[tuple[Run, Switches]]] = {
 """The kinds of `test_oracle`."""
 
 LEFT_OUT = {"ranks": (ADDRESSES,), "dynamic": (LOOKS,), "best_fit": (ADDRESSES,)}
-COVERED = {"one": 0.98, "staged": 0.98, "ranks": 0.5, "dynamic": 0.4, "best_fit": 0}
+COVERED = {"one": 0.95, "staged": 0.98, "ranks": 0.5, "dynamic": 0.4, "best_fit": 0}
 """At least such a share of the cases of a kind is covered, and ends well."""
 
 

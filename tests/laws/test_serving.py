@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,13 @@ from serving_cases import BOX, DRAWN, told, write
 import simulator as hosim
 from simulator import catalog
 from simulator.builders import CachedLayers, Iteration
+from simulator.hardware import ServingHost
 from simulator.reach import Reach
+from simulator.scenario import KvTier
+from simulator.serving import drawn, story
 from simulator.serving.blocks import Block, Rooms, Tiers, blocks_to_hold
 from simulator.serving.replays import Replays
-from simulator.workload import Request, Requests
+from simulator.workload import Clients, Lengths, Request, Requests
 
 
 @st.composite
@@ -31,6 +35,9 @@ def crowds(draw):
 
 
 ROOMS = st.tuples(st.integers(12, 30), st.integers(0, 20), st.integers(0, 20))
+HOW = st.sampled_from([KvTier(), KvTier(content="exclusive"), KvTier(write="through"), KvTier(write="through", uses=2)])
+"""How a tier keeps blocks."""
+LOADS = st.sampled_from(["by_layer", "before_admission"])
 
 
 @given(crowds(), ROOMS, st.booleans(), st.integers(1, 4))
@@ -114,10 +121,12 @@ def test_no_tier_holds_more_blocks_than_fit_and_nothing_is_held_in_the_end(reque
     ),
     st.lists(st.integers(9, 14), min_size=1, max_size=3),
     st.booleans(),
+    st.tuples(HOW, HOW),
 )
-def test_a_run_of_private_blocks_stays_and_leaves_as_its_blocks_one_by_one(released, rooms, keeps):
+def test_a_run_of_private_blocks_stays_and_leaves_as_its_blocks_one_by_one(released, rooms, keeps, kept):
     groups = tuple(CachedLayers(Reach(window), size) for window, size in ((None, 2), (8, 1)))
-    found = Rooms(("hbm", "ddr", "pool")[: len(rooms)], tuple(2.0 * room for room in rooms), keeps, groups)
+    kept = kept[: len(rooms) - 1]
+    found = Rooms(("hbm", "ddr", "pool")[: len(rooms)], tuple(2.0 * room for room in rooms), keeps, groups, kept)
     in_run, one_by_one = tiers = [Tiers(found, 1) for _ in range(2)]
     for request, (group, count, is_kept) in enumerate(released):
         first = Block(False, request, 10, group)
@@ -236,3 +245,143 @@ def test_a_prefix_in_parts_is_shared_as_a_whole_one(requests, rooms, keeps, ends
     parts, _ = told([cut(one) for one in requests], rooms, keeps=keeps, max_tokens=16)
     assert parts.requests == whole.requests
     assert parts.iterations == whole.iterations
+
+
+class _Watched(Tiers):
+    """Tiers that tell what they have before each admission and after each release."""
+
+    seen: list
+
+    def contents(self):
+        """The blocks of each tier; of the compute tier those that others may find."""
+        runs = (
+            [run._replace(number=run.number - i) for run, n in tier.items() for i in range(n)] for tier in self._cached
+        )
+        first, *below = map(set, runs)
+        return [first | self._held.keys(), *below]
+
+    def admit(self, hit, new):
+        self.seen.append((self.contents(), hit))
+        super().admit(hit, new)
+
+    def release(self, block, count=1, *, is_kept):
+        super().release(block, count, is_kept=is_kept)
+        self.seen.append((self.contents(), ()))
+
+
+def _watched(requests, rooms, **more):
+    _Watched.seen = seen = []
+    with patch.object(story, "Tiers", _Watched):
+        return *told(requests, rooms, max_tokens=16, **more), seen
+
+
+@given(crowds(), ROOMS, st.booleans(), st.tuples(HOW, HOW), LOADS, GROUPS)
+def test_however_tiers_keep_blocks_tokens_and_rooms_are_kept(requests, rooms, keeps, kept, loads, groups):
+    """Every token is computed or found once; what is copied in is what was found below; nobody holds too much."""
+    rooms = tuple(room * len(groups) for room in rooms)
+    row, replays, seen = _watched(requests, rooms, keeps=keeps, kept=kept, loads=loads, groups=groups)
+    for ran in row.iterations:
+        for name, room in zip(("hbm", "ddr", "pool"), rooms, strict=True):
+            assert ran[f"used_{name}_blocks"] <= room
+    if row.status != "ok":
+        return
+    read = sum(work.reading for work in replays.works)
+    assert read + sum(sum(one.hit) for one in row.served) == sum(one.prompt for one in requests)
+    assert sum(work.decoding for work in replays.works) == sum(one.output - 1 for one in requests)
+    below = 0
+    for contents, hit in seen:
+        assert all(any(block in tier for tier in contents) for block in hit)
+        below += 4 * sum(block not in contents[0] for block in hit)
+    ways = [*((tier, tokens) for work in replays.works for tier, tokens in work.loads)]
+    ways += [(way[0], tokens) for work in replays.works for way, tokens in work.stores if way[1] == "hbm"]
+    assert sum(sum(tokens) for _, tokens in ways) == below
+    assert not (loads == "before_admission" and any(work.loads for work in replays.works))
+
+
+@given(crowds(), ROOMS, st.booleans(), st.tuples(HOW, HOW))
+def test_no_block_of_an_exclusive_tier_is_in_a_tier_above(requests, rooms, keeps, kept):
+    for contents, _ in _watched(requests, rooms, keeps=keeps, kept=kept)[2]:
+        for tier, how in enumerate(kept, 1):
+            if how.content == "exclusive":
+                assert all(contents[tier].isdisjoint(above) for above in contents[:tier])
+
+
+@given(crowds(), st.integers(12, 30), st.booleans(), GROUPS, LOADS)
+def test_a_tier_written_through_with_room_for_all_has_whatever_is_above(requests, room, keeps, groups, loads):
+    """Of two such tiers the second has whatever is in the first; each block is stored once in each."""
+    rooms, kept = (room * len(groups), inf, inf), (KvTier(write="through"),) * 2
+    row, replays, seen = _watched(requests, rooms, keeps=keeps, kept=kept, groups=groups, loads=loads)
+    for (first, second, third), _ in seen:
+        assert first <= second <= third
+    stored = {}
+    for work in replays.works:
+        for way, tokens in work.stores:
+            stored[way] = stored.get(way, 0) + sum(tokens)
+    if row.status == "ok" and seen:
+        assert stored.get(("hbm", "ddr"), 0) == stored.get(("ddr", "pool"), 0) == 4 * len(seen[-1][0][1])
+
+
+@given(crowds(), ROOMS, st.booleans(), st.tuples(HOW, HOW))
+def test_requests_that_come_one_at_a_time_find_the_same_whenever_loads_end(requests, rooms, keeps, kept):
+    """Once it is admitted, one that was loaded before takes no longer than one that is loaded by layer."""
+    apart = [one._replace(arrival_ns=100_000 * i) for i, one in enumerate(requests)]
+    by_layer, _ = told(apart, rooms, keeps=keeps, kept=kept, max_tokens=16)
+    before, _ = told(apart, rooms, keeps=keeps, kept=kept, max_tokens=16, loads="before_admission")
+    assert [one.hit for one in before.served] == [one.hit for one in by_layer.served]
+    for one, other in zip(before.served, by_layer.served, strict=True):
+        if one.end_ns is not None and other.end_ns is not None:
+            assert one.first_ns - one.admitted_ns <= other.first_ns - other.admitted_ns
+
+
+@st.composite
+def talks(draw):
+    """Clients, and the requests that they send."""
+    number, rounds = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    think = {"think_ns": draw(st.sampled_from([0, 7, 500]))} if rounds > 1 else {}
+    clients = Clients.model_construct(
+        number=number, rounds=rounds, in_flight=draw(st.none() | st.integers(1, number)), **think
+    )
+    lengths = {
+        name: Lengths(mean=draw(st.integers(1, most)), spread=0.8) for name, most in (("prompt", 12), ("output", 5))
+    }
+    return clients, drawn(Requests.model_construct(clients=clients, **lengths), draw(st.integers(0, 9)))
+
+
+@given(talks(), st.booleans(), LOADS, st.tuples(HOW, HOW))
+def test_clients_send_in_turn_and_with_room_find_all_that_was_said(talk, keeps, loads, kept):
+    clients, requests = talk
+    row, _ = told(requests, (inf, inf, inf), keeps=keeps, loads=loads, kept=kept, clients=clients, max_tokens=16)
+    served, most = row.served, clients.in_flight or clients.number
+    assert row.status == "ok"
+    assert all(one.made == one.request.output for one in served)
+    for one in served:
+        at_once = [other for other in served if other.request.arrival_ns <= one.request.arrival_ns < other.end_ns]
+        assert len(at_once) <= most
+        if one.number >= clients.number:
+            before = served[one.number - clients.number]
+            thought_ns = before.end_ns + clients.think_ns
+            assert one.request.arrival_ns >= thought_ns
+            until = [other for other in served if other.request.arrival_ns < one.request.arrival_ns <= other.end_ns]
+            assert one.request.arrival_ns == thought_ns or len(until) == most
+            assert one.request.prompt > before.request.prompt + before.request.output
+            said = (before.request.prompt + before.request.output - 1) // 4 * 4
+            if keeps or kept[0].uses == 1:
+                assert sum(one.hit) == said
+    assert max(one.request.arrival_ns for one in served) <= row.end_ns
+
+
+@given(crowds(), st.integers(0, 40), st.integers(0, 40))
+def test_an_engine_ahead_is_never_behind_one_that_waits_and_costs_add_up(requests, iteration, request):
+    """With one sequence at a time the same iterations run: a host that waits adds its costs, one ahead no more."""
+    costs = {"iteration_ns": iteration, "request_ns": request}
+    free, waits, ahead = (
+        told(requests, (inf,), max_tokens=16, max_sequences=1, engine=ServingHost.model_construct(**each))[0]
+        for each in ({}, costs, {**costs, "ahead": True})
+    )
+    if "overloaded" in (free.status, waits.status, ahead.status):
+        return
+    assert sum(ran["wait_host_ns"] for ran in waits.iterations) == iteration * len(waits.iterations) + request * len(
+        requests
+    )
+    for one, later, sooner in zip(free.served, waits.served, ahead.served, strict=True):
+        assert one.end_ns <= sooner.end_ns <= later.end_ns

@@ -69,8 +69,11 @@ class Ledger:
         is_compacted = rank.addresses is not None and rank.addresses.compaction is not None
         if is_compacted and (head is not None or rank.awaited is not None):
             return Reason("compaction", on=rank.tier)
-        if head is None:
-            return self._reason_of_host()
+        return self._reason_of_host() if head is None else self._walk(head)
+
+    def _walk(self, head: Action) -> Reason:
+        """Walk on from the head of a stream."""
+        rank = self.rank
         while True:
             computes = rank.awaited_computes(head)
             lacked = [] if computes else self._in_order(head)
@@ -90,7 +93,7 @@ class Ledger:
             elif lacked:
                 return self._reason_of_tensor(lacked[0], head.issue)
             else:
-                return Reason("capacity", on=rank.tier)
+                return Reason("capacity", on=rank.tier_of(head))
 
     def _first_waiting(self, action: Action) -> Action:
         """The head of the queue that an action waits in."""
@@ -111,8 +114,18 @@ class Ledger:
             self.looked[head.issue] = sorted(lacked, key=lambda t: (t not in last, last.get(t, 0), t))
         return [t for t in self.looked[head.issue] if t in lacked]
 
+    def _reason_of_stream(self, stream: int) -> Reason:
+        """What a stream runs, or what its head waits for."""
+        running, head = self.rank.runs(stream), self._head(stream)
+        if running is not None:
+            return self._reason_of_running(running)
+        assert head is not None
+        return self._walk(head)
+
     def _reason_of_running(self, running: Action) -> Reason:
         """Another stream runs something: a collective, perhaps not yet, or a compute."""
+        if self.rank.given.graph.ops[running.a].device == "host":
+            return Reason("host_compute", blocker=running.a)
         if running.meeting is None:
             return Reason("order")
         peer = running.meeting.peer
@@ -146,4 +159,7 @@ class Ledger:
                 return Reason("order", lacked)
             if rank.has_source(head):
                 return Reason("capacity", lacked, head.c, head.a)
+            makers = [a.b for a in head.after if a.kind == COMPUTE and not a.has_ended and rank.tier_of(a) != rank.tier]
+            if makers:
+                return self._reason_of_stream(min(makers))
             tensor, before = head.a, head.issue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from simulator.graph import Op
 from simulator.hardware import Hardware, Link
 
 ONE = 1 << 32
@@ -75,6 +76,23 @@ class Wires:
             self._add(uses, ("link", name, rank), self.bandwidth(link))
         return uses
 
+    def of_host(self, op: Op, rank: int, now: int, end: Callable[[], None]) -> list[Flow]:
+        """The flows of an op of the host, whose time the graph does not state: of arithmetic, and of traffic."""
+        cores = self.hardware.host_compute
+        assert cores is not None
+        tier, flows = self.hardware.tiers[cores.tier], list[Flow]()
+        instance, joins = rank // self.sharing[tier.scope], now + cores.launch_ns
+        (unit, share, arithmetic), traffic = demands(op, self.hardware)
+        if arithmetic:
+            uses = dict[Wire, int]()
+            self._add(uses, ("cores", unit, instance), ONE)
+            flows.append(Flow(end, ONE, share, arithmetic, joins, uses))
+        if traffic:
+            uses, rate = dict[Wire, int](), tier.bandwidth_bytes_per_s or 0
+            self._add(uses, ("memory", cores.tier, instance), rate)
+            flows.append(Flow(end, rate, math.floor(cores.achieved_bandwidth_fraction * ONE), traffic, joins, uses))
+        return flows
+
     def of_phase(self, fabric: str, source: int, target: int) -> dict[Wire, int]:
         """The wires of what one rank sends and another one receives: a bus that caps both ports carries it twice."""
         uses: dict[Wire, int] = {}
@@ -128,6 +146,27 @@ class Wires:
         cap = ONE if is_endless else reached_cap(link, size)
         even = (rank, name) if link.sharing == "fifo" and link.channels > 1 and not is_endless else None
         return Flow(end, unit, cap, work(size, unit), now + self.lead_ns(link, size), uses, even)
+
+
+def demands(op: Op, hardware: Hardware) -> tuple[tuple[str, int, int], int]:
+    """What an op of the host asks: of its cores (the unit, the most that it reaches, the work there); of the memory."""
+    cores = hardware.host_compute
+    assert cores is not None
+    peak, share = int(cores.peak_flops[op.dtype]), Fraction(str(cores.achieved_fraction.get(op.op_class, 1.0)))
+    is_vector = op.op_class == "vector"
+    arithmetic = math.ceil(op.flops * 10**9 * ONE / (peak * share if is_vector else Fraction(peak)))
+    unit = ("vector", ONE, arithmetic) if is_vector else ("matrix", math.ceil(share * ONE), arithmetic)
+    return unit, work(op.read_bytes + op.write_bytes, hardware.tiers[cores.tier].bandwidth_bytes_per_s or 0)
+
+
+def alone_ns(op: Op, hardware: Hardware) -> int:
+    """What an op of the host takes alone after its launch [ns]."""
+    cores = hardware.host_compute
+    assert cores is not None
+    peak, share = int(cores.peak_flops[op.dtype]), Fraction(str(cores.achieved_fraction.get(op.op_class, 1.0)))
+    _, traffic = demands(op, hardware)
+    of_memory = -(-traffic // math.floor(cores.achieved_bandwidth_fraction * ONE))
+    return max(math.ceil(op.flops * 10**9 / (peak * share)), of_memory)
 
 
 def reached(link: Link, size: int) -> float:

@@ -114,15 +114,15 @@ class Oracle:
 
     def _end(self) -> bool:
         ended = False
-        for rank in self.ranks:
-            for compute in self._running(rank):
-                if (compute.start_ns or 0) + rank.duration_ns(compute) <= self.now:
-                    rank.end_compute(compute)
-                    ended = True
         for flow in [flow for flow in self.active if flow.left <= 0]:
             self.flows.remove(flow)
             flow.end()
             ended = True
+        for rank in self.ranks:
+            for compute in self._running(rank):
+                if (compute.start_ns or 0) + rank.duration_ns(compute) <= self.now and not compute.flows:
+                    rank.end_compute(compute)
+                    ended = True
         for meeting in self.meetings.values():
             ended |= self._go_on_with(meeting)
         for rank in self.ranks:
@@ -192,6 +192,9 @@ class Oracle:
         op = rank.given.graph.ops[action.a]
         if op.collective is None:
             action.begin_ns = self.now
+            if op.device == "host" and op.duration_ns is None:
+                flows = self.wires.of_host(op, action.rank, self.now, partial(self._end_flow, action))
+                self.flows, action.flows = self.flows + flows, len(flows)
             return
         members = members_of(rank.given.graph, action.a, action.rank)
         key = (op.collective.group, members, self._times(rank, action, members))
@@ -201,6 +204,10 @@ class Oracle:
             for member in meeting.arrived.values():
                 member.begin_ns = self.now
             self.flows += meeting.begin_stage(self.now)
+
+    @staticmethod
+    def _end_flow(action: Action) -> None:
+        action.flows -= 1
 
     @staticmethod
     def _times(rank: Rank, action: Action, members: tuple[int, ...]) -> int:
@@ -242,10 +249,15 @@ class Oracle:
         return (action.start_ns if action.begin_ns is None else action.begin_ns) or 0
 
     def _step_ns(self, makespan: int) -> int | None:
-        """Of one rank with a fixed plan, the distance of its last two ends of steps, or the makespan of one step."""
+        """Of one rank with a fixed plan, the distance of its last two ends of steps, or the makespan of one step.
+
+        Where ops name streams, the first of these counts.
+        """
         if len(self.ranks) > 1 or self.ranks[0].given.plan.fixed is None:
             return None
         computes = [a for rank in self.ranks for a in rank.of(COMPUTE)]
+        if any(op.stream for op in self.ranks[0].given.graph.ops):
+            computes = [a for a in computes if a.b == min(a.b for a in computes)]
         last = max((a.lap for a in computes), default=0)
         ends = [max((a.end_ns or 0 for a in computes if a.lap == lap), default=0) for lap in range(last + 1)]
         return ends[-1] - ends[-2] if last else makespan

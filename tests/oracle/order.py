@@ -49,6 +49,7 @@ class Action:
     begin_ns: int | None = None
     end_ns: int | None = None
     channel: int = 0
+    flows: int = 0
     meeting: Any = None
 
     @property
@@ -72,17 +73,19 @@ class Action:
 class Order:
     """Lays out the actions of a rank as they come, whatever has happened by then."""
 
-    def __init__(self, rank: int, given: Given, tier: int) -> None:
+    def __init__(self, rank: int, given: Given, tier: int, host_tier: int | None) -> None:
         self.rank, self.given, self.tier = rank, given, tier
+        self.tiers = [tier if op.device == "accelerator" or host_tier is None else host_tier for op in given.graph.ops]
         self.sizes = [t.size_bytes for t in given.graph.tensors]
         self.actions: list[Action] = []
         self.places = [{home} - {NOWHERE} for home in given.plan.home]
         self.valid = [set(place) for place in self.places]
         self.times: dict[int, int] = {}
         self.last: Action | None = None
-        self.taker: list[Action] = []
-        self.brought: dict[int, Action] = {}
-        self.needed: list[tuple[int, Action]] = []
+        worked_in = {tier, *self.tiers}
+        self.taker: dict[int, list[Action]] = {tier: [] for tier in worked_in}
+        self.brought: dict[tuple[int, int], Action] = {}
+        self.needed: dict[int, list[tuple[int, Action]]] = {tier: [] for tier in worked_in}
 
     def add(self, code: tuple[int, int, int, int], lap: int) -> Action:
         """Lay out the next action."""
@@ -133,23 +136,27 @@ class Order:
         self.valid[t].discard(action.b)
 
     def _stand_in_line(self, action: Action) -> None:
-        """Rule 8, between the streams of a rank: what takes room of the compute tier, after whom.
+        """Rule 8, between the streams of a rank: what takes room of a tier in which ops work, after whom.
 
         That is the last compute before it that takes some, and the copies that computes of other streams since need.
         """
         stream = action.b if action.kind == COMPUTE else self.last.b if self.last else 0
-        line = self.taker + [copy for other, copy in self.needed if other != stream]
-        if action.kind == COPY and action.c == self.tier:
+        tier = self.tiers[action.a] if action.kind == COMPUTE else action.c
+        if action.kind not in {COMPUTE, COPY} or tier not in self.taker:
+            return
+        line = self.taker[tier] + [copy for other, copy in self.needed[tier] if other != stream]
+        if action.kind == COPY:
             action.line = line
-            self.brought[action.a] = action
-        elif action.kind == COMPUTE:
+            self.brought[tier, action.a] = action
+        else:
             op = self.given.graph.ops[action.a]
-            action.line, self.last = line, action
-            if op.workspace_bytes or any(self.sizes[t] for t in op.writes if self.tier not in self.places[t]):
-                self.taker, self.needed = [action], []
+            action.line = line
+            self.last = action if op.device == "accelerator" else self.last
+            if op.workspace_bytes or any(self.sizes[t] for t in op.writes if tier not in self.places[t]):
+                self.taker[tier], self.needed[tier] = [action], []
             else:
-                used = [t for t in action.named if t in action.needs or t in op.writes]
-                self.needed += [(action.b, self.brought[t]) for t in used if t in self.brought]
+                used = [(tier, t) for t in action.named if t in action.needs or t in op.writes]
+                self.needed[tier] += [(action.b, self.brought[place]) for place in used if place in self.brought]
             for t in op.writes:
-                self.places[t].add(self.tier)
-                self.valid[t] = {self.tier}
+                self.places[t].add(tier)
+                self.valid[t] = {tier}

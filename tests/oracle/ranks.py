@@ -7,7 +7,7 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 from oracle.addresses import Addresses, Wanted
-from oracle.flows import work
+from oracle.flows import alone_ns, work
 from oracle.order import Action, Given, Order
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Code
@@ -56,7 +56,8 @@ class Rank:
         self.number, self.given, self.hardware, self.rooms = number, given, hardware, rooms
         self.wait_for_end, self.now, self.names = wait_for_end, 0, list(hardware.tiers)
         self.tier = self.names.index(hardware.compute_tier)
-        self.order = Order(number, given, self.tier)
+        cores = hardware.host_compute
+        self.order = Order(number, given, self.tier, None if cores is None else self.names.index(cores.tier))
         self.actions, self.sizes = self.order.actions, self.order.sizes
         self.queues = [list(names) for names in hardware.copy_queues.values()]
         self.queues += [[name] for name in hardware.links if not any(name in names for names in self.queues)]
@@ -80,7 +81,11 @@ class Rank:
         self.owed = 0
         self.codes = self._codes()
         fixed, graph = given.plan.fixed, given.graph
-        used = {b for kind, _, b, _ in fixed.codes() if kind == COMPUTE} if fixed else range(1 + len(graph.groups))
+        used = (
+            {b for kind, _, b, _ in fixed.codes() if kind == COMPUTE}
+            if fixed
+            else range(1 + max(op.stream for op in graph.ops) + len(graph.groups))
+        )
         self.streams = sorted(used)
 
     def of(self, kind: int) -> Iterator[Action]:
@@ -179,8 +184,12 @@ class Rank:
 
     def is_stopped(self, action: Action) -> bool:
         """Rule 17: once compaction is asked for, no compute starts, and no copy from or to the tier."""
-        is_of_tier = action.kind == COMPUTE or self.tier in {action.b, action.c}
+        is_of_tier = self.tier == self.tier_of(action) if action.kind == COMPUTE else self.tier in {action.b, action.c}
         return self.addresses is not None and self.addresses.compaction is not None and is_of_tier
+
+    def tier_of(self, action: Action) -> int:
+        """The tier that the device of a compute works in, or that a copy goes to."""
+        return self.order.tiers[action.a] if action.kind == COMPUTE else action.c
 
     def is_eligible(self, copy: Action) -> bool:
         """Rules 4 and 8: the last compute before a copy has started, or ended; and the line between streams is past."""
@@ -199,14 +208,14 @@ class Rank:
     def lacked(self, compute: Action) -> list[int]:
         """Rules 3 and 5: the tensors that are not there for a compute, or on which something earlier has not ended."""
         moves = [a.a for a in compute.after if a.kind != COMPUTE and not a.has_ended]
-        return sorted({*moves, *(t for t in compute.needs if not self.valid[self.tier][t])})
+        return sorted({*moves, *(t for t in compute.needs if not self.valid[self.tier_of(compute)][t])})
 
     def wanted(self, action: Action) -> Wanted:
         """The places that an action takes."""
         if action.kind == COPY:
             return [] if self.held[action.c][action.a] else [(action.a, self.sizes[action.a])]
         op = self.given.graph.ops[action.a]
-        new = [(t, self.sizes[t]) for t in op.writes if not self.held[self.tier][t]]
+        new = [(t, self.sizes[t]) for t in op.writes if not self.held[self.tier_of(action)][t]]
         return [(item, size) for item, size in (*new, (-1 - action.a, op.workspace_bytes)) if size]
 
     def ahead_in_line(self, compute: Action) -> list[Action]:
@@ -243,6 +252,8 @@ class Rank:
         op = self.given.graph.ops[compute.a]
         if op.duration_ns is not None:
             return op.duration_ns
+        if op.device == "host":
+            return self.hardware.host_compute.launch_ns + alone_ns(op, self.hardware)
         assert not op.flops
         costs, rate = self.hardware.compute, self.hardware.tiers[self.hardware.compute_tier].bandwidth_bytes_per_s
         assert rate is not None
@@ -254,7 +265,7 @@ class Rank:
 
     def _take(self, action: Action) -> bool:
         """Rule 8: take room if it is there and nobody is before it in line; else stand in line."""
-        tier, wanted = action.c if action.kind == COPY else self.tier, self.wanted(action)
+        tier, wanted = self.tier_of(action), self.wanted(action)
         room, size = self.rooms[tier], sum(size for _, size in wanted)
         if size and (room.is_behind(action) or not self._fits(action, tier, wanted)):
             if action not in room.line:
@@ -297,12 +308,12 @@ class Rank:
         self._change(tier, item, -size)
 
     def end_compute(self, compute: Action) -> None:
-        """What it wrote is valid in the compute tier, and stale elsewhere."""
-        compute.end_ns, op = self.now, self.given.graph.ops[compute.a]
-        self._give(compute, self.tier, -1 - compute.a, op.workspace_bytes)
+        """What it wrote is valid in the tier of its device, and stale elsewhere."""
+        compute.end_ns, op, worked_in = self.now, self.given.graph.ops[compute.a], self.tier_of(compute)
+        self._give(compute, worked_in, -1 - compute.a, op.workspace_bytes)
         for t in op.writes:
             for tier in range(len(self.names)):
-                self.valid[tier][t] = tier == self.tier
+                self.valid[tier][t] = tier == worked_in
 
     def end_copy(self, copy: Action) -> None:
         """What it copied is valid at its target."""

@@ -1,8 +1,9 @@
 """Kernels, copies and collectives that share the bandwidth of the memory, each with an exact timeline.
 
-They do where kernels of a device run on more than one stream: here two ops that do nothing end each story, on streams
-of their own. The first three are cases of XLA's own simulator of copies beside memory-bound kernels, with 1 byte per ns
-here for the 1 byte per second there: totals and shares are counted by hand.
+They do where kernels of a device run on more than one stream, as here two ops that do nothing and end each story, on
+streams of their own; or on one stream, where the machine says so, with the same result. The first three are cases of
+XLA's own simulator of copies beside memory-bound kernels, with 1 byte per ns here for the 1 byte per second there:
+totals and shares are counted by hand.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bounding import bound
+from pydantic import ValidationError
 from rank_stories import cluster, perform, spans, team
 from stories import graph, machine, timeline
 
+from simulator.cost import durations_ns
 from simulator.engine.reference.kernels import Kernels
 from simulator.errors import InvariantError
 from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
+from simulator.metrics import summarise
 from simulator.trace import Trace
 
 TICK = "; compute tick 8; compute tock 9"
@@ -93,8 +98,33 @@ def test_a_launch_and_arithmetic_take_no_bandwidth():
 
 
 def judged(hardware: Hardware, g: Graph, text: str, home: str) -> Trace:
-    """Run a plan beside ops on other streams, and have the referee judge it."""
-    return perform(hardware, [(beside(g), text + TICK)], home)
+    """Run a plan beside ops on other streams, and have the referee judge it; on one stream it is the same if said."""
+    trace = perform(hardware, [(beside(g), text + TICK)], home)
+    alone = perform(shared(hardware), [(g, text)], home)
+    assert timeline(alone, g, hardware) == told(trace, g, hardware)
+    return trace
+
+
+def shared(hardware: Hardware) -> Hardware:
+    """The same machine, whose kernels of one stream share its memory with copies."""
+    hbm = hardware.tiers["hbm"].model_copy(update={"shared": True})
+    return hardware.model_copy(update={"tiers": {**hardware.tiers, "hbm": hbm}})
+
+
+def test_on_one_stream_copies_take_nothing_unless_the_machine_says_so():
+    g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
+    plan = "copy w ddr hbm; compute f; compute g; detach w hbm"
+    fast = port(h2d={"bandwidth": "1 GB/s"})
+    assert timeline(perform(fast, [(g, plan)], "w ddr, x hbm"), g, fast) == ["0-32 h2d w", "0-16 f", "32-33 g"]
+    fast = shared(fast)
+    assert timeline(perform(fast, [(g, plan)], "w ddr, x hbm"), g, fast) == ["0-48 h2d w", "0-32 f", "48-49 g"]
+
+
+def test_only_the_memory_that_kernels_work_in_is_shared_with_them():
+    document = port().model_dump(by_alias=True)
+    document["tiers"]["ddr"]["shared"] = True
+    with pytest.raises(ValidationError, match="kernels share the memory of the compute tier, no other"):
+        Hardware.model_validate(document)
 
 
 def cluster_port(memory: str) -> Hardware:
@@ -139,3 +169,16 @@ def test_the_referee_counts_what_passes_the_memory(monkeypatch):
     g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
     with pytest.raises(InvariantError, match="a memory carries at most its bandwidth"):
         judged(port(), g, "copy w ddr hbm; compute f; compute g; detach w hbm", "w ddr, x hbm")
+
+
+def test_a_step_may_be_shorter_than_its_last_op_is_late_in_the_step_before():
+    """What stretches g more in the first step brings the ends of the two steps closer than their starts."""
+    h = shared(port(h2d={"bandwidth": "300 MB/s"}, d2h={"bandwidth": "1 GB/s"}))
+    ops = ("f: v -> u, 10 ns", "g: x ->, 0 ns")
+    g = by_traffic(graph("v 60 persistent, u 50 persistent, x 50 persistent", *ops, steps=2), "g")
+    plan = "copy v ddr hbm; compute f; detach u ddr; detach v hbm; compute g; copy u hbm ddr; detach u hbm"
+    t = perform(h, [(g, plan)], "v ddr, u ddr, x hbm")
+    lines = ["0-200 h2d v", "200-210 f", "210-353 g", "210-353 d2h u", "210-410 h2d v"]
+    assert timeline(t, g, h)[:5] == lines
+    step_ns, homes = summarise(g, h, t)["step_ns"], [1, 1, 0]
+    assert step_ns >= bound(g, h, durations_ns(g, h), homes, 10**3).ns

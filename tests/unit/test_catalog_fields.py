@@ -62,7 +62,7 @@ def refused_box(change, by=""):
             "compute-tier: hbm",
             (
                 "box.yaml:3, compute-tier: only known keys stand here, found 'compute-tier'; use one of name, title, "
-                "origin, sources, assumed, fitted, schema, compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator "
+                "origin, sources, assumed, fitted, schema, compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator "
                 "(did you mean 'compute_tier'?)"
             ),
         ),
@@ -118,6 +118,17 @@ def refused_box(change, by=""):
 )
 def test_a_wrong_field_is_refused_with_its_line(folder, change, by, message):
     assert refused_box(change, by) == message
+
+
+@pytest.mark.parametrize("ends", ["[64 GB, 32 GB]", "[65 GB, 80 GB]", "[1 s, 100 s]", "[1.0, 100.0]", "[some, more]"])
+def test_a_range_that_does_not_hold_its_figure_is_refused(folder, ends):
+    cited = f"sources:\n  tiers.hbm.capacity: [{{from: a log, range: {ends}}}]\nassumed:"
+    said = refused_box("assumed:", cited)
+    assert said.startswith(
+        "box.yaml:13, sources.tiers.hbm.capacity.0.range: a range goes from a value to a larger one, a"
+    )
+    low, high = ends[1:-1].split(", ")
+    assert said.endswith(f"found {low} to {high}; correct its ends")
 
 
 def test_all_faults_are_told_at_once(folder):

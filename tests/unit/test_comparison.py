@@ -48,7 +48,7 @@ def test_parts_of_a_bar_add_up_to_the_step(results):
     parts = widths(steps, 2)
     assert parts[rgba(colours.COMPUTE)] == pytest.approx(static["compute_ns"] / 1e6)
     assert sum(parts.values()) == pytest.approx(static["step_ns"] / 1e6)
-    waited = [cause for cause in CAUSES if static[f"wait_{cause}_ns"]]
+    waited = [cause for cause in CAUSES if static.get(f"wait_{cause}_ns")]
     assert waited
     for cause in waited:
         assert parts[rgba(colours.CAUSE[cause])] == pytest.approx(static[f"wait_{cause}_ns"] / 1e6)

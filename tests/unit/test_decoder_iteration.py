@@ -71,6 +71,26 @@ def test_sequences_that_add_a_token_are_counted_as_in_decode(part, attention):
     assert counted(iteration(model, works(model, decoding=[40] * 3), 256_000)) == counted(whole)
 
 
+@pytest.mark.parametrize("dtypes", [{"dequantize": "before"}, {"arithmetic": "int8"}])
+@pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_stored_weights_are_made_ready_or_multiplied_as_in_both_phases(part, dtypes):
+    """Each once in an iteration; but attention, which is apart, makes its own matrices ready in both parts."""
+    dtypes = {"weights": "int4", **dtypes}
+    model = served(part, MLA).model_dump(by_alias=True, exclude_unset=True)
+    model = Workload.model_validate(model | {"dtypes": dtypes})
+    prompt = iteration(model, works(model, reading=[(0, 48)]), 256_000)
+    whole = build(workload("prefill", part, MLA, batch=1, sequence=48, dtypes=dtypes))
+    assert counted(prompt) == counted(whole)
+    assert [op.dtype for op in prompt.ops] == [op.dtype for op in whole.ops]
+    both = iteration(model, works(model, decoding=[40], reading=[(0, 48)]), 256_000)
+    ready = [op.name for op in both.ops if op.name.endswith(".ready")]
+    assert sum("attn.k_b" in name for name in ready) == (4 if "dequantize" in dtypes else 0)
+    again = Iterations(model)
+    for cached in (40, 90):
+        of_shape = works(model, decoding=[cached], reading=[(0, 48)])
+        assert again.graph(of_shape, 256_000) == iteration(model, of_shape, 256_000)
+
+
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_the_second_half_of_a_prompt_is_counted_as_a_chunk(attention):
     chunks, model = (

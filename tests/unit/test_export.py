@@ -148,6 +148,9 @@ def test_what_nodes_cannot_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="between the compute tier and one other"):
         to_chakra.write(case, case.tasks[0], plan_of(case, "offload_saved"), tmp_path / "t.et")
     assert [*tmp_path.iterdir()] == []
+    case = prepare(catalog.resolve("tiny_train_910c", {"tiers.hbm.shared": True}), with_bounds=False)
+    with pytest.raises(ConfigError, match="copies that take no bandwidth from kernels"):
+        to_chakra.write(case, case.tasks[0], plan_of(case, "static"), tmp_path / "t.et")
 
 
 def test_a_schedule_reads_again_as_the_same_moves(tmp_path: Path) -> None:

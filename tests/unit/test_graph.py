@@ -136,6 +136,10 @@ BROKEN = {
         lambda b: b.op("f", kind="collective", duration_ns=1, device="host"),
         "an op of the host is of kind compute, and reads what is known from the start, found collective",
     ),
+    "a reveal by the host": (
+        lambda b: (b.op("f", device="host"), b.tensor("e", 1), b.dynamic_reads("g", "f", ["e"])),
+        "the op that reveals what is chosen runs on the accelerator, found 'f', of the host; run it there",
+    ),
     "a stream of both": (
         lambda b: (b.op("f", stream=1), b.op("g", device="host", stream=1), b.build()),
         "op 'g': ops of one stream are of one device, found stream 1, of the accelerator, too",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import chain
 import pytest
@@ -68,6 +69,12 @@ def test_a_bus_wider_than_its_links_is_named_and_what_has_an_effect_is_not(chang
     results = hosim.run("llama3_8b_train_h100", set=changes, policies=["resident"])
     found = [one for one in results.sentences if "changes nothing" in one]
     assert [said in one for one in found] == [True] * bool(said)
+
+
+def test_what_would_make_a_plan_free_widens_the_memory_of_the_host_as_well(tmp_path):
+    free = re.compile(r"links\.\*\.bandwidth \+ tiers\.ddr\.bandwidth")
+    said = _said(tmp_path, set={"tiers.ddr.bandwidth": "1 GB/s"}, policies=["static"], what_if=True)
+    assert free.search(said), said
 
 
 def test_a_capacity_beyond_the_budget_is_named(tmp_path):

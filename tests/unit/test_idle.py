@@ -48,6 +48,7 @@ FREE = "no lower tier that it joins states a bandwidth"
         ({"scenario.seed": 3}, "seed (nothing is drawn)"),
         ({"scenario.slo.ttft": "1 s"}, "slo.ttft (hosim serve reads it)"),
         ({"scenario.kv_tiers.ddr": "1 GB"}, "kv_tiers.ddr (hosim serve reads it)"),
+        ({"host.serving.iteration": "1 ms"}, "host.serving.iteration (hosim serve reads it)"),
         ({"scenario.switches.collectives": "compute_stream"}, "switches.collectives (ranks never meet)"),
         ({"scenario.policies.0.alone": True}, "policies.0.alone (there is one rank)"),
         ({"scenario.fold": "never"}, "fold (there is one rank)"),

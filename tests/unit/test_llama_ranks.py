@@ -203,6 +203,22 @@ def test_zero_shards_what_its_stage_says() -> None:
     assert kept == [0, 0, whole // 4, whole // 4]
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
+def test_weights_are_gathered_as_many_blocks_ahead_as_is_said(ahead: int) -> None:
+    """So many layers and the current one are there at once, of as many gathers; one ahead is usual."""
+    (usual,), (graph,) = (job(data=2, zero_stage=3, **more).graphs for more in ({}, {"gathers_ahead": ahead}))
+    assert met(graph) == met(usual)
+    assert (graph == usual) == (ahead == 1)
+    whole = [t for t, tensor in enumerate(graph.tensors) if re.match(r"L\d+/.*gathered$", tensor.name)]
+    layer = sum(graph.tensors[t].size_bytes for t in whole) // SMALL.layers
+    lives, live = Lifetimes(graph), list[int]()
+    for op in range(len(graph.ops)):
+        live.append(sum(graph.tensors[t].size_bytes for t in whole if lives.born[t] <= op <= lives.dies[t]))
+    assert max(live) == (ahead + 1) * layer
+    with pytest.raises(ValueError, match="what is gathered ahead are weights that ZeRO shards, found it with zero_s"):
+        job(data=2, zero_stage=2, gathers_ahead=ahead)
+
+
 def runs(graph: Graph) -> list[str]:
     """Micro-batches in the order of their first op forward and backward: ``F0``, ``B0``."""
     found = []

@@ -158,3 +158,17 @@ def test_a_bus_that_its_links_cannot_fill_is_none():
     narrow = {"pcie": {**bus["pcie"], "bandwidth": "1.9 GB/s"}}
     with pytest.raises(ScopeError, match=r"that nothing slows down, found bus 'pcie', of 1.90 GB/s, under links of 2"):
         OPTIMAL.plan(problem(g, 31, hardware=Hardware.model_validate({**document, "buses": narrow})))
+
+
+@pytest.mark.parametrize(
+    ("tier", "stated", "found"),
+    [
+        ("ddr", {"bandwidth": "1.9 GB/s"}, r"found bus 'memory\.ddr', of 1\.90 GB/s, under links of 2"),
+        ("hbm", {"shared": True}, "found copies that take bandwidth from kernels"),
+    ],
+)
+def test_a_memory_that_copies_crowd_is_out_of_scope(tier, stated, found):
+    document = machine().model_dump(by_alias=True, exclude_unset=True)
+    document["tiers"][tier] |= stated
+    with pytest.raises(ScopeError, match=found):
+        OPTIMAL.plan(problem(train(layers=4), 31, hardware=Hardware.model_validate(document)))

@@ -123,11 +123,11 @@ BROKEN = {
     ),
     "workspace held too long": (
         both(drop("residencies", 4), add("residencies", [21, 0, HBM, -1, -2], 5)),
-        "an op's workspace is held for its span, in the compute tier",
+        "an op's workspace is held for its span, in the tier of its device",
     ),
     "workspace elsewhere": (
         both(put("residencies", 3, tier=DDR), put("residencies", 4, tier=DDR)),
-        "an op's workspace is held for its span, in the compute tier",
+        "an op's workspace is held for its span, in the tier of its device",
     ),
     "read before valid": (
         both(
@@ -379,3 +379,26 @@ def _table(columns: dict[str, np.ndarray]) -> Table:
     table = Table(SPANS)
     table.append(np.stack([columns[name] for name in SPANS], axis=1).astype(np.int64).tobytes())
     return table
+
+
+def test_nothing_is_issued_while_a_copy_blocks_the_host():
+    blocking = machine(h2d={"blocking": True})
+    g = graph("w 10 persistent", "f: ->, 1 ns")
+    plan = plan_of("copy w ddr hbm; compute f; detach w hbm", g)
+    spans = [[0, COPY, 0, H2D, 0, 0, 0, 0, 10], [0, COMPUTE, 0, 0, 0, 1, 10, 10, 11]]
+    waits = [[0, 0, 0, 1, 0, 10, CAUSES.index("host"), -1, -1, -1]]
+    places = [[0, 0, DDR, 0, 10], [0, 0, HBM, 0, 10], [11, 0, HBM, 0, -10]]
+    check_trace(g, blocking, [plan], Rows(spans, waits, places).trace(), 100)
+    spans[1][6] = 9
+    with pytest.raises(InvariantError, match="nor while a copy blocks it"):
+        check_trace(g, blocking, [plan], Rows(spans, waits, places).trace(), 100)
+
+
+@pytest.mark.parametrize("host", [{"each_layer": "3 ns"}, {"each_step": "3 ns"}, {"fixed": {"compute": "3 ns"}}])
+def test_the_host_has_paid_for_each_step_layer_and_compute(host):
+    g, waiting = graph("a 4", "A/f: ->, 10 ns"), [[0, 0, 0, 0, 0, 3, CAUSES.index("host"), -1, -1, -1]]
+    plan, spans = plan_of("compute A/f", g, {}), [[0, COMPUTE, 0, 0, 0, 0, 3, 3, 13]]
+    check_trace(g, machine(host=host), [plan], Rows(spans, waiting, []).trace(), 100)
+    spans[0][6] = 2
+    with pytest.raises(InvariantError, match="the host issues in order and pays for each action"):
+        check_trace(g, machine(host=host), [plan], Rows(spans, waiting, []).trace(), 100)

@@ -235,7 +235,7 @@ SUM = 1
         ),
         (
             [("waits", shift({"rank": 0, "cause": COLLECTIVE}, blocker=1))],
-            "a wait for a collective lasts while that collective is under way",
+            "a wait for a collective lasts while that is under way",
         ),
         (
             [

@@ -16,7 +16,8 @@ from simulator.report.pictures import curves
 from simulator.report.uncertain import quantiles, robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
-from simulator.run.conditions import jittered
+from simulator.run.conditions import drawn, jittered, uncertain
+from simulator.run.grid import sweep
 from simulator.run.studies import robustness
 
 
@@ -98,6 +99,37 @@ def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
     assert steps[fixed, 100] == steps[fixed, 500_000]
     assert steps[runtime, 100] < steps[runtime, 500_000]
     assert found.sentences[-1] == "Faster under inspection: static at 100 ns, 5.00 us and 500 us."
+
+
+def test_what_is_uncertain_is_what_sources_print_a_range_of_and_what_was_assumed():
+    loaded = catalog.resolve("tiny_train_t4", {"links.h2d.latency": "4 us"})
+    machine = loaded.hardware
+    path = next(path for path in machine.sources if path.endswith("h2d.bandwidth"))
+    figure = machine.links["h2d"].bandwidth_bytes_per_s
+    ranged = machine.sources[path][0].model_copy(update={"range": (f"{figure - 8} B/s", f"{figure + 8} B/s")})
+    machine = machine.model_copy(update={"sources": {**machine.sources, path: (ranged,)}})
+    sample = uncertain(replace(loaded, hardware=machine), 64)
+    assert path in sample.of
+    assert not any(key.startswith(("topology", "on_chip")) or key.endswith(("capacity", "price")) for key in sample.of)
+    axes, points = drawn(sample, "here")
+    values = {axis.name: [point[index] for point in points] for index, axis in enumerate(axes)}
+    assert figure - 8 <= min(values[path]) < max(values[path]) <= figure + 8
+    assert sum(2_000 < ns < 8_000 for ns in values["links.h2d.latency"]) in range(40, 62)  # four of five, of 64
+    for key, shares in values.items():
+        if key.startswith("compute.achieved"):
+            assert max(shares) <= 1
+
+
+def test_a_machine_of_which_nothing_is_uncertain_is_not_drawn():
+    loaded = catalog.resolve("tiny_train_t4")
+    certain = loaded.hardware.model_copy(update={"sources": {}, "assumed": {}, "fitted": {}})
+    with pytest.raises(ConfigError, match=r"has figures that are assumed, or cited with a range, found neither"):
+        uncertain(replace(loaded, hardware=certain), 4)
+
+
+def test_a_study_that_draws_is_not_drawn_again():
+    with pytest.raises(ConfigError, match=r"a study that draws says itself what is uncertain"):
+        sweep("tiny_train_uncertain", uncertainty=2, cache=False)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from simulator.graph import Graph, Op
 
 Q, KV, F, E, K, W = 4 * 6, 2 * 6, 24, 8, 2, 10
 """Widths of queries, of keys, and of the feed-forward; experts, those that a token chooses, and their width."""
+SIGNAL = 4
+"""Bytes by which a host tells that it has updated all."""
 LAYER = H * (2 * Q + 2 * KV + 3 * F) + 2 * H
 PARAMETERS = LAYERS * LAYER + 2 * H * V + H
 
@@ -46,10 +48,11 @@ def test_adam_on_the_host_moves_28_bytes_a_parameter_there_and_four_between() ->
     """ZeRO-Offload: fp32 master and moments read and written, a 16-bit gradient down, a 16-bit weight up."""
     alone, graph = build(workload()), build(workload(on={"optimizer": "host"}))
     assert not of_side(alone, "host")
-    updates = of_side(graph, "host")
+    *updates, done = of_side(graph, "host")
+    assert done.name == "host/update/done"
     assert [op.name for op in updates] == [op.name for op in alone.ops if op.phase == "update"]
     assert sum(op.read_bytes for op in updates) == sum(op.write_bytes for op in updates) == 14 * PARAMETERS
-    assert crossing(graph) == {"host": 2 * PARAMETERS, "accelerator": 2 * PARAMETERS}
+    assert crossing(graph) == {"host": 2 * PARAMETERS, "accelerator": 2 * PARAMETERS + SIGNAL}
     assert {(op.dtype, op.op_class) for op in updates} == {("fp32", "vector")}
     assert sum(op.flops for op in updates) == 15 * PARAMETERS
     assert arithmetic(graph) - 15 * PARAMETERS == arithmetic(alone)
@@ -63,10 +66,12 @@ def test_a_share_of_the_updates_is_as_close_as_whole_weights_allow(share: float)
     alone, graph = build(workload()), build(workload(on={"optimizer": {"host": share}}))
     largest, by_host = max(sizes(graph, "weight").values()) / 2, sum(op.flops for op in of_side(graph, "host")) // 15
     assert abs(by_host - share * PARAMETERS) <= largest / 2
-    assert crossing(graph) == {"host": 2 * by_host, "accelerator": 2 * by_host}
-    on_device = {op.name for op in of_side(graph, "accelerator")}
-    names = {op.name for op in alone.ops}
-    assert on_device | {op.name for op in of_side(graph, "host")} == names
+    assert crossing(graph) == {"host": 2 * by_host, "accelerator": 2 * by_host + SIGNAL}
+    apart = build(workload(on={"optimizer": {"host": share, "waits": False}}))
+    assert apart.ops == graph.ops[:-2]
+    assert crossing(apart) == {"host": 2 * by_host, "accelerator": 2 * by_host}
+    assert {op.name for op in apart.ops} == {op.name for op in alone.ops}
+    on_device = {op.name for op in of_side(apart, "accelerator")}
     assert [op for op in graph.ops if op.name in on_device and op.phase == "update"] == [
         op for op in alone.ops if op.name in on_device and op.phase == "update"
     ]
@@ -81,7 +86,7 @@ def test_replicas_update_their_shards_on_the_host(stage: int) -> None:
     shards = ranks if stage else 1
     each = sum(-(-size // 2 // shards) for size in sizes(build(workload()), "weight").values())
     assert sum(op.flops for op in of_side(graph, "host")) == 15 * each
-    assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each}
+    assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each + SIGNAL}
     met = [[op.collective for op in found.ops if op.collective] for found in (alone, graph)]
     assert met[0] == met[1]
 
@@ -90,9 +95,10 @@ def test_the_slice_of_one_rank_updates_its_shard_on_the_host() -> None:
     parallel = {"data": 4, "zero_stage": 1}
     alone, graph = (build(workload(parallel=parallel, on=on)) for on in ({}, {"optimizer": "host"}))
     each = sum(-(-size // 2 // 4) for size in sizes(alone, "weight").values())
-    assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each}
+    assert crossing(graph) == {"host": 2 * each, "accelerator": 2 * each + SIGNAL}
     assert sum(op.flops for op in of_side(graph, "host")) == 15 * each
-    moved = [op for op in of_side(graph, "accelerator") if op.phase == "update"]
+    *moved, wait = [op for op in of_side(graph, "accelerator") if op.phase == "update"]
+    assert (wait.name, wait.read_bytes, wait.write_bytes) == ("host/update/wait", SIGNAL, 0)
     assert sum(op.read_bytes + op.write_bytes for op in moved) == 2 * 2 * each + 2 * 2 * each, (
         "sliced, and put in place"
     )
@@ -190,6 +196,7 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
         ((), {"on": {"optimizer": "host"}, "optimizer": {"master": False}}, "a master weight of its own"),
         ((), {"on": {"optimizer": "host"}, "dtypes": {"optimizer_bytes_per_parameter": 8}}, "a master weight of its"),
         ((), {"on": {"optimizer": "host"}, "phase": "decode"}, "on.optimizer is for phase train"),
+        ((), {"on": {}, "phase": "serve", "pools": {"prefill": 1, "decode": 1, "new_tokens": 1}}, "on is for phase tr"),
         ((), {"on": {"attention": "host"}}, "on.attention is for phase decode, found it with phase train"),
         ((), {"on": {"attention": "host"}, "phase": "prefill"}, "on.attention is for phase decode"),
         ((LINEAR,), {"on": {"attention": "host"}, "phase": "decode"}, "found linear, sparse or chosen attention"),

@@ -29,9 +29,9 @@ def test_needs_one_of_them():
     assert refusal() == "a workload has a model or a graph, found neither; add the key model or graph"
 
 
-@pytest.mark.parametrize("key", ["model", "new_tokens"])
+@pytest.mark.parametrize("key", ["model", "new_tokens", "on"])
 def test_a_graph_is_not_half_a_model(key):
-    extra = {"model": MODEL, "new_tokens": 128}[key]
+    extra = {"model": MODEL, "new_tokens": 128, "on": {"optimizer": "host"}}[key]
     message = f"a workload from a graph states nothing of a model, found {key}; remove {key}"
     assert refusal(graph="step.jsonl", **{key: extra}) == message
 

@@ -58,8 +58,8 @@ class RankLink:
 
     Attributes
     ----------
-    source, target
-        Ids of the tiers that it joins.
+    source, target, is_blocking
+        Ids of the tiers that it joins; whether the host waits for each copy.
     queue, channels, free
         Its line; its channels as a SimPy resource, and those that are free. Links of one copy queue share all three.
     path
@@ -70,6 +70,7 @@ class RankLink:
 
     def __init__(self, index: int, link: Link, tiers: Sequence[str], clock: simpy.Environment) -> None:
         self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
+        self.is_blocking = link.blocking
         self.queue, self.channels = Queue(), simpy.Resource(clock, link.channels)
         self.free = list(range(link.channels))
         self.path: Path | None = None

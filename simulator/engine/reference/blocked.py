@@ -45,7 +45,7 @@ class Explainer:
         stuck = [queue.waiting[0] for queue in rank.streams if not queue.running and queue.waiting]
         sentences = [*chain.from_iterable(map(self._about_compute, sorted(stuck, key=lambda head: head.key)))]
         if host.awaited >= 0:
-            sentences.append(f"the host waits at a sync for {self._name(host.awaited)}")
+            sentences.append(f"the host waits for {self._name(host.awaited)}")
             sentences += self._about_tensor(host.awaited, None)
         heads = [link.queue.waiting[0] for link in rank.links if link.queue.waiting]
         sentences += chain.from_iterable(map(self._about_copy, heads))

@@ -69,11 +69,16 @@ class HostThread:
                 rank.transfers.setdefault(a, []).append(copy)
                 copy.queue.append(copy)
                 self._clock.process(rank.copy(copy))
+                if copy.link.is_blocking:
+                    order.number += 1
+                    yield from self._wait_for([copy], a)
+                    continue
             elif kind == DETACH:
                 detach = order.detach(a, b)
                 self._clock.process(rank.detach(detach, a, b))
             else:
-                yield from self._wait_at_sync(order.sync(a), a)
+                sync = order.sync(a)
+                yield from self._wait_for((*sync.after, *sync.moves[a]), a)
             order.number += 1
             if order.number % _ACTIONS_PER_CHECKPOINT == 0:
                 self._checkpoint()
@@ -100,9 +105,9 @@ class HostThread:
             self._half_empty.succeed()
             self._half_empty = None
 
-    def _wait_at_sync(self, sync: Action, tensor: int) -> Steps:
-        """Wait until all earlier actions that name the tensor have ended."""
-        for earlier in (*sync.after, *sync.moves[tensor]):
+    def _wait_for(self, actions: Iterable[Action], tensor: int) -> Steps:
+        """Wait until these actions, which name the tensor, have ended."""
+        for earlier in actions:
             if not earlier.has_ended:
                 self.awaited = tensor
                 self._rank.on_change()

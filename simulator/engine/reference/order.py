@@ -72,7 +72,7 @@ class Reveals:
 
 
 @dataclass(slots=True)
-class Line:
+class RoomLine:
     """Rule 8, between streams: what stands in line for room of a tier that ops work in.
 
     Attributes
@@ -128,7 +128,7 @@ class Order:
         self._fence: dict[int, Action] = {}  # tensor -> last detach
         self._moves: defaultdict[int, list[Action]] = defaultdict(list)  # tensor -> moves that have not ended
         self._previous: ComputeAction | None = None
-        self._lines = {tier: Line([{} for _ in rank.streams]) for tier in {columns.compute_tier, *columns.tiers}}
+        self._lines = {tier: RoomLine([{} for _ in rank.streams]) for tier in {columns.compute_tier, *columns.tiers}}
 
     def _key(self) -> int:
         return (self._rank.id << RANK_SHIFT) + self.number

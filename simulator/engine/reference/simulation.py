@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
+from simulator.cost import issue_ns
 from simulator.engine.program import Columns, Program
 from simulator.engine.reference.actions import ComputeAction
 from simulator.engine.reference.addresses import AddressedRoom
@@ -143,8 +144,9 @@ class SimulatedRank:
             recorder.laps[self.rank.id] = len(plan.actions)
         else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
-        codes = chain.from_iterable(repeat(tuple(plan.actions.codes()), plan.repeats))
-        return Order(program, self.rank), zip(codes, repeat(costs.fixed.step_ns), strict=False)
+        codes, prices_ns, more_ns = tuple(plan.actions.codes()), costs.fixed.prices_ns, issue_ns(program.graph, costs)
+        priced = [(code, prices_ns[code[0]] + (more_ns[code[1]] if code[0] == COMPUTE else 0)) for code in codes]
+        return Order(program, self.rank), chain.from_iterable(repeat(priced, plan.repeats))
 
     def _set_kernels(self) -> None:
         """Set up kernels whose time depends on what shares the device with them, or on ranks that they meet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+from simulator.cost import issue_ns
 from simulator.cost.service import ceil_div
 from simulator.engine.program import Program
 from simulator.engine.reference.order import Order, Reveals
@@ -48,7 +49,7 @@ class ReactiveView(Order):
             Takes the codes, for the trace.
         """
         parts, dynamic, runtime = self._plan.static_parts, self.dynamic.steps if self.dynamic else {}, costs.reactive
-        self._select_ns, prices_ns, step_ns = runtime.select_ns, runtime.prices_ns, costs.fixed.step_ns
+        self._select_ns, prices_ns, more_ns = runtime.select_ns, runtime.prices_ns, issue_ns(self._graph, costs)
         streams, sizes = len(self._streams), self._columns.size_bytes
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
@@ -60,7 +61,9 @@ class ReactiveView(Order):
             pinned_bytes = sizes[a] if is_out and self.issued.state[c][a] == ABSENT else 0
             price_ns = prices_ns[kind] + ceil_div(pinned_bytes, MIB) * runtime.pin_ns
             if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
-                price_ns = step_ns
+                price_ns = costs.fixed.prices_ns[kind]
+            if kind == COMPUTE:
+                price_ns += more_ns[a]
             if is_out and self._graph.tensors[a].persistent:
                 price_ns += runtime.update_ns
             if self._owed_ns and (kind != COMPUTE or a in dynamic):

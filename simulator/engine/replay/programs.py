@@ -9,14 +9,14 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.cost import UNITS, chosen_op, expected_op, memory_rate_cap, roofline, unit_work
+from simulator.cost import UNITS, chosen_op, expected_op, issue_ns, memory_rate_cap, roofline, unit_work
 from simulator.cost.service import fabric_rate_cap
 from simulator.draws import Draws
 from simulator.engine.program import LONGEST_NS, Program, runtime_streams
 from simulator.engine.replay.written import in_range, written_out
 from simulator.engine.shared import NOTHING, Columns, Shared, Stages, Stored, ids, ints, whole
 from simulator.graph import Collective, Graph, Op, Roles
-from simulator.hardware import Hardware
+from simulator.hardware import Hardware, Host
 from simulator.plan import COMPUTE, COPY, Actions
 from simulator.scenario import Switches
 from simulator.trace import ISSUED, Bools, Ints
@@ -79,11 +79,11 @@ class ReplayedProgram:
             self.reason = "the host computes"
             return
         written = None if plan.fixed is not None else written_out(program, hardware)
-        if program.allocator != "ideal":
-            self.reason = "places have addresses"
+        if program.allocator != "ideal" or any(link.blocking for link in hardware.links.values()):
+            self.reason = "places have addresses" if program.allocator != "ideal" else "the host waits for copies"
             return
         if plan.fixed is not None:
-            self.actions, prices_ns = plan.fixed, np.array([host.fixed.step_ns])
+            self.actions, prices_ns = plan.fixed, _fixed_prices_ns(plan.fixed, graph, host)
         elif written is not None:
             self.actions, prices_ns = written
         else:
@@ -114,7 +114,8 @@ class ReplayedProgram:
         if max(chain.from_iterable(drawn_ns), default=0) > LONGEST_NS:
             self.reason = _TOO_LONG
             return
-        if streams > 1:
+        self.is_contended = hardware.shares_memory
+        if streams > 1 and not self.is_contended:
             self.is_contended = _contends(graph, a[is_compute], b[is_compute], is_fixed=written is None)
         if self.is_contended:
             self._add_kernels()
@@ -242,6 +243,15 @@ def _contends(graph: Graph, ops: NDArray[np.int32], streams: NDArray[np.int32], 
 def _is_modelled(graph: Graph) -> Bools:
     """Return for each op whether its time is modelled: neither measured nor that of a collective."""
     return np.array([op.collective is None and op.duration_ns is None for op in graph.ops], bool)
+
+
+def _fixed_prices_ns(actions: Actions, graph: Graph, host: Host) -> Ints:
+    """Return what the host pays for each action of a fixed plan, or one price for all [ns]."""
+    more_ns, each = np.array(issue_ns(graph, host), np.int64), np.array(host.fixed.prices_ns, np.int64)
+    if not more_ns.any() and len({*host.fixed.prices_ns}) == 1:
+        return each[:1]
+    kind, a = (np.array(column, np.int64) for column in (actions.kind, actions.a))
+    return np.where(kind == COMPUTE, np.append(more_ns, 0)[np.clip(a, 0, len(more_ns))], 0) + each[kind]
 
 
 def _graph_columns(graph: Graph) -> Columns:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.cost import issue_ns
 from simulator.draws import Draws
 from simulator.engine.program import Program, runtime_streams
 from simulator.graph import Graph
@@ -236,7 +237,9 @@ def _prices_ns(program: Program, hardware: Hardware, rows: Ints, looks: Sequence
     if runtime.pin_ns:
         prices_ns += _pinned_mib(program, hardware, rows) * runtime.pin_ns
     if plan.static_parts:
-        prices_ns[~is_decided & (kind != SYNC)] = hardware.host.fixed.step_ns
+        fixed_ns, is_static = np.array(hardware.host.fixed.prices_ns, np.int64)[kind], ~is_decided & (kind != SYNC)
+        prices_ns[is_static] = fixed_ns[is_static]
+    prices_ns[is_compute] += np.array(issue_ns(graph, hardware.host), np.int64)[a[is_compute]]
     prices_ns[out] += graph.columns.is_persistent[a[out]] * np.int64(runtime.update_ns)
     pays = np.flatnonzero(~is_compute | is_decided)
     for position, chosen in looks if runtime.select_ns else ():

@@ -152,8 +152,9 @@ def _check_scope(problem: Problem) -> None:
     strange = next(_out_of_scope(problem), "")
     if strange:
         must = (
-            f"a graph has at most {MOST_OPS} ops and no collective, the host takes no time, and all that moves goes to "
-            "one tier with room for it, over a link each way that serves one copy at a time and that nothing slows down"
+            f"a graph has at most {MOST_OPS} ops and no collective, the host neither computes nor takes time, and all "
+            "that moves goes to one tier with room for it, over a link each way that serves one copy at a time and "
+            "that nothing slows down"
         )
         raise ScopeError("policy 'optimal'", must, strange, "change that, or plan with 'static'")
 
@@ -165,10 +166,15 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
         yield "a collective"
+    if graph.on_host:
+        yield "an op of the host"
+    if hardware.shares_memory:
+        yield "copies that take bandwidth from kernels"
     if problem.switches.copies_wait_for != "start":
         yield "copies that wait for the end of an op"
-    if hardware.host.fixed.step_ns or hardware.host.queue_depth < len(graph.ops):
-        yield f"{hardware.host.fixed.step_ns} ns a step and a queue of {hardware.host.queue_depth}"
+    if not hardware.host.issues_freely or hardware.host.queue_depth < len(graph.ops):
+        pays = "no time" if hardware.host.issues_freely else "time"
+        yield f"a host that takes {pays}, with a queue of {hardware.host.queue_depth}"
     tiers = sorted({problem.away(t)[0] for t in range(len(problem.sizes)) if problem.away(t)})
     if len(tiers) > 1:
         yield f"moves to {', '.join(problem.tiers[tier] for tier in tiers)}"

@@ -1,0 +1,128 @@
+"""A machine as a software drives it: the figures of the best case, changed by what its profile says.
+
+Nothing else knows of software: the machine that runs has fewer bytes per second, a host that pays more, and less room.
+Each change keeps the origin that the software's document gives it. None makes a run faster than the best case: shares
+are at most 1, and where both documents state a share or a time, the slower one holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from itertools import chain
+from math import inf
+from operator import attrgetter
+from typing import Any
+
+from simulator.catalog.settings import FieldChange, apply
+from simulator.errors import insist
+from simulator.graph import OP_CLASSES
+from simulator.hardware import Hardware
+from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
+from simulator.units import exact, nearest
+from simulator.workload import Workload
+
+Place = Callable[..., str]
+"""Returns the place of a field of the software, by the keys that lead to it."""
+Changes = Iterator[tuple[str, Any, str]]
+"""Fields of the machine, each with its new value, and the field of the software that says so."""
+
+
+def drive(machine: Hardware, software: Software, workload: Workload, place: Place) -> Hardware:
+    """Return the machine as the software drives it.
+
+    Parameters
+    ----------
+    machine, software, workload
+        The documents. The workload tells which kind of run this is, and whether there are several ranks.
+    place
+        Returns the place of a field of the software, for errors.
+
+    Raises
+    ------
+    ConfigError
+        If the software is for other machines, or names what this one does not have.
+    """
+    named = {pattern for pattern in software.for_ if fnmatchcase(machine.name, pattern.removeprefix("!"))}
+    is_for = bool(named) and not any(pattern.startswith("!") for pattern in named)
+    rule, do = "a machine is one that its software is for", "name other software, or change for"
+    insist(is_for, place("for"), rule, f"{machine.name!r}, and for: {', '.join(software.for_)}", do)
+    wires = tuple(name for name, link in machine.links.items() if not link.via)
+    for pattern in software.copies.links:
+        rule = "what copies.links names is a link of the machine that goes via no other"
+        is_there = any(fnmatchcase(name, pattern) for name in wires)
+        insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
+    parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload))
+    why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
+    for path, value, source in chain(*parts, _host(machine, software, workload), _memory(machine, software, workload)):
+        changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
+    return apply(machine, changes)
+
+
+def _copies(machine: Hardware, software: Software, name: str) -> Changes:
+    """Yield how a wire copies; a staged link copies as the wires on its way do."""
+    link, copies, tier = machine.links[name], software.copies, machine.compute_tier
+    modes = [("default", copies.default), ("in", copies.into if link.target == tier else None)]
+    modes += [("out", copies.out if link.source == tier else None)]
+    modes += [(f"links.{key}", mode) for key, mode in copies.links.items() if fnmatchcase(name, key)]
+    source, mode = [(f"copies.{key}", mode) for key, mode in modes if mode is not None][-1]
+    rate, share = link.bandwidth_bytes_per_s, Fraction(str(mode.share))
+    slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
+    if slower < rate:
+        key = "rate" if slower == mode.rate_bytes_per_s else "share"
+        yield f"links.{name}.bandwidth", exact(slower, "B/s"), f"{source}.{key}"
+    if mode.latency_ns:
+        yield f"links.{name}.latency", exact(link.latency_ns + mode.latency_ns, "ns"), f"{source}.latency"
+    if mode.mode in BLOCKING and not link.blocking:
+        yield f"links.{name}.blocking", True, f"{source}.mode"
+    times = mode.host_passes or (3 if mode.mode in THROUGH_A_BUFFER else 1)
+    lower = sorted({link.source, link.target} - {tier})
+    if more := {below: times for below in lower if times > link.passes_at(below)}:
+        yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
+
+
+def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
+    """Yield what the host pays: what serves requests pays for iterations, all else for steps."""
+    is_served, times = workload.requests is not None, software.host
+    for path, key, is_paid in (
+        ("fixed.compute", "op", True), ("reactive.compute", "op", True), ("fixed.copy", "copy", True),
+        ("reactive.copy", "copy", True), ("each_layer", "layer", True), ("each_step", "step", not is_served),
+        ("serving.iteration", "iteration", is_served), ("serving.request", "request", is_served),
+    ):  # fmt: skip
+        if is_paid and (ns := getattr(times, f"{key}_ns")) > attrgetter(f"{path}_ns")(machine.host):
+            yield f"host.{path}", exact(ns, "ns"), f"host.{key}"
+    if is_served and times.ahead:
+        yield "host.serving.ahead", True, "host.ahead"
+
+
+def _kernels(machine: Hardware, software: Software, workload: Workload) -> Changes:
+    """Yield shares and times of kernels: those of the kind of the run."""
+    compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
+    kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
+    key, other = (kind if kind in kernels and workload.graph is None else "default" for kind in kinds)
+    reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
+    stated, shares = compute.achieved_fraction, reads.arithmetic
+    most = {name: stated.get(name, stated.get("default", 1.0)) for name in (*stated, *OP_CLASSES)}
+    less = {name: min(share, shares.get(name, shares.get("default", 1.0))) for name, share in most.items()}
+    if less != most:
+        yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
+    if reads.fill_ns > compute.fill_ns:
+        yield "compute.fill", exact(reads.fill_ns, "ns"), f"kernels.{key}.fill"
+    if adds.bandwidth < compute.achieved_bandwidth_fraction:
+        yield "compute.achieved_bandwidth", adds.bandwidth, f"kernels.{other}.bandwidth"
+    if adds.launch_ns > compute.launch_ns:
+        yield "compute.launch", exact(adds.launch_ns, "ns"), f"kernels.{other}.launch"
+
+
+def _memory(machine: Hardware, software: Software, workload: Workload) -> Changes:
+    """Yield what the compute tier holds beside tensors, and how much of it the framework takes."""
+    name, memory = machine.compute_tier, software.memory
+    tier, several = machine.tiers[name], workload.parallel.ranks == "all" or workload.phase == "serve"
+    kept = memory.context_bytes + memory.workspace_bytes + several * memory.communication_bytes
+    if memory.taken_fraction < tier.taken_fraction:
+        yield f"tiers.{name}.taken", memory.taken_fraction, "memory.taken"
+    if kept > tier.reserved_bytes:
+        yield f"tiers.{name}.reserved", exact(kept, "B"), "memory"
+    if memory.lost_fraction > tier.lost_fraction:
+        yield f"tiers.{name}.lost", memory.lost_fraction, "memory.lost"

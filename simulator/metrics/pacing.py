@@ -1,0 +1,104 @@
+"""What sets the pace of a step, and between which times a real step of this kind lies.
+
+Published measurements were predicted by hosim, each record of them with its own setting. What was printed, by what
+hosim had obtained, is a *ratio*; ratios of steps that the same thing paces are alike, and those of different things are
+not (copies from pinned memory come within some per cent, a framework's own copies take up to four times as long). The
+interval of a step is its time by the quantiles of the ratios of its kind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from simulator.graph import Graph
+
+Ratios = Mapping[str, Mapping[str, Sequence[float]]]
+"""Kind of pace -> record -> real over predicted time of each of its rows."""
+
+COPIES = {True: ("pinned copies",), False: ("framework copies",), None: ("pinned copies", "framework copies")}
+"""Whether the software copies from pinned memory, if that is known -> the kinds of its steps that copies pace."""
+KERNELS = {
+    "decode": "decode kernels",
+    "prefill": "prefill kernels",
+    "backward": "training kernels",
+    "update": "training kernels",
+}
+"""Phase of a graph -> the kind of its steps where kernels pace them; the last one that is there counts."""
+LOW, HIGH = 0.1, 0.9
+"""The quantiles between which 80 % of real steps of a kind lie."""
+
+
+class Pacer(NamedTuple):
+    """What sets the pace of a step.
+
+    Attributes
+    ----------
+    by
+        In words: ``copies over h2d``, ``decode kernels``, ``host compute``, ``issuing by the host``, ``collectives``.
+    kinds
+        The kinds of measurements that it is like; several where it is not known which. What the host takes to issue
+        kernels, and ranks to meet, is part of the times that are printed of kernels.
+    """
+
+    by: str
+    kinds: tuple[str, ...]
+
+
+def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pinned: bool | None) -> Pacer:
+    """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
+
+    Parameters
+    ----------
+    graph
+        The graph of the rank that the row is of; its phases tell the kind of kernels.
+    links
+        The links of the machine.
+    row
+        The figures of a row that ran to its end.
+    is_pinned
+        Whether its software copies from pinned memory; None if no software is named.
+    """
+    phases = {op.phase for op in graph.ops}
+    kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
+    shown, kinds = kernels[0] if len(kernels) == 1 else "kernels", tuple(kernels)
+    busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
+    busy_ns |= {Pacer(f"copies over {name}", COPIES[is_pinned]): row[f"busy_{name}_ns"] for name in links}
+    busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0
+    busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
+    busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + row["wait_peer_ns"]
+    return max(busy_ns, key=busy_ns.__getitem__)
+
+
+def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None:
+    """Return the quantiles of the ratios of some kinds, each record with the same weight; None if there are none.
+
+    Parameters
+    ----------
+    ratios
+        Those of all records.
+    kinds
+        The kinds that a step may be of.
+    """
+    records = [record for kind in kinds for record in ratios.get(kind, {}).values() if record]
+    weighted = sorted((ratio, 1 / len(record)) for record in records for ratio in record)
+    if not weighted:
+        return None
+    sums = [*accumulate(weight for _, weight in weighted)]
+    low, high = (weighted[bisect_left(sums, share * sums[-1])][0] for share in (LOW, HIGH))
+    return low, high
+
+
+def real_figures(row: Mapping[str, Any], pacer: Pacer, ratios: Ratios) -> dict[str, Any]:
+    """Count the figures of the real step: what paces it, and its interval.
+
+    Parameters
+    ----------
+    row, pacer, ratios
+        The figures of a row, what paces it, and the ratios of all records.
+    """
+    factors = interval(ratios, pacer.kinds) or (None, None)
+    low, high = (None if factor is None else round(row["step_ns"] * factor) for factor in factors)
+    return {"paced_by": pacer.by, "real_low_ns": low, "real_high_ns": high}
