@@ -94,8 +94,8 @@ def sentences(rows: Rows) -> list[str]:
 
 def _real() -> list[str]:
     """Say how long requests took that were served and measured, beside what was predicted."""
-    found = interval(catalog.measured_ratios(), ["serving engine"])
-    low, high = map(ratio, found or (None, None))
+    factors = interval(catalog.measured_ratios(), ["serving engine"])
+    low, high = map(ratio, factors or (None, None))
     return [f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it."]
 
 
