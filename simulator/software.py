@@ -19,6 +19,12 @@ Pattern = Annotated[str, StringConstraints(pattern=r"^!?[A-Za-z0-9_*?\[\]-]+$")]
 """A shell pattern of names."""
 
 
+BLOCKING = ("pageable", "staged")
+"""Modes of copies that the host waits for."""
+THROUGH_A_BUFFER = ("pageable", "bounced")
+"""Modes whose copies are read, written and read again in the memory below."""
+
+
 class CopyMode(Part):
     """How copies over a link are made.
 
@@ -44,16 +50,6 @@ class CopyMode(Part):
     rate_bytes_per_s: BytesPerSecond = Field(inf, alias="rate")
     latency_ns: Nanoseconds = Field(0, alias="latency")
     host_passes: Few | None = None
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether the host waits for each copy."""
-        return self.mode in ("pageable", "staged")
-
-    @property
-    def passes(self) -> int:
-        """How often each byte passes the memory below: a copy through a buffer reads, writes and reads again."""
-        return self.host_passes or (3 if self.mode in ("pageable", "bounced") else 1)
 
     def _check(self) -> None:
         stated = self.mode == "pinned" or self.model_fields_set & {"share", "rate_bytes_per_s"}
@@ -107,7 +103,7 @@ class HostTimes(Part):
     ahead: StrictBool = False
 
 
-class Kernels(Part):
+class KernelShares(Part):
     """What kernels reach; where those of the machine reach less, that holds.
 
     Attributes
@@ -125,12 +121,12 @@ class Kernels(Part):
     """
 
     arithmetic: dict[Key, Share] = {}
-    bandwidth: Share | None = None
+    bandwidth: Share = 1.0
     launch_ns: Nanoseconds = Field(0, alias="launch")
     fill_ns: Nanoseconds = Field(0, alias="fill")
 
 
-class Memory(Part):
+class KeptMemory(Part):
     """What the compute tier holds that is no tensor.
 
     Attributes
@@ -177,5 +173,5 @@ class Software(Document):
     for_: Annotated[tuple[Pattern, ...], Field(min_length=1)] = Field(("*",), alias="for")
     copies: Copies = Copies()
     host: HostTimes = HostTimes()
-    kernels: dict[Literal["default", "train", "prefill", "decode"], Kernels] = {}
-    memory: Memory = Memory()
+    kernels: dict[Literal["default", "train", "prefill", "decode"], KernelShares] = {}
+    memory: KeptMemory = KeptMemory()

@@ -187,7 +187,7 @@ def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys:
 
 def _check_figures(loaded: Loaded) -> None:
     """Refuse expectations that predict a figure that something was fitted to, and those of a fit that nobody made."""
-    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
+    documents: tuple[Document, ...] = (loaded.stated, loaded.hardware, loaded.workload, loaded.scenario)
     fits = {fit.figure: f"{path} of {document.name}" for document in documents for path, fit in document.fitted.items()}
     for index, expectation in enumerate(loaded.scenario.expect):
         where = loaded.place("expect", str(index), "figure")

@@ -7,7 +7,7 @@ are at most 1, and where both documents state a share or a time, the slower one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import chain
@@ -19,7 +19,7 @@ from simulator.catalog.settings import FieldChange, apply
 from simulator.errors import insist
 from simulator.graph import OP_CLASSES
 from simulator.hardware import Hardware
-from simulator.software import CopyMode, Kernels, Software
+from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
 from simulator.units import exact, nearest
 from simulator.workload import Workload
 
@@ -44,102 +44,75 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
     ConfigError
         If the software is for other machines, or names what this one does not have.
     """
-    rule, do = "a machine is one that its software is for", "name other software, or change for"
     named = {pattern for pattern in software.for_ if fnmatchcase(machine.name, pattern.removeprefix("!"))}
     is_for = bool(named) and not any(pattern.startswith("!") for pattern in named)
+    rule, do = "a machine is one that its software is for", "name other software, or change for"
     insist(is_for, place("for"), rule, f"{machine.name!r}, and for: {', '.join(software.for_)}", do)
+    wires = tuple(name for name, link in machine.links.items() if not link.via)
     for pattern in software.copies.links:
-        rule, wires = "what copies.links names is a link of the machine that goes via no other", _wires(machine)
+        rule = "what copies.links names is a link of the machine that goes via no other"
         is_there = any(fnmatchcase(name, pattern) for name in wires)
-        insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, tuple(wires)))
-    parts = (_copies(machine, software), _host(machine, software, workload), _kernels(machine, software, workload))
+        insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
+    parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload))
     why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
-    for path, value, source in chain(*parts, _memory(machine, software, workload)):
+    for path, value, source in chain(*parts, _host(machine, software, workload), _memory(machine, software, workload)):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
-    return apply(_listing(machine, changes), changes)
+    return apply(machine, changes)
 
 
-def _listing(machine: Hardware, paths: Collection[str]) -> Hardware:
-    """Return the machine with a fraction of its own for each op class that changes."""
-    fractions, classes = machine.compute.achieved_fraction, {path.rpartition("fraction.")[2] for path in paths}
-    more = {name: fractions.get("default", 1.0) for name in sorted(classes.intersection(OP_CLASSES) - fractions.keys())}
-    compute = machine.compute.model_copy(update={"achieved_fraction": fractions | more})
-    return machine.model_copy(update={"compute": compute}) if more else machine
-
-
-def _wires(machine: Hardware) -> list[str]:
-    """List the links that go via no other; a staged link copies as those on its way do."""
-    return [name for name, link in machine.links.items() if not link.via]
-
-
-def _copies(machine: Hardware, software: Software) -> Changes:
-    for name in _wires(machine):
-        link, (source, mode) = machine.links[name], _mode(machine, software, name)
-        rate, share = link.bandwidth_bytes_per_s, Fraction(str(mode.share))
-        slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
-        if slower < rate:
-            key = "rate" if slower == mode.rate_bytes_per_s else "share"
-            yield f"links.{name}.bandwidth", exact(slower, "B/s"), f"{source}.{key}"
-        if mode.latency_ns:
-            yield f"links.{name}.latency", exact(link.latency_ns + mode.latency_ns, "ns"), f"{source}.latency"
-        if mode.is_blocking and not link.blocking:
-            yield f"links.{name}.blocking", True, f"{source}.mode"
-        lower = {link.source, link.target} - {machine.compute_tier}
-        if more := {tier: mode.passes for tier in sorted(lower) if mode.passes > link.passes_at(tier)}:
-            yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
-
-
-def _mode(machine: Hardware, software: Software, name: str) -> tuple[str, CopyMode]:
-    """Return how a link copies, and where the software says so."""
-    copies, link = software.copies, machine.links[name]
-    ways = ((copies.into, link.target, "in"), (copies.out, link.source, "out"))
-    found = [(f"copies.{key}", mode) for mode, end, key in ways if mode is not None and end == machine.compute_tier]
-    found += [(f"copies.links.{key}", mode) for key, mode in copies.links.items() if fnmatchcase(name, key)]
-    return [("copies.default", copies.default), *found][-1]
-
-
-_HOST = {
-    "fixed.compute": "op", "reactive.compute": "op", "fixed.copy": "copy", "reactive.copy": "copy",
-    "each_layer": "layer", "each_step": "step", "serving.iteration": "iteration", "serving.request": "request",
-}  # fmt: skip
-"""Cost of the machine's host -> that of the software: those under any plan."""
+def _copies(machine: Hardware, software: Software, name: str) -> Changes:
+    """Yield how a wire copies; a staged link copies as the wires on its way do."""
+    link, copies, tier = machine.links[name], software.copies, machine.compute_tier
+    modes = [("default", copies.default), ("in", copies.into if link.target == tier else None)]
+    modes += [("out", copies.out if link.source == tier else None)]
+    modes += [(f"links.{key}", mode) for key, mode in copies.links.items() if fnmatchcase(name, key)]
+    source, mode = [(f"copies.{key}", mode) for key, mode in modes if mode is not None][-1]
+    rate, share = link.bandwidth_bytes_per_s, Fraction(str(mode.share))
+    slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
+    if slower < rate:
+        key = "rate" if slower == mode.rate_bytes_per_s else "share"
+        yield f"links.{name}.bandwidth", exact(slower, "B/s"), f"{source}.{key}"
+    if mode.latency_ns:
+        yield f"links.{name}.latency", exact(link.latency_ns + mode.latency_ns, "ns"), f"{source}.latency"
+    if mode.mode in BLOCKING and not link.blocking:
+        yield f"links.{name}.blocking", True, f"{source}.mode"
+    times = mode.host_passes or (3 if mode.mode in THROUGH_A_BUFFER else 1)
+    lower = sorted({link.source, link.target} - {tier})
+    if more := {below: times for below in lower if times > link.passes_at(below)}:
+        yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
 
 
 def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
-    if software.host.ahead and workload.requests is not None:
-        yield "host.serving.ahead", True, "host.ahead"
-    unpaid = "each_step" if workload.requests is not None else "serving."
-    for path, key in _HOST.items():
-        if path.startswith(unpaid):
-            continue
-        if (ns := getattr(software.host, f"{key}_ns")) > attrgetter(f"{path}_ns")(machine.host):
+    """Yield what the host pays: what serves requests pays for iterations, all else for steps."""
+    is_served, times = workload.requests is not None, software.host
+    for path, key, is_paid in (
+        ("fixed.compute", "op", True), ("reactive.compute", "op", True), ("fixed.copy", "copy", True),
+        ("reactive.copy", "copy", True), ("each_layer", "layer", True), ("each_step", "step", not is_served),
+        ("serving.iteration", "iteration", is_served), ("serving.request", "request", is_served),
+    ):  # fmt: skip
+        if is_paid and (ns := getattr(times, f"{key}_ns")) > attrgetter(f"{path}_ns")(machine.host):
             yield f"host.{path}", exact(ns, "ns"), f"host.{key}"
+    if is_served and times.ahead:
+        yield "host.serving.ahead", True, "host.ahead"
 
 
 def _kernels(machine: Hardware, software: Software, workload: Workload) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
-    is_served, compute = workload.phase in ("requests", "serve"), machine.compute
-    key, kernels = _of_kind(software, "prefill" if is_served else workload.phase, workload)
-    stated, said = compute.achieved_fraction, kernels.arithmetic
-    for name in sorted({*OP_CLASSES, *stated} - {"default"} if said else ()):
-        share = said.get(name, said.get("default", 1.0))
-        if share < stated.get(name, stated.get("default", 1.0)):
-            source = name if name in said else "default"
-            yield f"compute.achieved_fraction.{name}", share, f"kernels.{key}.arithmetic.{source}"
-    if kernels.fill_ns > compute.fill_ns:
-        yield "compute.fill", exact(kernels.fill_ns, "ns"), f"kernels.{key}.fill"
-    key, kernels = _of_kind(software, "decode" if is_served else workload.phase, workload)
-    if kernels.bandwidth is not None and kernels.bandwidth < compute.achieved_bandwidth_fraction:
-        yield "compute.achieved_bandwidth", kernels.bandwidth, f"kernels.{key}.bandwidth"
-    if kernels.launch_ns > compute.launch_ns:
-        yield "compute.launch", exact(kernels.launch_ns, "ns"), f"kernels.{key}.launch"
-
-
-def _of_kind(software: Software, kind: str, workload: Workload) -> tuple[str, Kernels]:
-    """Return what kernels reach in a kind of run, and its key."""
-    named = {str(key): kernels for key, kernels in software.kernels.items()}
-    key = kind if kind in named and workload.graph is None else "default"
-    return key, named.get(key, Kernels())
+    compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
+    kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
+    key, other = (kind if kind in kernels and workload.graph is None else "default" for kind in kinds)
+    reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
+    stated, shares = compute.achieved_fraction, reads.arithmetic
+    most = {name: stated.get(name, stated.get("default", 1.0)) for name in (*stated, *OP_CLASSES)}
+    less = {name: min(share, shares.get(name, shares.get("default", 1.0))) for name, share in most.items()}
+    if less != most:
+        yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
+    if reads.fill_ns > compute.fill_ns:
+        yield "compute.fill", exact(reads.fill_ns, "ns"), f"kernels.{key}.fill"
+    if adds.bandwidth < compute.achieved_bandwidth_fraction:
+        yield "compute.achieved_bandwidth", adds.bandwidth, f"kernels.{other}.bandwidth"
+    if adds.launch_ns > compute.launch_ns:
+        yield "compute.launch", exact(adds.launch_ns, "ns"), f"kernels.{other}.launch"
 
 
 def _memory(machine: Hardware, software: Software, workload: Workload) -> Changes:

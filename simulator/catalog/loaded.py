@@ -15,17 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulator.catalog.driven import drive
-from simulator.catalog.settings import (
-    FieldChange,
-    apply,
-    by_document,
-    fields,
-    multiplied,
-    places,
-    record,
-    split,
-    unsourced,
-)
+from simulator.catalog.settings import FieldChange, apply, by_document, fields, places, record, scaled, split, unsourced
 from simulator.catalog.shelf import Entry, Keys, dump, errors_at, load, path_of
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
@@ -107,8 +97,8 @@ class Loaded:
             Document and keys of each, and its value.
         """
         document, key = split(path)
-        found = self.stated if document == "hardware" else getattr(self, document)
-        return [((document, *keys), value) for keys, value in fields(found, key)]
+        stated = self.stated if document == "hardware" else getattr(self, document)
+        return [((document, *keys), value) for keys, value in fields(stated, key)]
 
     def place(self, *keys: str, of: str = "scenario") -> str:
         """Return the place of a field: who asks for it; or file, line and path; or document, name and path.
@@ -143,7 +133,7 @@ class Loaded:
         row = str(self.scenario.policies.index(choice))
         changes = {key: sourced(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
         unscaled = apply(self.unscaled or self.stated, changes)
-        machine = apply(unscaled, unsourced(multiplied(unscaled, self.scale)))
+        machine = apply(unscaled, unsourced(scaled(unscaled, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
         changed = driven(replace(self, scenario=scenario, unscaled=unscaled), machine)
         check_budget(changed, self.place("budget"))
@@ -199,20 +189,19 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
     changes
         Changes of the software, by path.
     """
-    software, where = loaded.software, loaded.place("software")
-    if loaded.scenario.software is None:
-        insist(not changes, where, "a change of software is one of what the scenario names", "none", "name it")
+    if (named := loaded.scenario.software) is None:
+        rule, where = "a change of software is one of what the scenario names", loaded.place("software")
+        insist(not changes, where, rule, "none", "name it")
         return replace(loaded, hardware=machine, software=None, undriven=None)
-    if software is None:
-        loaded = _read_software(loaded, loaded.scenario.software, where)
+    loaded = loaded if loaded.software else _read_software(loaded, named)
     software = apply(cast(Software, loaded.software), changes or {})
     hardware = drive(machine, software, loaded.workload, partial(loaded.place, of="software"))
     return replace(loaded, hardware=hardware, software=software, undriven=machine)
 
 
-def _read_software(loaded: Loaded, named: str, where: str) -> Loaded:
+def _read_software(loaded: Loaded, named: str) -> Loaded:
     """Read the software that the scenario, or who changed it, names; a path is relative to the one or the other."""
-    with errors_at(where):
+    with errors_at(loaded.place("software")):
         path = path_of(named, "software", None if ("scenario", "software") in loaded.asked else loaded.scenario_dir)
     entry = load(path, "software")
     paths, digests = {**loaded.paths, "software": path}, {**loaded.sha256, "software": entry.sha256}
@@ -335,13 +324,13 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
         paths |= dict.fromkeys(() if axis.is_factor else axis.fields, change)
     changes = by_document(paths)
     unscaled = apply(loaded.unscaled or loaded.stated, changes["hardware"])
-    scale, figures = dict(loaded.scale), unsourced(multiplied(unscaled, loaded.scale))
+    scale, figures = dict(loaded.scale), unsourced(scaled(unscaled, loaded.scale))
     for axis, value in point.items():
         if axis.is_factor:
             factors = dict.fromkeys(axis.fields, value)
             scale |= factors
             with errors_at(axis.place(value)):
-                figures |= unsourced(multiplied(unscaled, factors), axis.place(value))
+                figures |= unsourced(scaled(unscaled, factors), axis.place(value))
     scenario = record(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
     hardware, workload = apply(unscaled, figures), apply(loaded.workload, changes["workload"])
     varied = replace(loaded, scenario=scenario, workload=workload, scale=scale, unscaled=unscaled)

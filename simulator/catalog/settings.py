@@ -176,7 +176,7 @@ def amounts(hardware: Hardware) -> dict[str, Any]:
     return stated
 
 
-def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
+def scaled(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
     """Multiply figures of a machine.
 
     Parameters

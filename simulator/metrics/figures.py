@@ -19,9 +19,7 @@ from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
-Over = Literal[
-    "", "cause", "tier", "link", "bus", "compute tier", "field", "energy", "price", "worn tier", "reserved tier"
-]  # fmt: skip
+Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field", "energy", "price", "worn tier", "process"]
 Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost"]
 OverRanks = Literal["slowest", "sum", "most"]
 
@@ -102,7 +100,7 @@ FIGURES = (
     Figure("peak_<>_bytes", "B", "peak <>", "The most that the fullest instance of the tier ever held.",
            of="run", over="tier", worse="more", is_compared=True),
     Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes`, with what is "
-           "lost beside that and what is reserved.", of="run", over="reserved tier", worse="more"),
+           "lost beside that and what is reserved.", of="run", over="process", worse="more"),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
            "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
@@ -241,7 +239,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "field": (),
         "energy": ("",) if hardware.states_energy else (),
         "price": ("",) if hardware.states_prices else (),
-        "reserved tier": [name for name, tier in hardware.tiers.items() if tier.holds_more],
+        "process": [name for name, tier in hardware.tiers.items() if tier.holds_more],
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

@@ -106,11 +106,11 @@ def machine_card(hardware: Hardware) -> Card:
     return card
 
 
-def software_card(software: Software | None) -> Card:
-    """Describe what drives a machine: a software, or nobody, which is the best case."""
-    if software is None:
-        return {"best case:": "pinned copies, best kernels (no software named)"}
-    return {f"{software.name}:": software.heading}
+def cards(model: Card, machine: Hardware, software: Software | None) -> dict[str, Card]:
+    """Return the cards of a run: model, machine, and what drives it, which is the best case if nothing is named."""
+    driver = {"best case:": "pinned copies, best kernels (no software named)"}
+    driver = {f"{software.name}:": software.heading} if software else driver
+    return {"model": model, "machine": machine_card(machine), "software": driver}
 
 
 def line(card: Card) -> str:

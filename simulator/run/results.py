@@ -15,7 +15,7 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files, readings
-from simulator.report.card import Card, machine_card, model_card, software_card
+from simulator.report.card import Card, cards, model_card
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row
@@ -262,8 +262,7 @@ class Results(dict[str, Result]):
         """Cards of the ``model``, the ``machine`` and the ``software``: parameters, weights, peaks, tiers."""
         loaded = self.case.loaded
         work = None if loaded.is_job_given else loaded.workload
-        machine, driver = machine_card(self.case.hardware), software_card(loaded.software)
-        return {"model": model_card(work, self.case.job), "machine": machine, "software": driver}
+        return cards(model_card(work, self.case.job), self.case.hardware, loaded.software)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
 from simulator.processes import Make, spawned
 from simulator.report import files
-from simulator.report.card import Card, machine_card, model_card, software_card
+from simulator.report.card import Card, cards, model_card
 from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import SweepView
@@ -338,9 +338,7 @@ class Sweep:
         """Model, machine and software of a single scenario, before anything varies; empty for several scenarios."""
         if len(self.loaded) > 1:
             return {}
-        (loaded,) = self.loaded
-        machine, driver = machine_card(loaded.hardware), software_card(loaded.software)
-        return {"model": model_card(loaded.workload, None), "machine": machine, "software": driver}
+        return cards(model_card(self.loaded[0].workload, None), self.loaded[0].hardware, self.loaded[0].software)
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
