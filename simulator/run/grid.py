@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from simulator import catalog, engine, metrics
-from simulator.catalog import Axis, Loaded
+from simulator.catalog import Axis, Loaded, path_of
 from simulator.catalog.shelf import errors_at
 from simulator.catalog.text import scalar
 from simulator.errors import insist
 from simulator.graph import Job
+from simulator.inputs import digest
 from simulator.metrics.figures import Of
 from simulator.processes import spawned
 from simulator.report.grids import grid_view, needs
@@ -295,6 +296,9 @@ def _keyed_study(
     about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
     about += [engine.in_use(), [(axis.fields, axis.unit) for axis in axes]]
     about.append(None if "scenario" in base.sha256 else base.scenario.model_dump_json())
+    of_software = [i for i, axis in enumerate(axes) if any(path.endswith("software") for path in axis.fields)]
+    named = sorted({point[i] for i in of_software for point in points} - {None})
+    about.append([digest(path_of(name, "software")) for name in named])
     key = partial(key_of, key_of(about).hex())
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 

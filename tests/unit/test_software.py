@@ -361,3 +361,12 @@ def test_a_shipped_profile_drives_a_shipped_machine_and_cites_all_it_says(name):
         loaded = catalog.resolve(catalog.scenario_of("dgx_h100", workload), {"software": name})
         assert loaded.hardware != loaded.stated
         assert loaded.hardware.sources.items() != loaded.stated.sources.items()
+
+
+def test_kept_rows_are_those_of_the_software_as_it_is_now(tmp_path):
+    path, soft, steps_ns = chain.write(tmp_path), tmp_path / "soft.yaml", []
+    for share in (0.25, 0.5):
+        soft.write_text(f"{PROFILE}copies: {{default: {{mode: bounced, share: {share}}}}}\n", encoding="utf-8")
+        swept = hosim.sweep(path, grid={"software": [str(soft)]}, policies=["static"], cache=tmp_path / "kept")
+        steps_ns.append(swept.rows[0]["step_ns"])
+    assert steps_ns[0] > steps_ns[1]
