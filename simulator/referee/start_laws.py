@@ -230,8 +230,9 @@ def _check_host(facts: Facts, in_order: Ints, taken: Ints) -> None:
     spare = issued_ns[ran] - _issue_costs(facts, taken)[ran]
     law, issued = "the host issues in order and pays for each action", ("issued at ns", issued_ns[ran])
     facts.check_actions(ran, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
-    blocks = np.array([*(link.blocking for link in facts.program.hardware.links.values()), False])
-    blocked = np.where((facts.kind == COPY) & blocks[facts.track], facts.end, NONE)
+    blocks, copies = [link.blocking for link in facts.program.hardware.links.values()], facts.ran(COPY)
+    copies = copies[np.array(blocks, bool)[facts.track[copies]]]
+    blocked = facts.by_issue(copies, facts.end[copies])
     synced = facts.latest(np.where(facts.kind == SYNC, in_order, blocked))[ran]
     law = "a host issues nothing after a sync before all that its tensor is in has ended, nor while a copy blocks it"
     facts.check_actions(ran, facts.issued[ran] >= synced, law, issued, ("they end at ns", facts.times(synced)))

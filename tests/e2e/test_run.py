@@ -155,8 +155,8 @@ def test_the_table_is_aligned_plain_text_in_a_pipe(hosim, scenario):
     assert done.code == 0
     assert done.err == ""
     assert done.out.isascii()
-    assert max(map(len, done.out.split("\n\n")[0].splitlines())) <= 100
-    header, *rows = done.out.split("\n\n")[0].splitlines()
+    assert max(map(len, done.out.split("\n\n")[1].splitlines())) <= 100
+    header, *rows = done.out.split("\n\n")[1].splitlines()
     for row in rows[1:]:
         assert len(row) == len(header)
 

@@ -35,7 +35,7 @@ def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_pat
     done = hosim("serve", write(tmp_path))
     assert done.code == 0
     cards, *blocks = done.out.split("\n\n")
-    assert [line.split(":")[0] for line in cards.splitlines()] == ["model", "machine"]
+    assert [line.split(":")[0] for line in cards.splitlines()] == ["model", "machine", "software"]
     assert "arithmetic" in cards
     assert "TFLOP/s" in blocks[1]
     assert "MFU" in blocks[1]
@@ -268,7 +268,7 @@ def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
     )
     done = hosim("serve", write(tmp_path, requests=fast), "--policy", "static")
     assert done.code == 1
-    assert "overloaded" in done.out.splitlines()[4]
+    assert "overloaded" in done.out.splitlines()[5]
     assert " requests waited when the last one came." in done.out
     assert "static is overloaded: " in done.out
 
