@@ -82,7 +82,7 @@ def _document(name: str, originals: list[Any]) -> Kind:
 
 def _described(path: Path) -> str:
     """What is said of a document, and of the scenario that names it if one does."""
-    naming = {"machine": "chain.yaml", "job": "job_story.yaml"}.get(path.stem)
+    naming = {"machine": "chain.yaml", "job": "job_story.yaml", "soft": "driven.yaml"}.get(path.stem)
     return describe(str(path)) + (describe(str(path.with_name(naming))) if naming else "")
 
 
@@ -124,8 +124,20 @@ STORIES = [
     *(compose(text, "here").data for text in (chain.SCENARIO, documents.STORY, SERVED)),
     *(one for name in SHIPPED for one in _shipped(f"scenarios/{name}.yaml")),
 ]
+SOFTWARE = """\
+schema: hosim/software/1
+name: soft
+for: ["bench*", "!gh200*"]
+copies:
+  in: {mode: pageable, share: 0.5, rate: 9 GB/s, latency: 2 us, host_passes: 3}
+  links: {d2h: {mode: staged, share: 1.0}}
+host: {op: 8 us, copy: 8 us, layer: 500 us, step: 2 ms, iteration: 5 ms, request: 1 ms, ahead: true}
+kernels: {default: {arithmetic: {matmul: 0.7}, bandwidth: 0.8, launch: 3 us, fill: 9 us}}
+memory: {taken: 0.9, context: 1 MB, workspace: 1 MB, communication: 1 MB, lost: 0.1}
+"""
 KINDS = {
     "hardware": _document("machine.yaml", [compose(chain.MACHINE, "here").data, *_shipped("hardware_profiles/*.yaml")]),
+    "software": _document("soft.yaml", [compose(SOFTWARE, "here").data, *_shipped("software_profiles/llama_cpp.yaml")]),
     "workload": _document("mutated.yaml", _shipped("workloads/*.yaml")),
     "scenario": _document("scenario.yaml", STORIES),
     "graph": _records(
@@ -143,7 +155,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the files name lies beside them; a read that hangs, or fills the memory, fails."""
     monkeypatch.chdir(tmp_path)
     texts = {"machine": chain.MACHINE, "workload": chain.WORKLOAD, "chain": chain.SCENARIO, "box": serving_cases.BOX,
-             "job": documents.JOB, "toy": serving_cases.TOY.replace("REQUESTS", serving_cases.DRAWN)}  # fmt: skip
+             "driven": f"{chain.SCENARIO}software: soft.yaml\n", "job": documents.JOB, "toy": serving_cases.TOY.replace("REQUESTS", serving_cases.DRAWN)}  # fmt: skip
     for name, text in texts.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     chain.write_lines(tmp_path / "graph.jsonl", chain.graph_lines())

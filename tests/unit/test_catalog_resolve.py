@@ -10,7 +10,7 @@ from documents import BOX, JOB, STORY, lay, refusal
 from stories import machine
 
 from simulator import catalog
-from simulator.catalog.settings import amounts, multiplied
+from simulator.catalog.settings import amounts, scaled
 from simulator.catalog.text import compose
 from simulator.hardware import Hardware
 from simulator.scenario import Scenario
@@ -104,7 +104,8 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
             "1 GB/s",
             (
                 "set, links.*.bandwith: a change names a field of the hardware, found 'links.*.bandwith'; after 'links.d2h' "
-                "use one of source, target, bandwidth, latency, channels, sharing, efficiency, via, chunk, energy "
+                "use one of source, target, bandwidth, latency, channels, sharing, efficiency, via, chunk, passes, "
+                "blocking, energy "
                 "(did you mean 'bandwidth'?)"
             ),
         ),
@@ -149,7 +150,7 @@ def test_a_wrong_change_within_another_is_named_itself(folder):
 def test_what_has_no_limit_is_no_amount_and_stays_without_one():
     """HBM of 100 B, DDR without a limit."""
     box = machine()
-    assert multiplied(box, {"tiers.*.capacity": 1.5}) == {"tiers.hbm.capacity": "150 B", "tiers.ddr.capacity": "inf"}
+    assert scaled(box, {"tiers.*.capacity": 1.5}) == {"tiers.hbm.capacity": "150 B", "tiers.ddr.capacity": "inf"}
     assert [path for path in amounts(box) if path.startswith("tiers")] == ["tiers.hbm.capacity", "tiers.hbm.bandwidth"]
 
 

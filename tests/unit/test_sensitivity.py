@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from simulator.catalog import Axis, at, read_hardware, resolve
-from simulator.catalog.settings import multiplied
+from simulator.catalog.settings import scaled
 from simulator.claims.sensitivity import dependences, sensitivity_view
 from simulator.report.pictures import curves
 from simulator.scenario import Unstated
@@ -82,7 +82,7 @@ def test_a_range_that_does_not_end_is_refused(end):
 def test_what_is_multiplied_stays_a_whole_quantity():
     machine = read_hardware("ascend_910c_die")
     factors = {"host.reactive.update": 1.8751, "links.h2d.bandwidth": 0.333333333333, "compute.achieved_bandwidth": 0.5}
-    found = multiplied(machine, factors)
+    found = scaled(machine, factors)
     assert found["host.reactive.update"] == "8.813 us"
     assert parse(found["links.h2d.bandwidth"], "B/s") == 11_200_000_000
     assert found["compute.achieved_bandwidth"] == 0.841 / 2
