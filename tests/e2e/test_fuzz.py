@@ -155,7 +155,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the files name lies beside them; a read that hangs, or fills the memory, fails."""
     monkeypatch.chdir(tmp_path)
     texts = {"machine": chain.MACHINE, "workload": chain.WORKLOAD, "chain": chain.SCENARIO, "box": serving_cases.BOX,
-             "driven": f"{chain.SCENARIO}software: soft.yaml\n", "job": documents.JOB, "toy": serving_cases.TOY.replace("REQUESTS", serving_cases.DRAWN)}  # fmt: skip
+             "driven": f"{chain.SCENARIO}software: soft.yaml\n", "job": documents.JOB,
+             "toy": serving_cases.TOY.replace("REQUESTS", serving_cases.DRAWN)}  # fmt: skip
     for name, text in texts.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     chain.write_lines(tmp_path / "graph.jsonl", chain.graph_lines())
