@@ -12,10 +12,11 @@ the whole graph, and adds moves between the tier of the host and where the polic
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from simulator.errors import ScopeError
 from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, VALID, Code, PlacesAsIssued, Plan, View
@@ -95,18 +96,22 @@ class Weaver:
         self.writer = Writer(problem, plan.policy, dict(enumerate(plan.home)))
         self._believed = PlacesAsIssued(plan.home, len(problem.tiers), problem.compute_tier)
         self._begun = [list(state) for state in self._believed.state]
-        self._last, self._last_on_host = dict[int, int](), dict[int, int]()
+        self._last_on_host = dict[int, int]()
         self._readers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # tensor -> who made, who reads it
         self._stays = {*problem.graph.outputs, *(t for t, of in enumerate(problem.graph.tensors) if of.persistent)}
         wrote = dict[int, int]()
         for index, op in enumerate(self._graph.ops):
-            self._last |= dict.fromkeys((*op.reads, *op.writes), index)
             if index in self._graph.on_host:
                 self._last_on_host |= dict.fromkeys((*op.reads, *op.writes), index)
                 for tensor in op.reads:
                     self._readers[tensor].append((wrote.get(tensor, NONE), index))
             wrote |= dict.fromkeys(op.writes, index)
-        self._ran, self._absent = set[int](), set(self._graph.made_on_host)
+        runs = (
+            range(len(self._graph.ops)) if plan.fixed is None else [a for kind, a, *_ in plan.fixed if kind == COMPUTE]
+        )
+        named = ({*self._graph.ops[op].reads, *self._graph.ops[op].writes} for op in runs)
+        self._uses = Counter(chain.from_iterable(named))  # of each tensor in a step
+        self._ran, self._absent, self._left = set[int](), set(self._graph.made_on_host), self._uses.copy()
 
     def take(self, code: Code) -> Iterator[Code]:
         """Take the next action of the plan, and return what is issued for it."""
@@ -150,6 +155,7 @@ class Weaver:
             if self._is_awaited(tensor):
                 self._bring(tensor)
         for tensor in dict.fromkeys((*node.reads, *node.writes)):
+            self._left[tensor] -= 1
             self._give_up(tensor, op)
 
     def _bring(self, tensor: int) -> None:
@@ -166,11 +172,11 @@ class Weaver:
 
     def _give_up(self, tensor: int, op: int) -> None:
         """Free what nobody needs any more once an op has run."""
-        if tensor in self._graph.made_on_host and self._last[tensor] == op and tensor not in self._stays:
+        is_dead = not self._left[tensor] and tensor not in self._stays
+        if tensor in self._graph.made_on_host and is_dead:
             self.writer.release(tensor)
             self._absent.add(tensor)
         elif self._last_on_host.get(tensor) == op and tensor not in self._graph.made_on_host:
-            is_dead = self._last[tensor] == op and tensor not in self._stays
             is_elsewhere = any(state[tensor] == VALID for state in self._believed.state)
             if self._believed.state[self._tier][tensor] == ABSENT and (is_dead or is_elsewhere):
                 self.writer.detach(tensor, self._tier)
@@ -191,4 +197,5 @@ class Weaver:
             if not self._graph.tensors[tensor].persistent:
                 self.writer.release(tensor)
         self._ran.clear()
+        self._left = self._uses.copy()
         self._absent = set(self._graph.made_on_host)

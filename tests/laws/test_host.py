@@ -24,6 +24,7 @@ from simulator.referee import check_plan, check_trace
 
 HBM, DDR = 0, 1
 POLICY_NAMES = ["resident", "static", "reactive", "lookahead", "offload_saved", "upstream_greedy", "recompute"]
+AGAIN = "static, which may run ops again"
 
 
 @settings(max_examples=150)
@@ -94,21 +95,26 @@ def step_of(seed: int) -> Problem:
     return problem(graph, max(working, pinned) + draw.choice([0, 10, 30, 60, 200]), homes, hardware=machine(draw))
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 9))])
+@pytest.mark.parametrize("policy", [*POLICY_NAMES, AGAIN])
+@pytest.mark.parametrize(
+    "block", [0, 11, *(pytest.param(block, marks=pytest.mark.slow) for block in (*range(1, 9), 15))]
+)
 def test_every_policy_runs_ops_of_the_host(policy, block, quick_plans):
-    """Its plan obeys all laws, never blocks itself, and is no faster than the bound."""
-    planned, entry = 0, POLICIES[policy]
+    """Its plan obeys all laws, never blocks itself, and is no faster than the bound.
+
+    In blocks 11 and 15 plans gave up what the accelerator overwrites while the host had yet to read it.
+    """
+    planned, entry, options = 0, POLICIES[policy.split(",")[0]], {"recompute": True} if policy == AGAIN else {}
     for seed in range(20 * block, 20 * block + 20):
         case = step_of(seed)
         with suppress(CapacityError, ScopeError):
-            plan = entry.plan(case, entry.options())
+            plan = entry.plan(case, options)
             if plan.fixed is not None:
                 check_plan(case.graph, case.hardware, plan)
             ran = replay(case, plan)
             assert ran.status == "ok", (seed, ran.trace.blocked)
             check_trace(case.graph, case.hardware, [plan], ran.trace, case.budget_bytes)
             limits = limits_alone(case.graph, case.hardware, case.durations_ns, case.known_homes)
-            assert policy == "recompute" or ran.step_ns >= limits.step(case.budget_bytes).ns, seed
+            assert policy in {"recompute", AGAIN} or ran.step_ns >= limits.step(case.budget_bytes).ns, seed
             planned += 1
     assert planned > 8
