@@ -42,7 +42,7 @@ MOST_VALUES = 1_000_000
 """Most values of a range: they take some 100 MB before cells are counted."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
-COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table")
+COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table", "real")
 """Kinds of figures that need no bounds."""
 _KEPT = 4
 """Workloads that a process keeps built: a large one takes hundreds of MB."""
