@@ -9,6 +9,7 @@ from simulator.metrics.frames import place_name as place_name
 from simulator.metrics.pacing import Ratios as Ratios
 from simulator.metrics.pacing import interval as interval
 from simulator.metrics.pacing import pace_of as pace_of
+from simulator.metrics.pacing import quantile as quantile
 from simulator.metrics.pacing import real_figures as real_figures
 from simulator.metrics.ranks import Crowd as Crowd
 from simulator.metrics.ranks import by_rank as by_rank

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -72,8 +73,23 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pi
     return max(busy_ns, key=busy_ns.__getitem__)
 
 
+def quantile(records: Iterable[Sequence[float]], share: float) -> float:
+    """Return the least ratio with this share of all weight at or below it; a record weighs as much as another.
+
+    Parameters
+    ----------
+    records
+        The ratios of each record; there is at least one.
+    share
+        From 0 to 1.
+    """
+    weighted = sorted((ratio, Fraction(1, len(record))) for record in records for ratio in record)
+    sums = [*accumulate(weight for _, weight in weighted)]
+    return weighted[bisect_left(sums, Fraction(str(share)) * sums[-1])][0]
+
+
 def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None:
-    """Return the quantiles of the ratios of some kinds, each record with the same weight; None if there are none.
+    """Return the quantiles between which 80 % of the ratios of some kinds lie; None if there are none.
 
     Parameters
     ----------
@@ -82,13 +98,8 @@ def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None
     kinds
         The kinds that a step may be of.
     """
-    records = [record for kind in kinds for record in ratios.get(kind, {}).values() if record]
-    weighted = sorted((ratio, 1 / len(record)) for record in records for ratio in record)
-    if not weighted:
-        return None
-    sums = [*accumulate(weight for _, weight in weighted)]
-    low, high = (weighted[bisect_left(sums, share * sums[-1])][0] for share in (LOW, HIGH))
-    return low, high
+    records = [record for kind in kinds for record in ratios.get(kind, {}).values()]
+    return (quantile(records, LOW), quantile(records, HIGH)) if records else None
 
 
 def real_figures(row: Mapping[str, Any], pacer: Pacer, ratios: Ratios) -> dict[str, Any]:

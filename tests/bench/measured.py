@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 import simulator as hosim
 from simulator import catalog
+from simulator.metrics import quantile
 from simulator.run.studies import scaling
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -112,17 +113,6 @@ def _figure(where: str, part: Part, summaries: Summaries) -> float:
     return float(summary[part.figure])
 
 
-def quantile(ratios: Iterable[Sequence[float]], share: float) -> float:
-    """Find the least ratio with this share of all weight at or below it; a record weighs as much as another."""
-    weighed = sorted((ratio, 1 / len(each)) for each in ratios for ratio in each)
-    left = share * sum(weight for _, weight in weighed) - 1e-9
-    for ratio, weight in weighed:
-        left -= weight
-        if left <= 0:
-            return ratio
-    return weighed[-1][0]
-
-
 def ratios_of(found: Iterable[Found]) -> dict[str, dict[str, list[float]]]:
     """Class -> record -> real over predicted, three digits."""
     ratios: dict[str, dict[str, list[float]]] = {pace: {} for pace in get_args(Pace)}
@@ -139,7 +129,7 @@ def held(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[tuple[
             if not others:
                 yield f"{pace:17} {name:34} no other record", 0, 0
                 continue
-            low, high = quantile(others, (1 - SURE) / 2), quantile(others, (1 + SURE) / 2)
+            low, high = quantile(others, round((1 - SURE) / 2, 3)), quantile(others, round((1 + SURE) / 2, 3))
             inside = sum(low <= ratio <= high for ratio in each)
             yield f"{pace:17} {name:34} {inside:3} of {len(each):3} in {low:.2f} to {high:.2f}", inside, len(each)
 
