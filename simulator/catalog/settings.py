@@ -13,7 +13,6 @@ from simulator.catalog.shelf import Keys, errors_at, validated
 from simulator.catalog.text import compose, scalar
 from simulator.document import ABOUT_ITSELF, Document, Fit, amount
 from simulator.errors import insist
-from simulator.hardware import Hardware
 from simulator.scenario import Scenario
 from simulator.units import FieldError, exact, nearest, parse, unit_of
 
@@ -164,11 +163,11 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
     return matches
 
 
-def amounts(hardware: Hardware) -> dict[str, Any]:
-    """Return the quantities and shares that a machine states, by field path, except counts, zeros and ``inf``."""
+def amounts(document: Document) -> dict[str, Any]:
+    """Return the quantities and shares that a document states, by field path, except counts, zeros and ``inf``."""
     stated = {}
-    for path in hardware.figures():
-        ((_, value),) = fields(hardware, path)
+    for path in document.figures():
+        ((_, value),) = fields(document, path)
         unit, held = amount(value)
         if (unit or isinstance(value, float)) and isinstance(held, int | float) and 0 < held < math.inf:
             stated[path] = value

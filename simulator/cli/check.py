@@ -185,7 +185,7 @@ def lint(path: Path, scenario: str | None, graph: Path | None, hardware: str | N
         return [Fault("wrong home", -1, "", "", error)]
     room = room if budget is None else parse(budget, "B")
     faults = [_with_later_copy(fault, ops, machine, plan) for fault in faults]
-    faults += (*_unused_copies(ops, plan, machine.compute_tier_id), *_above_budget(ops, plan, machine, room))
+    faults += (*_unused_copies(ops, plan, machine), *_above_budget(ops, plan, machine, room))
     return [*{(fault.kind, fault.tensor or fault.op): fault for fault in reversed(faults)}.values()][::-1]
 
 
@@ -202,7 +202,7 @@ def _with_later_copy(fault: Fault, graph: Graph, machine: Hardware, plan: Plan) 
     return fault
 
 
-def _unused_copies(graph: Graph, plan: Plan, compute_tier: int) -> Iterator[Fault]:
+def _unused_copies(graph: Graph, plan: Plan, machine: Hardware) -> Iterator[Fault]:
     """Name copies whose places are detached, or made stale, before anything reads them."""
     fresh = dict[tuple[int, int], int]()  # place -> the copy that filled it, which nothing has read yet
 
@@ -221,7 +221,7 @@ def _unused_copies(graph: Graph, plan: Plan, compute_tier: int) -> Iterator[Faul
             yield wasted(fresh.pop((a, b)), a, b, f"action {index:,} detaches it")
         elif kind == COMPUTE:
             for tensor in graph.ops[a].reads:
-                fresh.pop((tensor, compute_tier), None)
+                fresh.pop((tensor, machine.host_tier_id if a in graph.on_host else machine.compute_tier_id), None)
             for tensor, tier in [place for place in fresh if place[0] in graph.ops[a].writes]:
                 yield wasted(fresh.pop((tensor, tier)), tensor, tier, f"op {graph.ops[a].name!r} writes it anew")
 

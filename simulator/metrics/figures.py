@@ -114,7 +114,8 @@ FIGURES = (
     Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - "
            "1`; where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
     Figure("paced_by", "text", "paced by", "What is busy, or waited for, for most of the step; it tells which "
-           "published measurements the step is like.", of="real"),
+           "published measurements the step is like. Those of kernels have in them what issuing and meeting take.",
+           of="real"),
     Figure("real_low_ns", "ns", "real step from", "`step_ns` by the ratio, real to predicted time, that a tenth of "
            "the published measurements of such steps do not exceed, each record with the same weight.", of="real"),
     Figure("real_high_ns", "ns", "real step to", "The same of nine tenths: 80 % of them lie between the two.",

@@ -7,7 +7,8 @@ the whole graph, and adds moves between the tier of the host and where the polic
   frees it; what else the host lacks, right before its op.
 - What the host writes is copied, right behind its op, to where the policy believes that it is valid. So a tensor that
   the policy has in the tier of the host alone, or that only ops of the host use, needs no copy.
-- A place in the tier of the host stays until the last op of the host in the step that uses the tensor.
+- A place in the tier of the host stays until the last op of the host in the step that uses the tensor, and is freed
+  before the next op of the host.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class Weaver:
         named = ({*self._graph.ops[op].reads, *self._graph.ops[op].writes} for op in runs)
         self._uses = Counter(chain.from_iterable(named))  # of each tensor in a step
         self._ran, self._absent, self._left = set[int](), set(self._graph.made_on_host), self._uses.copy()
+        self._due = list[int]()  # tensors whose places in the tier of the host may be freed
 
     def take(self, code: Code) -> Iterator[Code]:
         """Take the next action of the plan, and return what is issued for it."""
@@ -142,6 +144,7 @@ class Weaver:
         if len(self._ran) == len(self._graph.ops):
             self._end_step()
         if op in self._graph.on_host:
+            self._free()
             for tensor in node.reads:
                 self._bring(tensor)
             writer.compute(op, again=True)
@@ -177,9 +180,20 @@ class Weaver:
             self.writer.release(tensor)
             self._absent.add(tensor)
         elif self._last_on_host.get(tensor) == op and tensor not in self._graph.made_on_host:
+            self._due.append(tensor)
+
+    def _free(self) -> None:
+        """Free places that ops of the host have used for the last time.
+
+        Not sooner: what the accelerator reads of a tensor behind its detach would wait for the op of the host, too.
+        """
+        for tensor in self._due:
             is_elsewhere = any(state[tensor] == VALID for state in self._believed.state)
-            if self._believed.state[self._tier][tensor] == ABSENT and (is_dead or is_elsewhere):
+            is_dead = not self._left[tensor] and tensor not in self._stays
+            is_left = self._believed.state[self._tier][tensor] == ABSENT != self.writer.place(tensor, self._tier)
+            if is_left and (is_dead or is_elsewhere):
                 self.writer.detach(tensor, self._tier)
+        self._due.clear()
 
     def _is_awaited(self, tensor: int) -> bool:
         """Return whether an op of the host that has not run in this step reads what a tensor holds by now."""
@@ -193,6 +207,7 @@ class Weaver:
 
     def _end_step(self) -> None:
         """Release what the host made and outputs have kept, and begin the next step."""
+        self._free()
         for tensor in self._graph.outputs:
             if not self._graph.tensors[tensor].persistent:
                 self.writer.release(tensor)

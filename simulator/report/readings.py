@@ -65,7 +65,7 @@ def lines(row: Row, table: str) -> list[dict[str, Any]]:
 
 
 def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
-    """Return the longest stalls of the measured step; for a rank that meets others, those of its stream 0.
+    """Return the longest stalls of the measured step but for the host's; of a rank that meets others, of its stream 0.
 
     Parameters
     ----------
@@ -81,7 +81,8 @@ def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
     """
     first, step = row.summary.get("warmup_ns") or 0, row.summary.get("step_ns")
     last = row.summary.get("makespan_ns") if step is None else first + step
-    waits = [wait for wait in lines(row, "waits") if wait["stream"] == 0 or not row.graph.meets]
+    is_other = (lambda stream: stream != 0) if row.graph.meets else row.graph.host_streams.__contains__
+    waits = [wait for wait in lines(row, "waits") if not is_other(wait["stream"])]
     for wait in waits:
         wait["lasted_ns"] = min(wait["end_ns"], last) - max(wait["start_ns"], first)
     return nlargest(most, (wait for wait in waits if wait["lasted_ns"] > 0), key=itemgetter("lasted_ns"))

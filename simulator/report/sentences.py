@@ -127,7 +127,7 @@ def _real(running: Sequence[Row]) -> str:
     first, *others = (row for row in (*running[:1], *_compared(running)) if present(row.summary.get("real_low_ns")))
     near = [row.label for row in others if row.summary["real_low_ns"] <= first.summary["real_high_ns"]]
     far = [row.label for row in others if row.label not in near]
-    text = f"Of published measurements of steps with such a pace, 80 % put {first.label} at {named(first)['real_step']}"
+    text = f"Of published measurements of such steps, 80 % put {first.label} at {named(first)['real_step']}"
     text += f"; {listed(far)} would be slower at any of these" if far else ""
     return text + (f"; {listed(near)} may be as fast" if near else "")
 

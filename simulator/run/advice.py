@@ -11,6 +11,7 @@ from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
 from simulator.policies.decide import Policy, decided
+from simulator.policies.weave import woven
 from simulator.run.case import Case, execute, prepare
 from simulator.scenario import AllocatorKind, PolicyChoice
 
@@ -45,7 +46,8 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
     if report.rooms:
         options = case.static_options(row) or static.Options(recompute=case.may_repeat(row))
         manner = choice if choice.policy == "static" else PolicyChoice(policy="static")
-        decide = partial(decided, manner, partial(static.witness, options=options))
+        witness = partial(woven, decide=partial(static.witness, options=options))
+        decide = partial(decided, manner, witness)
         who = row if manner is choice else f"static{' with recompute' * options.recompute}"
     levers, rooms = list[str](), list[dict[str, int]]()
     for lacking in report.rooms or ({report.tier: _usable_bytes(case, report)},):

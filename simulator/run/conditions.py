@@ -21,7 +21,7 @@ from simulator.catalog import Axis, Loaded
 from simulator.catalog.settings import amounts
 from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
-from simulator.document import amount
+from simulator.document import Document, amount
 from simulator.errors import CapacityError, PlanError, import_extra, insist
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -79,12 +79,13 @@ _OF_TIME = re.compile(
     r"|(buses|fabrics)\..*\.(bandwidth|latency|achieved_bandwidth)).*"
 )
 """Figures of a machine on which times depend; the others are its size and its costs."""
+_OF_SOFTWARE = re.compile(r"(copies|host|kernels)\..*")
 WIDE = 0.54
 """Spread of the logarithm of an assumed figure without a range: 80 % of draws lie between half of it and twice."""
 
 
 def uncertain(loaded: Loaded, size: int) -> Sample:
-    """Make a sample of what is uncertain of a machine: figures whose sources print a range, and those assumed.
+    """Make a sample of what is uncertain: of a machine and its software, figures with a range, and those assumed.
 
     A cited figure is uniform from the least to the largest value that its sources print. One that was assumed has no
     range: it is log-normal about its value, four of five draws between half of it and twice; a share is uniform there,
@@ -93,30 +94,39 @@ def uncertain(loaded: Loaded, size: int) -> Sample:
     Parameters
     ----------
     loaded
-        The scenario with its machine.
+        The scenario with its machine, and its software.
     size
         Number of draws.
 
     Raises
     ------
     ConfigError
-        If nothing of the machine that sets times is uncertain.
+        If there are too many draws, or nothing that sets times is uncertain.
     """
-    machine, of = loaded.stated, dict[str, Distribution]()
-    for path, value in amounts(machine).items():
-        if not _OF_TIME.fullmatch(path):
-            continue
-        if ends := [amount(end) for cited in machine.sources.get(path, ()) for end in cited.range or ()]:
-            (unit, low), (_, high) = min(ends), max(ends)
-            loc, scale = (span if unit is None else exact(span, unit) for span in (low, high - low))
-            of[path] = Distribution(distribution="uniform", loc=loc, scale=scale)
-        elif machine.origin_of(path) == "assumed" and isinstance(value, str):
-            of[path] = Distribution(distribution="lognorm", scale=value, s=WIDE)
-        elif machine.origin_of(path) == "assumed":
-            of[path] = Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
+    most, of = 100_000, dict[str, Distribution]()
+    insist(0 < size <= most, "uncertainty", f"there are 1 to {most:,} draws", f"{size:,}", "ask for fewer")
+    stated: list[tuple[str, Document, re.Pattern[str]]] = [("", loaded.stated, _OF_TIME)]
+    stated += [("software.", loaded.software, _OF_SOFTWARE)] if loaded.software else []
+    for prefix, document, sets_times in stated:
+        for path, value in amounts(document).items():
+            if sets_times.fullmatch(path) and (drawn_from := _spread(document, path, value)):
+                of[prefix + path] = drawn_from
     rule, do = "a machine that is drawn has figures that are assumed, or cited with a range", "say `range` of a source"
     insist(of, loaded.place("hardware"), rule, "neither", do)
     return Sample(size=size, of=of)
+
+
+def _spread(document: Document, path: str, value: Any) -> Distribution | None:
+    """Return the distribution of a figure; None if it is certain."""
+    if ends := [amount(end) for cited in document.sources.get(path, ()) for end in cited.range or ()]:
+        (unit, low), (_, high) = min(ends), max(ends)
+        loc, scale = (span if unit is None else exact(span, unit) for span in (low, high - low))
+        return Distribution(distribution="uniform", loc=loc, scale=scale)
+    if document.origin_of(path) != "assumed":
+        return None
+    if isinstance(value, str):
+        return Distribution(distribution="lognorm", scale=value, s=WIDE)
+    return Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
 
 
 DRAW = "draw"

@@ -116,7 +116,9 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     rows = [summary(story, loaded, arrivals, room) for story in stories]
     view = latencies.view(loaded.scenario.heading, rows, stories)
     idle = idle_line(smallest(loaded), is_served=True)
-    view = view._replace(sentences=[*view.sentences, *([idle] if idle else [])])
+    is_engine = loaded.software is None or loaded.software.host.iteration_ns > 0
+    lines = [*view.sentences, *latencies.real(is_engine=is_engine), *([idle] if idle else [])]
+    view = view._replace(sentences=lines)
     tables = {
         "requests": [row for story in stories for row in story.requests],
         "iterations": [row for story in stories for row in story.iterations],

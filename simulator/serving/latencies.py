@@ -56,9 +56,7 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
         figures(rows, (*reading, "most_waiting", "iterations", "replayed")),
     ]
     (name,) = figures(rows, ("policy",))
-    return SweepView(
-        title, [Section(columns=[name, *block]) for block in blocks], [*sentences(rows), *_real()], _panels(stories)
-    )
+    return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
 
 
 def _reading(rows: Rows) -> dict[str, str]:
@@ -92,11 +90,12 @@ def sentences(rows: Rows) -> list[str]:
     return lines
 
 
-def _real() -> list[str]:
-    """Say how long requests took that were served and measured, beside what was predicted."""
+def real(*, is_engine: bool) -> list[str]:
+    """Say how long requests took that engines served, beside what was predicted; nothing of other software."""
     factors = interval(catalog.measured_ratios(), ["serving engine"])
     low, high = map(ratio, factors or (None, None))
-    return [f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it."]
+    text = f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it."
+    return [text] if is_engine else []
 
 
 def _sentences_of(row: Row) -> Iterator[str]:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import simulator as hosim
+from simulator import catalog
 from simulator.cli import main
 from simulator.errors import ConfigError
+from simulator.report.readings import largest
 
 MACHINE = """
 schema: hosim/hardware/1
@@ -91,3 +93,44 @@ def test_a_machine_that_cannot_is_refused_before_anything_runs(machine, dtype, m
     with pytest.raises(ConfigError) as caught:
         hosim.run(write(tmp_path, machine, dtype))
     assert message in str(caught.value)
+
+
+def test_a_row_that_does_not_fit_says_what_would_be_enough(tmp_path):
+    """The rooms are tried with what the host needs, too."""
+    row = hosim.run(write(tmp_path), set={"budget": "150 MB"}, policies=["static"])["static"]
+    assert row.status == "infeasible"
+    assert row.shortfall is not None
+    assert row.shortfall.rooms
+    assert hosim.run(write(tmp_path), set={"budget": f"{row.shortfall.rooms[0]['hbm']} B"}, policies=["static"])[
+        "static"
+    ].is_ok
+
+
+def test_a_plan_of_hosim_has_no_fault_where_the_host_reads_what_was_copied_down(tmp_path, capsys):
+    hosim.run(write(tmp_path), policies=["static"]).write(tmp_path / "out")
+    plan = next((tmp_path / "out").rglob("plan.jsonl"))
+    with pytest.raises(SystemExit) as ended:
+        main(["lint", str(plan), "--scenario", str(tmp_path / "scenario.yaml")])
+    assert ended.value.code == 0, capsys.readouterr().out
+
+
+def test_the_longest_stalls_are_not_those_of_the_host(tmp_path):
+    row = hosim.run(write(tmp_path), policies=["static"])["static"]
+    stalls = largest(row)
+    assert stalls
+    assert not {stall["stream"] for stall in stalls} & row.graph.host_streams
+
+
+def test_experts_on_the_host_run_beside_those_on_the_accelerator():
+    """What both read is freed below only behind the op that reads it above."""
+    changes = {
+        "workload.on": {"experts": {"host": 0.75, "choices": 0.4}},
+        "tiers.ddr.bandwidth": "400 GB/s",
+        "host_compute": {"tier": "ddr", "peak": {"bf16": "5 TFLOP/s"}},
+        "workload.model.layers": 4,
+    }
+    loaded = catalog.resolve(catalog.scenario_of("h100_sxm", "qwen3_30b_decode", ["static"]), changes)
+    spans = hosim.run(loaded)["static"].spans
+    ops = spans[(spans["kind"] == "compute") & (spans["step"] == 1)].set_index("name")
+    host, above = (ops.loc[f"step1/L01/decode/ffn.experts.{side}"] for side in ("host", "accelerator"))
+    assert above["start_ns"] < host["end_ns"]

@@ -127,6 +127,20 @@ def test_a_machine_of_which_nothing_is_uncertain_is_not_drawn():
         uncertain(replace(loaded, hardware=certain), 4)
 
 
+@pytest.mark.parametrize("draws", [-3, 10**9])
+def test_draws_have_a_number(draws):
+    with pytest.raises(ConfigError, match=r"uncertainty: there are 1 to 100,000 draws, found"):
+        sweep("tiny_train_t4", uncertainty=draws, cache=False)
+
+
+def test_what_is_uncertain_of_software_is_drawn_too():
+    loaded = catalog.resolve("tiny_train_t4", {"software": "eager_pytorch"})
+    cited = loaded.software.sources["copies.in.rate"][0].model_copy(update={"range": ("8 GB/s", "10 GB/s")})
+    software = loaded.software.model_copy(update={"sources": {**loaded.software.sources, "copies.in.rate": (cited,)}})
+    sample = uncertain(replace(loaded, software=software), 4)
+    assert sample.of["software.copies.in.rate"].loc == "8 GB/s"
+
+
 def test_a_study_that_draws_is_not_drawn_again():
     with pytest.raises(ConfigError, match=r"a study that draws says itself what is uncertain"):
         sweep("tiny_train_uncertain", uncertainty=2, cache=False)
