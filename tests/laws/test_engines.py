@@ -49,7 +49,7 @@ kinds: dict[str, st.SearchStrategy[tuple[Run, Switches]]] = {
 """The kinds of `test_oracle`."""
 
 LEFT_OUT = {"ranks": (ADDRESSES,), "dynamic": (LOOKS,), "best_fit": (ADDRESSES,)}
-COVERED = {"one": 0.95, "staged": 0.98, "ranks": 0.5, "dynamic": 0.4, "best_fit": 0}
+COVERED = {"one": 0.98, "staged": 0.98, "ranks": 0.5, "dynamic": 0.4, "best_fit": 0}
 """At least such a share of the cases of a kind is covered, and ends well."""
 
 
@@ -72,7 +72,7 @@ def _compare(kind: str, examples: int) -> None:
 
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same(kind: str) -> None:
-    _compare(kind, 80)
+    _compare(kind, 1000 if kind == "one" else 80)  # of 80 machines whose memories bind, 76 happened to end well
 
 
 @pytest.mark.slow
