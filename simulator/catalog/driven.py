@@ -22,6 +22,7 @@ from simulator.hardware import Hardware
 from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
 from simulator.units import exact, nearest
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument
 
 Place = Callable[..., str]
 """Returns the place of a field of the software, by the keys that lead to it."""
@@ -29,7 +30,7 @@ Changes = Iterator[tuple[str, Any, str]]
 """Fields of the machine, each with its new value, and the field of the software that says so."""
 
 
-def drive(machine: Hardware, software: Software, workload: Workload, place: Place) -> Hardware:
+def drive(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Hardware:
     """Return the machine as the software drives it.
 
     Parameters
@@ -82,7 +83,7 @@ def _copies(machine: Hardware, software: Software, name: str) -> Changes:
         yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
 
 
-def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
+def _host(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
     """Yield what the host pays: what serves requests pays for iterations, all else for steps."""
     is_served, times = workload.requests is not None, software.host
     for path, key, is_paid in (
@@ -96,7 +97,7 @@ def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
         yield "host.serving.ahead", True, "host.ahead"
 
 
-def _kernels(machine: Hardware, software: Software, workload: Workload) -> Changes:
+def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
     compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
     kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
@@ -115,10 +116,10 @@ def _kernels(machine: Hardware, software: Software, workload: Workload) -> Chang
         yield "compute.launch", exact(adds.launch_ns, "ns"), f"kernels.{other}.launch"
 
 
-def _memory(machine: Hardware, software: Software, workload: Workload) -> Changes:
+def _memory(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
     """Yield what the compute tier holds beside tensors, and how much of it the framework takes."""
     name, memory = machine.compute_tier, software.memory
-    tier, several = machine.tiers[name], workload.parallel.ranks == "all" or workload.phase == "serve"
+    tier, several = machine.tiers[name], workload.meets
     kept = memory.context_bytes + memory.workspace_bytes + several * memory.communication_bytes
     if memory.taken_fraction < tier.taken_fraction:
         yield f"tiers.{name}.taken", memory.taken_fraction, "memory.taken"

@@ -259,8 +259,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         If a document is wrong, or ranks do not meet (`simulator.referee.check_job`).
     """
     if job is None:
-        reader = partial(formats.read_graph, views=loaded.workload.views)
-        job = build_job(loaded.workload, loaded.workload_dir, reader)
+        job = build_job(loaded.workload, loaded.workload_dir, formats.read_graph)
     check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
     homes, hardware, scenario = home_ids(loaded, job.graphs), loaded.hardware, loaded.scenario
