@@ -275,6 +275,11 @@ class Document(Part):
         """The title, or the name if there is no title."""
         return self.title or self.name
 
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """The document, and those inside it."""
+        return (self,)
+
     def origin_of(self, path: str) -> str:
         """Return the origin of the figure at `path`: ``cited``, ``assumed`` or ``fitted``; ``mine`` without an entry.
 
@@ -359,6 +364,8 @@ def amount(value: object) -> tuple[str | None, Any]:
 
 
 _MINE = "mine"
+ORIGINS = ("fitted", "assumed", "sources")
+"""The tables of origins."""
 ABOUT_ITSELF = ("schema", "schema_", "name", "title", "origin", "sources", "assumed", "fitted")
 """Keys that are about the document, not about what it describes."""
 

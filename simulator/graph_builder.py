@@ -58,6 +58,7 @@ class OpFields(OpNumbers, total=False):
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
+_WORK = ("flops", "read_bytes", "write_bytes", "workspace_bytes", "op_class", "dtype")
 MOST_STREAMS = 32
 """Most compute streams that ops of a rank may name: a plan uses at most 64, and each group of ranks has one."""
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
@@ -101,15 +102,8 @@ class GraphBuilder:
         self._present: set[int] = set()  # from the start, or written by an op so far
         self._early: dict[int, tuple[str, int]] = {}  # read before it is written -> first reader, its line
 
-    def tensor(
-        self,
-        name: str,
-        size_bytes: int,
-        kind: str = "activation",
-        *,
-        persistent: bool = False,
-        shared: str | None = None,
-    ) -> int:
+    def tensor(self, name: str, size_bytes: int, kind: str = "activation", *, persistent: bool = False,
+               shared: str | None = None) -> int:  # fmt: skip
         """Add a tensor and return its id; the parameters are the fields of `Tensor`.
 
         Raises
@@ -224,6 +218,8 @@ class GraphBuilder:
         self._check_fields(name, kind, more)
         if kind == "collective" or more.get("collective") is not None:
             self._check_collective(name, kind, more)
+        if kind == "delay":
+            more |= self._of_delay(name, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         certain: Iterable[int] = read_ids
         if dynamic := more.get("dynamic"):
@@ -233,9 +229,8 @@ class GraphBuilder:
             more["read_bytes"] = sum([self._sizes[t] for t in certain])
         if "write_bytes" not in more:
             more["write_bytes"] = sum([self._sizes[t] for t in write_ids])
-        if not self._present.issuperset(read_ids):
-            for t in filterfalse(self._present.__contains__, read_ids):
-                self._early.setdefault(t, (name, self.line))
+        for t in filterfalse(self._present.__contains__, read_ids):
+            self._early.setdefault(t, (name, self.line))
         if self._shared and not self._shared.isdisjoint(write_ids):
             must, found = "no op writes a shared tensor", "one among its writes"
             raise self._error("op", name, must, found, "do not share the tensor")
@@ -334,6 +329,14 @@ class GraphBuilder:
         if fields["device"] == HOST and odd:
             must = "an op of the host is of kind compute, and reads what is known from the start"
             raise self._error("op", op, must, odd, "run it on the accelerator, or remove that")
+
+    def _of_delay(self, op: str, fields: OpFields) -> OpFields:
+        """Return what is fixed of a delay; refuse one that takes no stated time, or that does more than take time."""
+        odd = next((field for field in _WORK if fields.get(field)), "")
+        if odd or fields.get("duration_ns") is None:
+            must = "a delay says how long it takes, and computes nothing"
+            raise self._error("op", op, must, odd or "no duration_ns", "correct that, or make it of kind compute")
+        return {"read_bytes": 0, "write_bytes": 0, "repeatable": False}
 
     def _streamed(self) -> tuple[Op, ...]:
         """Return the ops, those of the host that name no stream on the first one beside all others."""

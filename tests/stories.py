@@ -66,6 +66,8 @@ def graph(tensors: str, *ops: str, steps: int = 1) -> Graph:
                 fields["workspace_bytes"] = int(item[1])
             elif item[0] == "host":
                 fields["device"] = "host"
+            elif item[0] == "delay":
+                fields["kind"] = "delay"
             elif item[0] in {"flops", "bytes"}:  # of a kernel whose time is modelled
                 fields |= {"duration_ns": None, "write_bytes": 0, "read_bytes": 0}
                 fields |= {"flops": int(item[1])} if item[0] == "flops" else {"read_bytes": int(item[1])}

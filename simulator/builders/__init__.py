@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from simulator.builders import inference, stage
 from simulator.builders.inference import (
@@ -22,36 +23,40 @@ from simulator.builders.inference import (
     least_iteration,
     limited_reaches,
 )
+from simulator.builders.programs import build_programs
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.interrupts import no_garbage_search
 from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
+from simulator.workload.job import JobDocument
 
 __all__ = [
     "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration",
     "largest_size", "layouts", "least_iteration", "limited_reaches", "weight_bytes",
 ]  # fmt: skip
 
-ReadGraph = Callable[[Path], Graph]
+ReadGraph = Callable[[Path, Literal["reads", "writes"]], Graph]
 _MOST = 1000
 """More ops or tensors than a layer has in a micro-batch, a chunk or a token, unless experts or blocks of the cache are
 tensors of their own: training sparse attention with experts and all options takes about 240."""
 
 
 @no_garbage_search()
-def build_job(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Job:
+def build_job(
+    workload: Workload | JobDocument, base_dir: Path | None = None, read_graph: ReadGraph | None = None
+) -> Job:
     """Build the graphs that the ranks of a workload run.
 
     Parameters
     ----------
     workload
-        The workload; what it leaves to a policy runs on the accelerator.
+        The workload, or a job of several; what it leaves to a policy runs on the accelerator.
     base_dir
         Folder of its document, which a graph file is relative to; default: the working directory.
     read_graph
-        Function that reads a graph file.
+        Function that reads a graph file, whose ops that make a view read it or write it.
 
     Returns
     -------
@@ -65,12 +70,14 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
         If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops, or
         the model cannot be spread over ranks as the workload says.
     """
+    if isinstance(workload, JobDocument):
+        return build_programs(workload, lambda work: (build_job(work, base_dir, read_graph), layouts(work)))
     where, workload = f"workload {workload.name}", workload.settled[0]
     if workload.model is not None:
         _check_size(workload, workload.model, is_built=True)
         job = _builder(workload, workload.model)(lay(workload, workload.model))
     elif workload.graph is not None and read_graph is not None:
-        graph = read_graph((base_dir or Path()) / workload.graph)
+        graph = read_graph((base_dir or Path()) / workload.graph, workload.views)
         if "steps" in workload.model_fields_set:
             graph = graph.repeated(workload.steps, where)
         named = (rank for group in graph.groups for ranks in group.members for rank in ranks)
@@ -87,7 +94,7 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     return replace(job, graphs=tuple(replace(graph, outputs=()) for graph in job.graphs))
 
 
-def check(workload: Workload) -> None:
+def check(workload: Workload | JobDocument) -> None:
     """Refuse a model that cannot run as the workload says, without building it.
 
     Raises
@@ -95,20 +102,25 @@ def check(workload: Workload) -> None:
     ConfigError
         If there are too many ops or tensors, or the model cannot be spread over ranks as the workload says.
     """
+    if isinstance(workload, JobDocument):
+        for name, program in workload.programs.items():
+            if (work := program.on(len(workload.placed[name]))) is not None:
+                check(work)
+        return
     if workload.model is not None and workload.phase != "requests":
         _check_size(workload, workload.model)
     layouts(workload)
 
 
-def layouts(workload: Workload) -> dict[str, Weight]:
-    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools.
+def layouts(workload: Workload | JobDocument) -> dict[str, Weight]:
+    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools and jobs.
 
     Raises
     ------
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if workload.model is None or workload.phase in ("serve", "requests"):
+    if isinstance(workload, JobDocument) or workload.model is None or workload.phase in ("serve", "requests"):
         return {}
     return lay(workload, workload.model).by_name
 

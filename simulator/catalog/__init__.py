@@ -40,6 +40,7 @@ from simulator.errors import insist
 from simulator.scenario import Frontier, Question, Scenario, Unstated
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
+from simulator.workload.job import JobDocument
 
 __all__ = [
     "DOCUMENTS", "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load",
@@ -78,20 +79,22 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     entries: dict[str, Entry] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
-    asked, read = by_document(unsourced(changes or {})), entries.get("scenario")
+    asked, stated = by_document(unsourced(changes or {})), entries.get("scenario")
     story = apply(story, asked["scenario"])
     for kind in ("hardware", "workload"):
-        with errors_at(read.tree.place(kind) if read else f"scenario {story.name!r}, {kind}"):
+        with errors_at(stated.tree.place(kind) if stated else f"scenario {story.name!r}, {kind}"):
             path = path_of(getattr(story, kind), kind, base)
         entries[kind] = load(path, kind)
     machine, workload = entries["hardware"].document, apply(entries["workload"].document, asked["workload"])
-    paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
+    inside = {f"workload {program}": entry for program, entry in entries["workload"].inside.items()}
+    read = {**entries, **inside}
+    paths, digests = ({role: getattr(entry, key) for role, entry in read.items()} for key in ("path", "sha256"))
     folders, of_machine = (base, paths["workload"].parent), asked["hardware"]
     loaded = Loaded(story, machine, workload, *folders, paths, digests, entries=entries, asked=places(asked))
     kept = {key: value for key, value in story.set_.items() if key not in of_machine}
-    stated = {key: sourced(loaded, key, value, "set", key) for key, value in kept.items()}
+    own = {key: sourced(loaded, key, value, "set", key) for key, value in kept.items()}
     loaded = replace(loaded, scenario=record(story, of_machine))
-    loaded = driven(loaded, apply(machine, {**stated, **of_machine}), asked["software"])
+    loaded = driven(loaded, apply(machine, {**own, **of_machine}), asked["software"])
     check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
     _add_files(loaded)
@@ -167,6 +170,9 @@ def _add_files(loaded: Loaded) -> None:
             _add_file(loaded, f"plan {choice.row}", choice.policy, "scenario", "policies", str(index))
     _add_file(loaded, "draws", story.draws.file, "scenario", "draws", "file")
     _add_file(loaded, "graph", work.graph, "workload", "graph")
+    for name, program in work.programs.items() if isinstance(work, JobDocument) else ():
+        graph = program.work.graph if program.work else None
+        _add_file(loaded, f"graph {name}", graph, "workload", "programs", name, "workload", "graph")
     if work.requests:
         _add_file(loaded, "requests", work.requests.file, "workload", "requests", "file")
 
@@ -188,7 +194,7 @@ def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys:
 
 def _check_figures(loaded: Loaded) -> None:
     """Refuse expectations that predict a figure that something was fitted to, and those of a fit that nobody made."""
-    documents: tuple[Document, ...] = (loaded.stated, loaded.hardware, loaded.workload, loaded.scenario)
+    documents: tuple[Document, ...] = (loaded.stated, loaded.hardware, *loaded.workload.documents, loaded.scenario)
     fits = {fit.figure: f"{path} of {document.name}" for document in documents for path, fit in document.fitted.items()}
     for index, expectation in enumerate(loaded.scenario.expect):
         where = loaded.place("expect", str(index), "figure")

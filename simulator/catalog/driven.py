@@ -22,6 +22,7 @@ from simulator.hardware import Hardware
 from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
 from simulator.units import exact, nearest
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument
 
 Place = Callable[..., str]
 """Returns the place of a field of the software, by the keys that lead to it."""
@@ -29,7 +30,7 @@ Changes = Iterator[tuple[str, Any, str]]
 """Fields of the machine, each with its new value, and the field of the software that says so."""
 
 
-def drive(machine: Hardware, software: Software, workload: Workload, place: Place) -> Hardware:
+def drive(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Hardware:
     """Return the machine as the software drives it.
 
     Parameters
@@ -60,12 +61,12 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
     return apply(machine, changes)
 
 
-def unread(software: Software, workload: Workload) -> dict[str, str]:
+def unread(software: Software, workload: Workload | JobDocument) -> dict[str, str]:
     """Return which figures of a software no run of a workload reads: pattern of paths -> the reason."""
     is_served = workload.requests is not None
     idle = dict.fromkeys(() if is_served else _SERVED, "hosim serve reads it")
     idle |= {"host.step": "what serves requests pays for iterations"} if is_served else {}
-    idle |= {} if _meet(workload) else {"memory.communication": "there is one rank"}
+    idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
     others = {*software.kernels} - {*_kinds(software, workload)}
     return idle | {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
 
@@ -73,12 +74,7 @@ def unread(software: Software, workload: Workload) -> dict[str, str]:
 _SERVED = ("host.iteration", "host.request", "host.ahead")
 
 
-def _meet(workload: Workload) -> bool:
-    """Return whether there are several ranks, which communicate."""
-    return workload.parallel.ranks == "all" or workload.phase == "serve"
-
-
-def _kinds(software: Software, workload: Workload) -> tuple[str, str]:
+def _kinds(software: Software, workload: Workload | JobDocument) -> tuple[str, str]:
     """Return the kinds of run whose arithmetic, and whose bandwidth, the kernels of a workload have."""
     kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
     reads, adds = (kind if kind in software.kernels and workload.graph is None else "default" for kind in kinds)
@@ -107,7 +103,7 @@ def _copies(machine: Hardware, software: Software, name: str) -> Changes:
         yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
 
 
-def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
+def _host(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
     """Yield what the host pays: what serves requests pays for iterations, all else for steps."""
     is_served, times = workload.requests is not None, software.host
     for path, key, is_paid in (
@@ -121,7 +117,7 @@ def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
         yield "host.serving.ahead", True, "host.ahead"
 
 
-def _kernels(machine: Hardware, software: Software, workload: Workload) -> Changes:
+def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
     compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
     key, other = _kinds(software, workload)
@@ -139,11 +135,11 @@ def _kernels(machine: Hardware, software: Software, workload: Workload) -> Chang
         yield "compute.launch", exact(adds.launch_ns, "ns"), f"kernels.{other}.launch"
 
 
-def _memory(machine: Hardware, software: Software, workload: Workload) -> Changes:
+def _memory(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
     """Yield what the compute tier holds beside tensors, and how much of it the framework takes."""
     name, memory = machine.compute_tier, software.memory
     tier = machine.tiers[name]
-    kept = memory.context_bytes + memory.workspace_bytes + _meet(workload) * memory.communication_bytes
+    kept = memory.context_bytes + memory.workspace_bytes + workload.meets * memory.communication_bytes
     if memory.taken_fraction < tier.taken_fraction:
         yield f"tiers.{name}.taken", memory.taken_fraction, "memory.taken"
     if kept > tier.reserved_bytes:

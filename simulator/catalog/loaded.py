@@ -23,6 +23,7 @@ from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario
 from simulator.software import Software
 from simulator.units import exact, human, in_yaml, nearest
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Loaded:
 
     scenario: Scenario
     hardware: Hardware
-    workload: Workload
+    workload: Workload | JobDocument
     scenario_dir: Path
     workload_dir: Path
     paths: dict[str, Path] = field(default_factory=dict)
@@ -75,6 +76,19 @@ class Loaded:
     def stated(self) -> Hardware:
         """The machine as the documents state it, before the software drives it."""
         return self.undriven or self.hardware
+
+    @property
+    def work(self) -> Workload:
+        """The workload of what is of one program.
+
+        Raises
+        ------
+        ConfigError
+            If it is a job of several.
+        """
+        must, do = "this is of one program", "name a workload of one"
+        insist(isinstance(self.workload, Workload), self.place("workload"), must, "a job of several", do)
+        return cast(Workload, self.workload)
 
     @property
     def copies_pinned(self) -> bool | None:
@@ -173,7 +187,14 @@ class Loaded:
         if "draws" in named:
             refs["draws"] = DrawsOrigin(file=named["draws"])
         work: dict[str, Any] = {"graph": named["graph"]} if "graph" in named else {}
-        if "requests" in named and self.workload.requests:
+        if isinstance(self.workload, JobDocument):
+            work["programs"] = {
+                name: program.model_copy(update={"workload": program.work.model_copy(update={"graph": graph})})
+                if program.work and (graph := named.get(f"graph {name}"))
+                else program
+                for name, program in self.workload.programs.items()
+            }
+        elif "requests" in named and self.workload.requests:
             work["requests"] = self.workload.requests.model_copy(update={"file": named["requests"]})
         documents = {
             "scenario.yaml": dump(self.scenario.model_copy(update=refs | changes)),

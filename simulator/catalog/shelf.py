@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from simulator import inputs
 from simulator.catalog.text import YamlTree, compose, to_yaml
-from simulator.document import Document, Part, faults
+from simulator.document import ORIGINS, Document, Part, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.inputs import no_file, shown
@@ -24,6 +25,7 @@ from simulator.scenario.study import StudyDocument
 from simulator.software import Software
 from simulator.units import FieldError, did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument, Program
 
 Keys = tuple[str, ...]
 """The path to a field, key by key."""
@@ -33,6 +35,7 @@ KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
     "software": Software,
     "workload": Workload,
+    "job": JobDocument,
     "scenario": Scenario,
     "study": StudyDocument,
 }
@@ -41,6 +44,7 @@ _FOLDERS = {
     "hardware": "hardware_profiles",
     "software": "software_profiles",
     "workload": "workloads",
+    "job": "workloads/jobs",
     "scenario": "scenarios",
     "study": "studies",
 }
@@ -65,12 +69,15 @@ class Entry:
         Digest of its bytes.
     tree
         Its fields with their lines.
+    inside
+        Program of a job -> the workload that it names.
     """
 
     document: Any
     path: Path
     sha256: str
     tree: YamlTree
+    inside: dict[str, Entry] = dataclasses.field(default_factory=dict)
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -101,7 +108,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     ConfigError
         If the catalogue has no such name, or there is no such file.
     """
-    shelf = _shelf(kind)
+    shelf = _shelf(kind) | (_shelf("job") if kind == "workload" else {})
     if isinstance(ref, Path) or str(ref).endswith((".yaml", ".yml")):
         path = (base_dir or Path()) / ref
         do = f"write {path.stem!r} for the one in the catalogue" if path.stem in shelf else "correct the path"
@@ -140,7 +147,45 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
     is_strict = is_strict or path.is_relative_to(_root())
     document = _document_in(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
-    return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
+    entry = Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
+    return _with_workloads(entry, is_strict=is_strict) if isinstance(document, JobDocument) else entry
+
+
+def _with_workloads(entry: Entry, *, is_strict: bool) -> Entry:
+    """Read the workloads that the programs of a job name, and change them as it says."""
+    job, inside, programs = entry.document, dict[str, Entry](), dict[str, Program]()
+    for name, program in job.programs.items():
+        programs[name] = program
+        if isinstance(program.workload, str):
+            with errors_at(entry.tree.place("programs", name, "workload")):
+                path = path_of(program.workload, "workload", entry.path.parent)
+            inside[name] = load(path, "workload", is_strict=is_strict)
+            work = _changed(entry, name, inside[name])
+            programs[name] = program.model_copy(update={"workload": work, "set_": {}})
+    gone = tuple(f"programs.{name}.set" for name in inside)
+    tables = {
+        table: {key: why for key, why in getattr(job, table).items() if not key.startswith(gone)} for table in ORIGINS
+    }
+    return replace(entry, document=job.model_copy(update={"programs": programs, **tables}), inside=inside)
+
+
+def _changed(entry: Entry, name: str, inside: Entry) -> Workload:
+    """Return the workload that a program names, with what the job sets of it."""
+    job, place = entry.document, partial(entry.tree.place, "programs", name)
+    must, do = "a program of a job is a workload", "name its workloads here"
+    insist(isinstance(inside.document, Workload), place("workload"), must, "another job", do)
+    data = inside.document.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for key, value in job.programs[name].set_.items():
+        node, (*above, last) = data, key.split(".")
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
+        origins = {table: data.get(table, {}) for table in ORIGINS}
+        data |= {table: {path: why for path, why in of.items() if path != key} for table, of in origins.items()}
+        data["assumed"][key] = job.assumed.get(f"programs.{name}.set.{key}", "set by the job")
+    if data.get("graph") and inside.path.parent != entry.path.parent:
+        data["graph"] = str(inside.path.parent.absolute() / data["graph"])
+    return validated(Workload, data, f"program {name!r}", partial(place, "set"))
 
 
 @cache
@@ -206,7 +251,11 @@ def _schema_key(model: type[Document]) -> str:
 
 def _shelf(kind: str) -> dict[str, Path]:
     """Map the names of shipped documents to paths: beside the package in a checkout, inside it in a wheel."""
-    return {path.stem: path for path in sorted((_root() / _FOLDERS[kind]).rglob("*.yaml"))}
+    others = [
+        _root() / folder for other, folder in _FOLDERS.items() if other != kind and folder.startswith(_FOLDERS[kind])
+    ]
+    paths = sorted((_root() / _FOLDERS[kind]).rglob("*.yaml"))
+    return {path.stem: path for path in paths if not any(path.is_relative_to(folder) for folder in others)}
 
 
 def _root() -> Path:
@@ -221,11 +270,13 @@ def _file(path: Path, must: str, do: str = "correct the path") -> Path:
 
 def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     """Return the class that the key ``schema`` of a document names."""
-    models = {_schema_key(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
+    kinds = ("workload", "job") if wanted == "workload" else (wanted,)
+    models = {_schema_key(model): model for kind, model in KINDS.items() if wanted is None or kind in kinds}
     stated = tree.data.get("schema")
     if isinstance(stated, str) and stated in models:
         return models[stated]
-    rule = f"the key schema says that this is a {wanted or 'hardware, software, workload, scenario or study'} document"
+    noun = wanted or "hardware, software, workload, job, scenario or study"
+    rule = f"the key schema says that this is a {noun} document"
     do = nearest(str(stated), tuple(models))
     if (wanted, stated) == ("scenario", _schema_key(Workload)):
         do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"

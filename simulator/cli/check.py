@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import cast
@@ -31,6 +30,7 @@ from simulator.serving.replays import smallest
 from simulator.software import Software
 from simulator.units import counted, human, parse
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument
 
 
 def describe(file: str, scenario: str | None = None, *, is_strict: bool = False) -> str:
@@ -73,6 +73,9 @@ def _summary(document: Document, path: Path, *, is_strict: bool) -> str:
         return f"study, {counted(points_in(path), 'point')}"
     if isinstance(document, Workload):
         return f"workload, {_workload(document, path)}"
+    if isinstance(document, JobDocument):
+        job = builders.build_job(document, path.parent, formats.read_graph)
+        return f"job, {_sizes({'program': len(document.programs), 'edge': len(document.edges), 'rank': job.ranks})}"
     if isinstance(document, Software):
         return f"software for {', '.join(document.for_)}"
     machine = cast(Hardware, document)
@@ -90,7 +93,7 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 def _workload(workload: Workload, path: Path) -> str:
     if workload.graph is not None:
-        job = builders.build_job(workload, path.parent, partial(formats.read_graph, views=workload.views))
+        job = builders.build_job(workload, path.parent, formats.read_graph)
         return formats.graph_jsonl.summary(job.graphs[0])
     if workload.requests is not None and workload.requests.file is not None:
         stream = formats.read_requests(path.parent / workload.requests.file, workload.requests.count)

@@ -34,8 +34,8 @@ op       `read_bytes`,      traffic in the tier of its device                   
          `write_bytes`
 op       `flops`            arithmetic work                                                        0
 op       `workspace_bytes`  scratch memory while it runs                                           0
-op       `duration_ns`      measured time                                                          cost model
-op       `kind`             compute or collective                                                  compute
+op       `duration_ns`      measured time; required of a delay                                     cost model
+op       `kind`             compute; collective; or delay: holds its stream and computes nothing   compute
 op       `op_class`         matmul, attention, vector or a key of its device's fractions           vector
 op       `dtype`            key of its device's peaks                                              bf16
 op       `phase`            forward, backward, update, prefill or decode                           none

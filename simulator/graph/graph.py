@@ -165,6 +165,11 @@ class Graph:
         """Ops that run on the host."""
         return frozenset(index for index, op in enumerate(self.ops) if op.device == HOST)
 
+    @cached_property
+    def delays(self) -> frozenset[int]:
+        """Ops that hold their stream for a time, and compute nothing."""
+        return frozenset(index for index, op in enumerate(self.ops) if op.kind is OpKind.DELAY)
+
     @property
     def host_streams(self) -> frozenset[int]:
         """The streams that its ops of the host name."""

@@ -33,6 +33,7 @@ class OpKind(StrEnum):
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
+    DELAY = "delay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,9 @@ class Op:
         Room it needs in that tier while it runs [B].
     duration_ns
         Measured time [ns]; the cost model is used if None.
+    kind
+        ``compute``; ``collective``; or ``delay``, which holds its stream for its `duration_ns` and computes nothing, as
+        a tool or an environment does that is waited for.
     op_class, dtype
         Keys of its device's achieved fractions and peaks; of `OP_CLASSES` the machine need not list all.
     phase

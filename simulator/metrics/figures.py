@@ -91,6 +91,7 @@ FIGURES = (
     Figure("warmup_ns", "ns", "warm-up", "`E_(n-1)`: all that is before the step that is measured."),
     Figure("compute_ns", "ns", "compute", "First runs of ops on the main stream in the measured step."),
     Figure("recompute_ns", "ns", "recompute", "Further runs of ops on the main stream in the measured step."),
+    Figure("delay_ns", "ns", "delay", "Delays on the main stream in the measured step: its ops that compute nothing."),
     Figure("stall_ns", "ns", "stall", "The sum of the waits of the main stream in the measured step."),
     Figure("wait_<>_ns", "ns", "<>", "What the main stream waited for with this root cause.", over="cause"),
     Figure("host_compute_ns", "ns", "on the host", "Time of the step with an op of the host of the main stream's rank "
@@ -153,7 +154,7 @@ FIGURES = (
     Figure("life_<>_years", "years", "life of <>", "How long the tier endures what the step writes to it, step after "
            "step.", of="cost", over="worn tier", worse="less", is_compared=True),
     Figure("slowdown_vs_fastest", "times", "vs fastest", "`step_ns` by that of the fastest row.", of="table"),
-    Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by the time of all computes.", of="table"),
+    Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by that of all computes and delays.", of="table"),
     Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),
     Figure("at_<>_slowdown", "times", "slowdown at <>", "`step_ns` there by that of the row that it is held against.",
            of="table", over="field", is_compared=True),

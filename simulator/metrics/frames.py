@@ -58,10 +58,10 @@ class Frames:
         Returns
         -------
         DataFrame
-            ``rank``; ``step`` (training step, from 0); ``kind`` (compute or transfer); ``name`` (``step1/L03/fwd/...``,
-            a second compute of an op in a step is ``...#2``; for a transfer the tensor); ``track`` (``stream 0`` or the
-            link); ``channel``; ``phase``; ``source`` and ``target`` tier; ``issue``; ``issued_ns``, ``start_ns``,
-            ``end_ns``; ``size_bytes`` of a transfer.
+            ``rank``; ``step`` (training step, from 0); ``kind`` (compute, delay or transfer); ``name``
+            (``step1/L03/fwd/...``, a second compute of an op in a step is ``...#2``; for a transfer the tensor);
+            ``track`` (``stream 0`` or the link); ``channel``; ``phase``; ``source`` and ``target`` tier; ``issue``;
+            ``issued_ns``, ``start_ns``, ``end_ns``; ``size_bytes`` of a transfer.
         """
         return _frame(self.columns("spans"))
 
@@ -203,7 +203,7 @@ def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
     return {
         "rank": spans["rank"],
         "step": spans["step"],
-        "kind": np.where(compute, "compute", "transfer"),
+        "kind": np.select([compute & np.isin(item, [*graph.delays]), compute], ["delay", "compute"], "transfer"),
         "name": names,
         "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
         "channel": spans["channel"],

@@ -38,7 +38,8 @@ class Pacer(NamedTuple):
     Attributes
     ----------
     by
-        In words: ``copies over h2d``, ``decode kernels``, ``host compute``, ``issuing by the host``, ``collectives``.
+        In words: ``copies over h2d``, ``decode kernels``, ``host compute``, ``delays``, ``issuing by the host``,
+        ``collectives``.
     kinds
         The kinds of measurements that it is like; several where it is not known which. What the host takes to issue
         kernels, and ranks to meet, is part of the times that are printed of kernels.
@@ -68,6 +69,7 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pi
     busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
     busy_ns |= {Pacer(f"copies over {name}", COPIES[is_pinned]): row[f"busy_{name}_ns"] for name in links}
     busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0
+    busy_ns[Pacer("delays", ())] = row.get("delay_ns") or 0
     busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
     busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + row["wait_peer_ns"]
     return max(busy_ns, key=busy_ns.__getitem__)

@@ -151,7 +151,7 @@ def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
 def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:
     """Count the time in the window with a collective under way, and how much of it compute masks [ns]."""
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
-    computes = (spans["kind"] == COMPUTE) & ~meets & ~np.isin(spans["item"], list(graph.on_host))
+    computes = (spans["kind"] == COMPUTE) & ~meets & ~np.isin(spans["item"], [*graph.on_host, *graph.delays])
     start, end = spans["start_ns"], spans["end_ns"]
     return exposed_ns((start[meets], end[meets]), (start[computes], end[computes]), window)
 

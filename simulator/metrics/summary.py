@@ -47,7 +47,7 @@ def rank_figures(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | 
         The figures of a rank by column (`simulator.metrics.figures`); of a run that did not end, all but status,
         makespan and peaks are None. A collective on the main stream counts as a wait. If ranks begin in turn, step
         ``n`` is the last step that ended while all of them were at work. Exactly,
-        ``compute_ns + recompute_ns + stall_ns + drain_ns = step_ns``.
+        ``compute_ns + recompute_ns + delay_ns + stall_ns + drain_ns = step_ns``.
     """
     trace, window = ran.trace, None
     row: dict[str, Any] = dict.fromkeys(columns(hardware, ("run", "rank")))
@@ -153,7 +153,7 @@ def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
-    meets = is_collective(graph, trace)
+    meets, idles = is_collective(graph, trace), is_delay(graph, trace)
     on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
@@ -163,8 +163,9 @@ def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window
     by_cause[CAUSES.index("collective")] += took[on_main_stream & meets].sum()
     return {
         "warmup_ns": window.start_ns,
-        "compute_ns": int(took[on_main_stream & ~meets & ~again].sum()),
-        "recompute_ns": int(took[on_main_stream & ~meets & again].sum()),
+        "compute_ns": int(took[on_main_stream & ~meets & ~idles & ~again].sum()),
+        "recompute_ns": int(took[on_main_stream & ~meets & ~idles & again].sum()),
+        "delay_ns": int(took[on_main_stream & idles].sum()),
         "stall_ns": int(by_cause.sum()),
         **{f"wait_{cause}_ns": int(by_cause[CAUSES.index(cause)]) for cause in causes(hardware)},
         **({"host_compute_ns": union_ns(*_on_host(graph, spans), window[-2:])} if hardware.host_compute else {}),
@@ -243,6 +244,12 @@ def is_collective(graph: Graph, trace: Trace) -> Bools:
     spans = trace.spans.whole()
     is_compute = spans["kind"] == COMPUTE
     return np.asarray(is_compute & meets[np.where(is_compute, spans["item"], 0)])
+
+
+def is_delay(graph: Graph, trace: Trace) -> Bools:
+    """Flag the spans that are delays."""
+    spans = trace.spans.whole()
+    return np.asarray((spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays]))
 
 
 def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:

@@ -18,6 +18,7 @@ from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
 from simulator.workload import DecoderModel, Workload
+from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
 """Name of an amount -> the amount for people, in the order of the card."""
@@ -27,7 +28,7 @@ _MOST_MEMBERS, _MOST_RANKS = 3, 8
 """Most members of a group, and most ranks, that are listed: more do not fit in a line."""
 
 
-def model_card(workload: Workload | None, job: Job | None) -> Card:
+def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card:
     """Describe a model: parameters (all, and active per token), weights, KV cache, FLOPs per token, ops, tensors.
 
     Parameters
@@ -37,10 +38,14 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     job
         The graphs of all ranks; None for requests, whose weights and arithmetic are those of the smallest iteration.
     """
-    card, is_served = Card(), job is None and workload is not None and workload.requests is not None
-    if workload is not None and is_served:
-        job = Job.of(iteration(workload, least_iteration(workload), 0))
-    if workload is not None and (counts := parameters(workload)):
+    card, tokens = Card(), None if workload is None else workload.tokens
+    work = workload if isinstance(workload, Workload) else None
+    if isinstance(workload, JobDocument):
+        card["programs"] = _programs(workload)
+    is_served = job is None and work is not None and work.requests is not None
+    if work is not None and is_served:
+        job = Job.of(iteration(work, least_iteration(work), 0))
+    if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
     whose = " a rank" if job and job.ranks > 1 else ""
@@ -48,10 +53,10 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
         weights, persistent = (max(_bytes(g, kinds) for g in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind)))
         if persistent:
             card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
-    if workload is not None and workload.model is not None and workload.phase != "train":
-        card["KV cache"] = _cache(workload.model.decoder, workload.dtypes.kv_bytes)
+    if work is not None and work.model is not None and work.phase != "train":
+        card["KV cache"] = _cache(work.model.decoder, work.dtypes.kv_bytes)
     if job is not None:
-        card |= _arithmetic(job, 1 if is_served else None if workload is None else workload.tokens)
+        card |= _arithmetic(job, 1 if is_served else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
         theirs = max(sum(graph.tensors[t].size_bytes for t in graph.of_host) for graph in job.graphs)
         card["on the host"] = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
@@ -163,7 +168,7 @@ class Exchange(NamedTuple):
     size_bytes: int
 
 
-def layout_text(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
+def layout_text(job: Job, workload: Workload | JobDocument, weights: Mapping[str, Weight]) -> str:
     """Write the layout of a job as tables: the memory of ranks, the cuts of weights, and the communication.
 
     Parameters
@@ -249,14 +254,21 @@ def exchanges(job: Job) -> Iterator[Exchange]:
             yield Exchange(job.labels[index], phase, kind, Group(name, meeting), times, size_bytes)
 
 
-def _parts(workload: Workload) -> str:
-    """Write the axes of the mesh, that of neighbouring ranks last, and the ZeRO stage."""
+def _parts(workload: Workload | JobDocument) -> str:
+    """Write the programs of ranks; or the axes of the mesh, that of neighbouring ranks last, and the ZeRO stage."""
+    if isinstance(workload, JobDocument):
+        return f" = {_programs(workload)}"
     parallel, pools = workload.parallel, workload.pools
     axes = [f"{name} {getattr(parallel, name)}" for name in parallel.device_matrix if name != "expert"]
     axes = axes if parallel.ranks == "all" else []
     text = f" = {' x '.join(axes)}" if axes else ""
     text += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model" if pools else ""
     return text + (f"; ZeRO {parallel.zero_stage}" if parallel.zero_stage else "")
+
+
+def _programs(document: JobDocument) -> str:
+    """Write which ranks run the programs of a job."""
+    return ", ".join(f"{name} on {numbers(ranks)}" for name, ranks in document.placed.items())
 
 
 def _cuts(weights: Mapping[str, Weight]) -> list[dict[str, Any]]:

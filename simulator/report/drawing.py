@@ -52,11 +52,12 @@ CAUSE = {
 }
 """Cause of a wait -> colour of the stall."""
 PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "prefill": "#8d99a6", "decode": "#5d6b7a"}
-"""Phase of an op -> colour of its compute."""
+PHASE["delay"] = "#b8a9c9"
+"""Phase of an op, or its being a delay -> colour of its bar."""
 COMPUTE, RECOMPUTE, DRAIN = "#75828f", "#aa4499", "#bfc6cd"
 """Colours of: compute of an op without a phase; recompute in any phase; copies after the last op."""
-SPENT = {"compute": COMPUTE, "recompute": RECOMPUTE, **{f"stall: {cause}": tint for cause, tint in CAUSE.items()}}
-SPENT[DRAINED] = DRAIN
+SPENT = {"compute": COMPUTE, "recompute": RECOMPUTE, "delay": PHASE["delay"]}
+SPENT |= {**{f"stall: {cause}": tint for cause, tint in CAUSE.items()}, DRAINED: DRAIN}
 """Part of a step -> its colour."""
 PEAK = "#b4c4d4"
 """The peak of a memory."""

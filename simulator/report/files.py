@@ -339,14 +339,14 @@ def read_summary(result: Path) -> dict[str, Any]:
         filled_ns, label = sum(ns for _, ns in spent(row, summary)), row.get("policy")
         is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
         if not is_named or (row["status"] == "ok" and row.get("step_ns") != filled_ns):
-            rule = "a row has a label of its own, and compute, recompute and waits fill its step"
+            rule = "a row has a label of its own, and compute, recompute, delays and waits fill its step"
             raise ConfigError(f"{path}, row {label!r}", rule, f"{filled_ns:,} of {row.get('step_ns')} ns", _AGAIN)
     return dict(summary)
 
 
 def spent(row: Summary, summary: Summary) -> Iterator[tuple[tuple[str, str], int]]:
     """Iterate over the parts of a row's step [ns], keyed by column and place; they sum to the step."""
-    for column in ("compute_ns", "recompute_ns", "drain_ns"):
+    for column in ("compute_ns", "recompute_ns", "delay_ns", "drain_ns"):
         yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
     for stall in summary["stalls"].get(row.get("policy"), ()):
         yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]

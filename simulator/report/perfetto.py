@@ -127,11 +127,12 @@ def _with_args(about: Columns, args: Columns) -> Iterator[Event]:
 def _slices(view: Row, pid: int) -> Iterator[Event]:
     """Iterate over the threads of a rank and their slices: steps, spans and waits."""
     spans, waits, ends = columns(view, "spans"), columns(view, "waits"), dict[int, int]()
-    spans["cat"] = [phase or kind for phase, kind in zip(spans["phase"], spans["kind"], strict=True)]
+    of_phase = zip(spans["phase"], spans["kind"], strict=True)
+    spans["cat"] = [kind if kind == "delay" else phase or kind for phase, kind in of_phase]
     places = zip(spans["kind"], spans["track"], spans["channel"], strict=True)
-    spans["lane"] = [track if kind == "compute" else f"{track} #{channel}" for kind, track, channel in places]
+    spans["lane"] = [f"{track} #{channel}" if kind == "transfer" else track for kind, track, channel in places]
     for lane, kind, step, end in zip(*(spans[key] for key in ("lane", "kind", "step", "end_ns")), strict=True):
-        if kind == "compute" and (lane == "stream 0" or not view.graph.meets):
+        if kind != "transfer" and (lane == "stream 0" or not view.graph.meets):
             ends[step] = max(end, ends.get(step, 0))
     waits["lane"], waits["cat"] = [f"stream {stream} stalls" for stream in waits["stream"]], "stall"
     waits["name"] = [f"{cause} at {on}" if on else cause for cause, on in zip(waits["cause"], waits["on"], strict=True)]

@@ -105,8 +105,9 @@ class Row:
 
     @property
     def spent(self) -> dict[str, int]:
-        """The parts of a step [ns]: compute, recompute, stalls (the longest first) and the drain, without zeros."""
+        """The parts of a step [ns]: compute, recompute, delays, stalls (the longest first), the drain; no zeros."""
         parts = {"compute": int(self.summary["compute_ns"]), "recompute": self.recompute_ns}
+        parts["delay"] = self.summary.get("delay_ns") or 0
         parts |= {f"stall: {cause}": ns for cause, ns in self.causes.items()}
         parts[DRAINED] = int(self.summary.get("drain_ns") or 0)
         return {name: ns for name, ns in parts.items() if ns}

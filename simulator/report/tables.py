@@ -119,7 +119,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary | named(row) for row in rows], rows[0].hardware
     step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
-    more = occurring(summaries, ["recompute_ns", "host_compute_ns"])
+    more = occurring(summaries, ["recompute_ns", "delay_ns", "host_compute_ns"])
     times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"))
     columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]
     columns += [f"moved_{name}_bytes" for name in machine.links]
@@ -184,7 +184,8 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     names = [{"rank": row.rank, "runs": row.program, "stands_for": n} for row, n in zip(ranks, folded, strict=True)]
     rows = [name | row.summary for name, row in zip(names, ranks, strict=True)]
     shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
-    return filled(figures(rows, (*names[0], "step_ns", "compute_ns", *occurring(rows, WAITS), *shares, peak)))
+    spent = occurring(rows, ("delay_ns", *WAITS))
+    return filled(figures(rows, (*names[0], "step_ns", "compute_ns", *spent, *shares, peak)))
 
 
 class ProgressBar:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from simulator.graph import Graph
+from simulator.graph import Graph, Op, OpKind
 from simulator.metrics import with_steps
 from simulator.plan import COMPUTE
 from simulator.report import drawing
@@ -59,11 +59,18 @@ def kind_name(kind: int) -> str:
 def _looks(row: Row) -> dict[str, str]:
     """Map everything that a bar can show to its colour."""
     ops = [op for graph in row.job.graphs for op in graph.ops]
-    looks = {op.phase or "compute": drawing.PHASE.get(op.phase, drawing.COMPUTE) for op in ops if op.collective is None}
+    looks = {_look(op): drawing.PHASE.get(_look(op), drawing.COMPUTE) for op in ops if op.collective is None}
     looks |= {"recompute": drawing.RECOMPUTE} | {f"stall: {cause}": drawing.CAUSE[cause] for cause in CAUSES}
     groups = dict.fromkeys(op.collective.group for op in ops if op.collective is not None)
     looks |= {f"collective: {group}": drawing.GROUPS[n % len(drawing.GROUPS)] for n, group in enumerate(groups)}
     return looks | {kind_name(index): drawing.KIND[kind] for index, kind in enumerate(KINDS)}
+
+
+def _look(op: Op) -> str:
+    """Return what the bar of an op shows."""
+    if op.collective:
+        return f"collective: {op.collective.group}"
+    return "delay" if op.kind is OpKind.DELAY else op.phase or "compute"
 
 
 def _acts(row: Row, looks: Sequence[str]) -> Block:
@@ -74,8 +81,7 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     if row.trace is None:
         raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
     graph, (spans, waits) = row.graph, with_steps(row.graph, row.hardware, row.trace)
-    of_op = [f"collective: {op.collective.group}" if op.collective else op.phase or "compute" for op in graph.ops]
-    ops, is_compute = np.array([looks.index(look) for look in of_op] or [0]), spans["kind"] == COMPUTE
+    ops, is_compute = np.array([looks.index(_look(op)) for op in graph.ops] or [0]), spans["kind"] == COMPUTE
     computed = ops[np.where(is_compute, spans["item"], 0)]
     again = is_compute & (spans["run"] > 1)
     moved = looks.index(kind_name(0)) + tensor_kinds(graph, np.where(is_compute, 0, spans["item"]))

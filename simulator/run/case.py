@@ -275,8 +275,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     ways = [replace(loaded, workload=way) for way in settled]
     others = tuple(prepare(way, is_changed=is_changed, with_bounds=with_bounds) for way in ways)
     if job is None:
-        reader = partial(formats.read_graph, views=loaded.workload.views)
-        job = build_job(loaded.workload, loaded.workload_dir, reader)
+        job = build_job(loaded.workload, loaded.workload_dir, formats.read_graph)
     check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
     homes, hardware, scenario = home_ids(loaded, job.graphs), loaded.hardware, loaded.scenario

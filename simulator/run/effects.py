@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -30,6 +29,7 @@ from simulator.run.case import Case
 from simulator.scenario import PolicyChoice, Scenario
 from simulator.units import FieldError, human
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument
 
 Why = Mapping[str, str]
 """Pattern of field paths -> why no value of these fields changes anything."""
@@ -300,6 +300,6 @@ def _builds_the_same(loaded: Loaded, path: str) -> bool:
     return False
 
 
-def _handed_over(loaded: Loaded, workload: Workload) -> tuple[Any, ...]:
-    job = build_job(workload, loaded.workload_dir, partial(formats.read_graph, views=workload.views))
+def _handed_over(loaded: Loaded, workload: Workload | JobDocument) -> tuple[Any, ...]:
+    job = build_job(workload, loaded.workload_dir, formats.read_graph)
     return job.graphs, job.graph_of, workload.tokens, workload.samples

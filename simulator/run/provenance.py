@@ -18,7 +18,11 @@ _PROSE = {"schema_", "name", "title", "origin", "sources", "assumed", "fitted"}
 """Fields of a document that are prose for people."""
 _REFERENCES: dict[str, Any] = {
     "scenario": dict.fromkeys(("hardware", "software", "workload", "policies", "expect", "claim"), True),
-    "workload": {"graph": True, "requests": {"file"}},
+    "workload": {
+        "graph": True,
+        "requests": {"file"},
+        "programs": {"__all__": {"workload": {**dict.fromkeys(_PROSE, True), "graph": True}}},
+    },
 }
 _REFERENCES["scenario"]["draws"] = {"file"}
 """Fields that name other files, which are inputs of their own; and a scenario's rows, expectations and claim."""
@@ -44,7 +48,11 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
         the ``fitted`` and ``assumed`` fields of all documents with their reasons; and by document, how many figures are
         ``mine``: nothing says where they are from.
     """
-    documents = {"hardware": loaded.stated, "workload": loaded.workload, "scenario": loaded.scenario}
+    documents: dict[str, Document] = {
+        "hardware": loaded.stated,
+        "workload": loaded.workload,
+        "scenario": loaded.scenario,
+    }
     documents |= {"software": loaded.software} if loaded.software else {}
     content, inputs = dict[str, dict[str, Any]](), list[dict[str, str]]()
     for role, document in documents.items():
@@ -80,7 +88,7 @@ def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
     figures: list[tuple[Document, str, str | Fit]] = []
     for path, why in of_hardware.items():
         figures.append((loaded.scenario if why in of_scenario.values() else loaded.hardware, path, why))
-    figures += [(loaded.workload, path, why) for path, why in getattr(loaded.workload, table).items()]
+    figures += [(work, path, why) for work in loaded.workload.documents for path, why in getattr(work, table).items()]
     figures += [(loaded.scenario, path, why) for path, why in of_scenario.items() if why not in of_hardware.values()]
     return [
         {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}
@@ -97,7 +105,8 @@ def files_named(loaded: Loaded) -> dict[str, str]:
         The documents as they were read.
     """
     paths = loaded.paths
-    named = {"graph": f"graph.json{paths['graph'].name.rpartition('.json')[2]}"} if "graph" in paths else {}
+    graphs = (role for role in paths if role.partition(" ")[0] == "graph")
+    named = {role: f"{role.replace(' ', '-')}.json{paths[role].name.rpartition('.json')[2]}" for role in graphs}
     return named | ({"draws": "draws.csv"} if "draws" in paths else {})
 
 

@@ -31,6 +31,7 @@ from simulator.run.sweep import Progress, silent
 from simulator.scenario import Scenario
 from simulator.units import counted, human, nearest
 from simulator.workload import Workload
+from simulator.workload.job import JobDocument
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,10 +221,10 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     return card.layout_text(job, document, layouts(document))
 
 
-def _document_and_job(workload: str | Path) -> tuple[Workload, Job]:
+def _document_and_job(workload: str | Path) -> tuple[Workload | JobDocument, Job]:
     entry = catalog.load(workload, "workload")
-    document: Workload = entry.document
-    return document, build_job(document, entry.path.parent, partial(formats.read_graph, views=document.views))
+    document: Workload | JobDocument = entry.document
+    return document, build_job(document, entry.path.parent, formats.read_graph)
 
 
 _ANY_MACHINE = "h100_sxm"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import builders, catalog
 from simulator.catalog import Axis, BudgetError, Loaded, MistypedError
+from simulator.document import Document
 from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
 from simulator.processes import Make, spawned
@@ -29,7 +30,6 @@ from simulator.report.views import SweepView
 from simulator.run.kept import KeptRows
 from simulator.run.provenance import provenance
 from simulator.units import human
-from simulator.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,13 +97,13 @@ class Study:
 
     def check(self) -> None:
         """Refuse values that their fields can never hold, and wrong points: any of a strict study, else if all are."""
-        probes, sound = self.points if self.probes is None else self.probes, dict[int, Workload]()
+        probes, sound = self.points if self.probes is None else self.probes, dict[int, Document]()
         errors = [self._wrong(point, sound) for point in probes]
         first = next(filter(None, errors), None)
         if first and (self.is_strict or (all(errors) and all(self._wrong(point, sound) for point in self.points))):
             raise first
 
-    def _wrong(self, point: Point, sound: dict[int, Workload]) -> ConfigError | None:
+    def _wrong(self, point: Point, sound: dict[int, Document]) -> ConfigError | None:
         """Return what is wrong at a point, if not strict without its budget; the `sound`, by identity, were checked."""
         try:
             workload = self.at(point).workload

@@ -262,7 +262,7 @@ def requests_of(loaded: Loaded) -> Requests:
     """
     if loaded.workload.requests is None:
         rule, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
-        raise ConfigError(loaded.place("workload"), rule, f"phase {loaded.workload.phase}", do)
+        raise ConfigError(loaded.place("workload"), rule, f"phase {loaded.work.phase}", do)
     return loaded.workload.requests
 
 
@@ -294,7 +294,7 @@ class Rooms(NamedTuple):
 
 def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
     """Return the model's groups of layers, by the tokens that they keep of a sequence."""
-    return cached_layers(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
+    return cached_layers(decoder_of(loaded.work), loaded.work.dtypes.kv_bytes)
 
 
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
@@ -321,9 +321,9 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     rule, do = "tiers that keep blocks are named from the compute tier down", f"name {compute_tier} first"
     insist(first == compute_tier or compute_tier not in kept_in, where, rule, f"{compute_tier} after {first}", do)
     decoding, longest_prompt = min(asked.max_sequences, len(requests)), max(request.prompt for request in requests)
-    near = ((1, 1, 1),) * len(limited_reaches(decoder_of(loaded.workload)))
+    near = ((1, 1, 1),) * len(limited_reaches(decoder_of(loaded.work)))
     fullest = Iteration(decoding, 1, asked.max_tokens - decoding, longest_prompt, longest_prompt, decoding, near)
-    graph = iteration(loaded.workload, fullest, 0)
+    graph = iteration(loaded.work, fullest, 0)
     left_bytes = [_left_bytes(loaded, graph, tier) for tier in names]
     keeps, kept = compute_tier in kept_in or not kept_in, tuple(map(loaded.scenario.kv_tier, names))
     room = Rooms(names, tuple(max(0.0, left) for left in left_bytes), keeps, groups, kept[1:])
@@ -344,7 +344,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     do = f"raise {lever} to {now + short:,.0f} B, lower max_tokens or the tokens of requests, or move weights (homes)"
     if compute_tier in kept_in:
         do = f"raise {compute_tier} of kv_tiers to {needed:,} B, or lower the tokens of requests"
-    insist(not short, f"workload {loaded.workload.name}, requests", rule, lacking, do)
+    insist(not short, f"workload {loaded.work.name}, requests", rule, lacking, do)
     return room
 
 

@@ -91,7 +91,7 @@ class _Shape:
     def __init__(self, loaded: Loaded, graphs: Iterations, some: Iteration) -> None:
         self._loaded, self._graphs = loaded, graphs
         self._is_all = some.answers == some.decoding + some.reading
-        parts = dict.fromkeys(part for _, part in decoder_of(loaded.workload).kinds if isinstance(part, Experts))
+        parts = dict.fromkeys(part for _, part in decoder_of(loaded.work).kinds if isinstance(part, Experts))
         self._experts = [part for part in parts if part.top_k < part.routed]
         numbers = self._numbers(some)
         large = [
@@ -164,7 +164,7 @@ class _Shape:
     def _expert_slopes(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
         """Return what one more expert adds to both sides of each op [ns], from an iteration of few tokens."""
         saved = constant + np.tensordot(few, slopes, 1) - self._sides(few)[0] if self._experts else constant
-        model = decoder_of(self._loaded.workload)
+        model = decoder_of(self._loaded.work)
         parts = dict(zip(blocks(model.layers), map(model.layer, range(model.layers)), strict=True))
         of_op = [parts[block].feed_forward if (block := name.split("/")[0]) in parts else None for name in names]
         unread = zip(self._experts, self._unread(sum(few[i] for i in _TOKENS)), strict=True)
@@ -197,8 +197,8 @@ class Replays:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
         self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
-        self.reaches, self.engine = limited_reaches(decoder_of(loaded.workload)), loaded.hardware.host.serving
-        self._graphs = Iterations(loaded.workload)
+        self.reaches, self.engine = limited_reaches(decoder_of(loaded.work)), loaded.hardware.host.serving
+        self._graphs = Iterations(loaded.work)
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._replayed = cache(self._replay)
 
@@ -301,13 +301,13 @@ def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
 
 def smallest(loaded: Loaded) -> Case:
     """Prepare the smallest iteration that there can be."""
-    work = least_iteration(loaded.workload)
-    return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))
+    work = least_iteration(loaded.work)
+    return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.work, work, 1)))
 
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     """Return the scenario of an iteration, in which cached blocks have their homes where they are."""
-    named = {cache_name(part) for part, _ in decoder_of(loaded.workload).kinds}
+    named = {cache_name(part) for part, _ in decoder_of(loaded.work).kinds}
     homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
     homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}

@@ -256,7 +256,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "finished": finished,
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
-        **flop_rates([({loaded.workload.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
+        **flop_rates([({loaded.work.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
         **{column: sum(row[column] for row in (*story.iterations, *story.loads)) for column in moved},
         "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),

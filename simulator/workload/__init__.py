@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal, Self
 
 from pydantic import Field
@@ -148,7 +149,19 @@ class Workload(Document):
         if self.phase == "decode":
             return self.replicas * self.batch * self.new_tokens
         stated = self.model is not None or "sequence" in self.model_fields_set
-        return self._sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
+        return self.sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that a model is spread over, replicas included; of a graph, its replicas."""
+        if self.pools is not None:
+            return self.pools.prefill + self.pools.decode
+        return prod(self.parallel.device_matrix.values()) if self.parallel.ranks == "all" else self.replicas
+
+    @property
+    def meets(self) -> bool:
+        """Whether its ranks are said to meet."""
+        return self.parallel.ranks == "all" or self.phase == "serve"
 
     @property
     def dequantizes_before(self) -> bool:
@@ -165,10 +178,11 @@ class Workload(Document):
     def samples(self) -> int | None:
         """Sequences that all ranks train on or read in a step; None in other phases, and if a graph states none."""
         stated = self.model is not None or "batch" in self.model_fields_set
-        return self._sequences if stated and self.phase in ("train", "prefill") else None
+        return self.sequences if stated and self.phase in ("train", "prefill") else None
 
     @property
-    def _sequences(self) -> int:
+    def sequences(self) -> int:
+        """Sequences that run in a step, on all ranks."""
         parallel = self.parallel
         replicas = parallel.data * parallel.micro_batches if parallel.ranks == "all" else parallel.micro_batches
         return self.replicas * replicas * self.batch

@@ -141,6 +141,10 @@ def graphs(draw: st.DrawFn) -> Graph:
                 },
             )
         )
+        if more.get("kind") == "delay":
+            takes = more.get("duration_ns") or 0
+            more = {key: more[key] for key in ("kind", "phase", "barrier", "stream") if key in more}
+            more["duration_ns"] = takes
         if more.get("kind", "compute") == "compute" and more.get("stream", 0) == 0 and draw(st.booleans()):
             more["device"] = "host"
         if more.get("kind") == "collective" and (more.get("duration_ns") is None or draw(st.booleans())):

@@ -91,7 +91,7 @@ def test_views_read_unless_their_writes_are_asked_for(path):
     write(path, trace())
     for views, writes in (("reads", (0, 3)), ("writes", (0, 1, 3))):
         workload = Workload(name="w", graph=str(path), views=views, steps=1)
-        graph = build(workload, None, lambda p, v=views: formats.read_graph(p, v))
+        graph = build(workload, None, formats.read_graph)
         assert Lifetimes(graph).writes[0] == writes
 
 

@@ -126,10 +126,10 @@ BROKEN = {
     "a huge size": (lambda b: b.tensor("z", 2**62 + 1), "from 0 to 2**62"),
     "an unknown tensor kind": (lambda b: b.tensor("z", 1, "wieght"), "(did you mean 'weight'?)"),
     "an unknown sharing": (lambda b: b.tensor("z", 1, shared="rack"), "shared is one of node, supernode"),
-    "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, found 'gpu'"),
+    "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, delay, found 'gpu'"),
     "an op on the host": (
         lambda b: b.op("f", kind="host"),
-        "op 'f': kind is one of compute, collective, found 'host'",
+        "op 'f': kind is one of compute, collective, delay, found 'host'",
     ),
     "an unknown device": (lambda b: b.op("f", device="cpu"), "device is one of accelerator, host, found 'cpu'"),
     "a collective on the host": (

@@ -293,7 +293,7 @@ def file_workload(**more: object) -> Workload:
     return Workload(name="w", graph="g.jsonl", **more)  # type: ignore[arg-type]
 
 
-def read_graph(path: Path) -> Graph:
+def read_graph(path: Path, _views: str) -> Graph:
     builder = GraphBuilder(str(path))
     builder.tensor("x", 1, "input", persistent=path.parent == Path("persistent"))
     builder.op("f", ["x"])

@@ -30,6 +30,7 @@ def test_one_step_is_counted_to_the_last_end_of_anything():
         "warmup_ns": 0,
         "compute_ns": 5,
         "recompute_ns": 0,
+        "delay_ns": 0,
         "stall_ns": 10,
         **{f"wait_{cause}_ns": 10 if cause == "transfer" else 0 for cause in CAUSES[:-1]},
         "drain_ns": 10,

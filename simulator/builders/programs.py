@@ -1,0 +1,294 @@
+"""A job document becomes a job: the graphs of all programs that a rank runs become one, with what ranks hand over.
+
+Names of a program's tensors, ops and groups begin with that of the program (``rollout.L03/kv``), and with several runs
+with that and the number of the run (``rollout.1.L03/attn.core``), but for what lasts from run to run.
+
+What is handed over is sent as soon as it is written for the last time. It is received before it is first read; or, if
+it is of an earlier round, at the end of the step, the last of the buffers in which it then waits. On one rank nothing
+is sent: it is one tensor, or, if it is of another round or another slice, a copy. Weights of a layer that go from one
+rank to another are one message. In no group does a rank both send and receive, and all ranks come to the messages of an
+edge in one order, so that no circle of ranks waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from simulator.builders.handed import Handed, Placed, Uses, groups, hand_over
+from simulator.errors import insist
+from simulator.graph import (
+    HOST,
+    Collective,
+    CollectiveKind,
+    Graph,
+    Group,
+    Job,
+    Op,
+    OpKind,
+    Tensor,
+    check_run,
+    check_sums,
+)
+from simulator.layout import Weight
+from simulator.workload import Workload
+from simulator.workload.job import JobDocument
+
+Built = Callable[[Workload], tuple[Job, dict[str, Weight]]]
+"""Function that builds a workload, and says how its weights lie."""
+
+
+class Message(NamedTuple):
+    """The part of a rank in what is handed over.
+
+    Attributes
+    ----------
+    handed
+        Which of all that is.
+    role
+        ``send``, ``recv``, ``copy`` (within the rank), or ``share`` (both programs have one tensor).
+    group, size_bytes
+        The group of ranks that meet, and the size [B].
+    """
+
+    handed: int
+    role: str
+    group: Group | None
+    size_bytes: int
+
+
+def build_programs(document: JobDocument, build: Built) -> Job:
+    """Build the job of a document.
+
+    Raises
+    ------
+    ConfigError
+        If a program does not fit on its ranks, or an edge cannot hand over what it says.
+    """
+    placed = {name: _placed(document, name, build) for name in document.programs}
+    handed = hand_over(document, placed)
+    stacks: dict[int, list[tuple[str, int]]] = {rank: [] for rank in document.idle_ranks}
+    for name, program in placed.items():
+        for rank, graph in program.graph_of.items():
+            stacks.setdefault(rank, []).append((name, graph))
+    parts, classes = _messages(handed), dict[object, list[int]]()
+    for rank in sorted(stacks):
+        classes.setdefault((*stacks[rank], *parts.get(rank, ())), []).append(rank)
+    graphs, labels, graph_of = list[Graph](), list[str](), dict[int, int]()
+    for number, ranks in enumerate(classes.values()):
+        stack = stacks[ranks[0]]
+        labels.append(_label(placed, stack, [*labels]))
+        joint = _Joint(placed, handed).graph(f"{document.name} {labels[-1]}", stack, parts.get(ranks[0], []))
+        check_run(len(joint.ops), document.steps, f"job {document.name}", len(joint.tensors))
+        graphs.append(joint.repeated(document.steps, f"job {document.name}, {labels[-1]}"))
+        check_sums(graphs[-1], f"job {document.name}")
+        graph_of |= dict.fromkeys(ranks, number)
+    return Job(document.name, tuple(graphs), tuple(graph_of[rank] for rank in sorted(graph_of)), tuple(labels))
+
+
+def _placed(document: JobDocument, name: str, build: Built) -> Placed:
+    """Build a program of a job."""
+    program, ranks = document.programs[name], document.placed[name]
+    work = program.on(len(ranks))
+    job, weights = Job.of(waiting(name, program.delay_ns or 0)), dict[str, Weight]()
+    if work is not None:
+        must, do = "a job says what runs each part of a program", "say accelerator or host"
+        insist(len(work.settled) == 1, f"job {document.name}, programs.{name}.workload.on", must, "any", do)
+        job, weights = build(work.model_copy(update={"steps": 1}))
+    must, found = "ranks are a multiple of what the layout of a program needs", f"{len(ranks)}, and {job.ranks}"
+    do = "correct ranks, or the layout of its workload"
+    insist(len(ranks) % job.ranks == 0, f"job {document.name}, programs.{name}.ranks", must, found, do)
+    return Placed(name, ranks, program.runs, job, work, weights)
+
+
+def waiting(name: str, duration_ns: int) -> Graph:
+    """Return the graph of a rank that waits, and computes nothing."""
+    return Graph(name, (), (Op("wait", duration_ns=duration_ns, kind=OpKind.DELAY, repeatable=False),))
+
+
+def _label(placed: dict[str, Placed], stack: Sequence[tuple[str, int]], others: Sequence[str]) -> str:
+    """Return what ranks with these programs are called, unlike others."""
+    jobs = [(name, placed[name].job, graph) for name, graph in stack]
+    names = [f"{name} {job.labels[graph]}" if len(job.graphs) > 1 else name for name, job, graph in jobs]
+    label = " + ".join(names) or "idle"
+    alike = sum(other == label or other.startswith(f"{label}, ") for other in others)
+    return f"{label}, {alike + 1}" if alike else label
+
+
+def _messages(handed: Sequence[Handed]) -> dict[int, list[Message]]:
+    """Return the parts of each rank in all that is handed over, in order."""
+    parts, by_edge = dict[int, list[Message]](), groups(handed)
+    for number, part in enumerate(handed):
+        for rank in sorted(part.shared):
+            parts.setdefault(rank, []).append(Message(number, "share", None, 0))
+        pairs = [*by_edge.get(part.edge, {})]
+        for source, target in sorted(part.sizes, key=lambda pair: pairs.index(pair) if pair in pairs else -1):
+            size_bytes = part.sizes[source, target]
+            if source == target:
+                parts.setdefault(source, []).append(Message(number, "copy", None, size_bytes))
+                continue
+            group = by_edge[part.edge][source, target]
+            parts.setdefault(source, []).append(Message(number, "send", group, size_bytes))
+            parts.setdefault(target, []).append(Message(number, "recv", group, size_bytes))
+    return parts
+
+
+class _Joint:
+    """The graph of a rank that runs several programs.
+
+    Parameters
+    ----------
+    placed, handed
+        The programs, and all that they hand over.
+    """
+
+    def __init__(self, placed: dict[str, Placed], handed: Sequence[Handed]) -> None:
+        self._placed, self._handed = placed, handed
+        self._tensors: list[Tensor] = []
+        self._ids: dict[str, int] = {}
+        self._ops: list[Op] = []
+        self._outputs: list[int] = []
+        self._groups: dict[str, Group] = {}
+        self._kept: dict[tuple[str, str], bool] = {}  # of a program, what is one tensor for all runs -> it persists
+        self._named: dict[tuple[str, str], str] = {}  # what is the tensor of another program -> its name
+        self._first: dict[tuple[str, str], int] = {}  # of a program, a tensor -> the first op that names it
+        self._written: dict[tuple[str, str], int] = {}  # and the last one that writes it
+        self._before: dict[int, list[Op]] = {}  # op, or the number of all -> messages that go before it
+
+    def graph(self, name: str, stack: Sequence[tuple[str, int]], messages: Sequence[Message]) -> Graph:
+        """Join the programs of a rank, and add its messages."""
+        for program, number in stack:
+            of_graph = self._placed[program].job.graphs[number].tensors
+            self._kept |= {(program, tensor.name): True for tensor in of_graph if tensor.persistent}
+        for message in messages:
+            part = self._handed[message.handed]
+            sender, receiver = (end.name for end in part.ends)
+            if message.role != "send":
+                self._kept |= {(receiver, name): part.lasts for name in part.writes}
+            if message.role == "share":
+                pairs = zip(part.reads, part.writes, strict=True)
+                self._named |= {
+                    (receiver, to): self._named.get((sender, of), self._name(sender, of)) for of, to in pairs
+                }
+        for program, number in stack:
+            for run in range(self._placed[program].runs):
+                self._add(program, number, run)
+        if not stack:
+            self._ops.append(waiting("idle", 0).ops[0])
+        self._add_messages(messages)
+        outputs = tuple(dict.fromkeys(self._outputs))
+        return Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))
+
+    def _name(self, program: str, tensor: str, run: int = -1) -> str:
+        """Return the name of a tensor in a run of its program, by default the last one."""
+        runs = self._placed[program].runs
+        return (
+            f"{program}.{tensor}"
+            if runs == 1 or (program, tensor) in self._kept
+            else f"{program}.{run % runs}.{tensor}"
+        )
+
+    def _declare(self, tensor: Tensor) -> int:
+        """Return the id of a tensor by its name; add it if there is none."""
+        if tensor.name not in self._ids:
+            self._ids[tensor.name] = len(self._tensors)
+            self._tensors.append(tensor)
+        return self._ids[tensor.name]
+
+    def _add(self, program: str, number: int, run: int) -> None:
+        """Add a run of a program."""
+        placed, base = self._placed[program], len(self._ops)
+        graph, ids = placed.job.graphs[number], list[int]()
+        for tensor in graph.tensors:
+            key = program, tensor.name
+            name, lasts = self._named.get(key) or self._name(program, tensor.name, run), self._kept.get(key, False)
+            ids.append(self._declare(replace(tensor, name=name, persistent=lasts)))
+        prefix = f"{program}." if placed.runs == 1 else f"{program}.{run}."
+        for op in graph.ops:
+            reads, writes = (tuple([ids[t] for t in used]) for used in (op.reads, op.writes))
+            met, drawn = op.collective, op.dynamic
+            met = met and replace(met, group=f"{program}.{met.group}")
+            if drawn:
+                candidates = tuple([ids[t] for t in drawn.candidates])
+                drawn = replace(drawn, revealed_by=base + drawn.revealed_by, candidates=candidates)
+            name = prefix + op.name
+            self._ops.append(replace(op, name=name, reads=reads, writes=writes, collective=met, dynamic=drawn))
+        for group in map(placed.group, graph.groups):
+            self._groups[group.name] = group
+        uses, given = (
+            Uses.of(graph),
+            {name for part in self._handed if part.ends[0].name == program for name in part.reads},
+        )
+        for name, t in uses.ids.items():
+            if t in uses.first:
+                self._first.setdefault((program, name), base + uses.first[t])
+            if t in uses.written:
+                self._written[program, name] = base + uses.written[t]
+        self._outputs += [ids[t] for t in graph.outputs if graph.tensors[t].name not in given]
+
+    def _add_messages(self, messages: Sequence[Message]) -> None:
+        """Add messages where they can go first, without changing their order in an edge."""
+        places, seen = dict[int, int](), set[int]()
+        after, latest, soonest = len(self._ops), dict[str, int](), dict[str, int]()
+        for i, message in enumerate(messages):
+            part, sender = self._handed[message.handed], self._handed[message.handed].ends[0].name
+            if message.role == "send":
+                written = max(self._written[sender, name] for name in part.reads)
+                places[i] = latest[part.edge] = max(written + 1, latest.get(part.edge, 0))
+        for i, message in reversed([*enumerate(messages)]):
+            part, receiver = self._handed[message.handed], self._handed[message.handed].ends[1].name
+            if message.role in ("recv", "copy"):
+                first = after if part.lag else min(self._first[receiver, name] for name in part.writes)
+                places[i] = soonest[part.edge] = min(first, soonest.get(part.edge, after))
+        for i, message in enumerate(messages):
+            if message.role != "share":
+                ops = self._message(message, is_first=message.handed not in seen)
+                self._before.setdefault(places[i], []).extend(ops)
+                seen.update(() if message.role == "send" else (message.handed,))
+
+    def _message(self, message: Message, *, is_first: bool) -> list[Op]:
+        """Return the ops of a message; the first one that writes a tensor lets what waits in buffers move up."""
+        part, group, size_bytes = self._handed[message.handed], message.group, message.size_bytes
+        sender, receiver = (end.name for end in part.ends)
+        name, ops = f"{part.edge}/{part.name}", list[Op]()
+        reads = [self._ids[self._name(sender, of)] for of in part.reads if message.role != "recv"]
+        writes = [self._ids[self._name(receiver, to)] for to in part.writes if message.role != "send"]
+        for buffer in range(1, part.lag if writes else 1):
+            tensors = [
+                replace(self._tensors[t], name=f"{self._name(receiver, to)}.{buffer}")
+                for t, to in zip(writes, part.writes, strict=True)
+            ]
+            behind, moved_bytes = [*map(self._declare, tensors)], sum(tensor.size_bytes for tensor in tensors)
+            if is_first:
+                ops.append(Op(f"{name}/age.{buffer}", tuple(behind), tuple(writes), moved_bytes, moved_bytes))
+            writes = behind
+        if writes and not is_first:
+            reads += writes
+        met = Collective(CollectiveKind(message.role), group.name, size_bytes) if group else None
+        if group:
+            self._groups[group.name] = group
+        kind, number = OpKind.COMPUTE, ""
+        if group:
+            kind, number = OpKind.COLLECTIVE, f".{group.name.rpartition('.')[2]}"
+        read_bytes, write_bytes = (size_bytes * (message.role != end) for end in ("recv", "send"))
+        op = f"{name}/{message.role}{number}"
+        ops.append(Op(op, tuple(reads), tuple(writes), read_bytes, write_bytes, kind=kind, collective=met))
+        return ops
+
+    def _in_order(self) -> tuple[Op, ...]:
+        """Return all ops in order, those of the host on streams behind all others."""
+        ops, moved = list[Op](), list[int]()
+        for index in range(len(self._ops) + 1):
+            ops += self._before.get(index, ())
+            moved.append(len(ops))
+            ops += self._ops[index : index + 1]
+        streams = sorted({op.stream for op in ops if op.device == HOST})
+        free = 1 + max((op.stream for op in ops if op.device != HOST), default=0)
+        for index in moved[:-1] if streams else ():
+            if ops[index].device == HOST:
+                ops[index] = replace(ops[index], stream=free + streams.index(ops[index].stream))
+        for index in moved[:-1]:
+            if drawn := ops[index].dynamic:
+                ops[index] = replace(ops[index], dynamic=replace(drawn, revealed_by=moved[drawn.revealed_by]))
+        return tuple(ops)

@@ -1,0 +1,300 @@
+"""The job document: different programs on one set of ranks, and what each hands to others, round by round.
+
+In a *round* (a step of the job) each program runs, in the order of the document where programs share ranks, beside one
+another where they do not. What `to` reads in a round was written by `from` in the same round, if `from` stands before
+`to` in the document, and else in the round before; with ``stale: k`` so many rounds earlier.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from simulator.document import MOST_RANKS, Citation, Count, Document, Few, FewOrNone, Fit, Key, Line, Part, Ranks
+from simulator.errors import insist
+from simulator.units import Bytes, Nanoseconds, nearest, require
+from simulator.workload import Workload
+
+_WAYS = ("weights", "tensors", "bytes_")
+
+
+def _branch(value: object) -> str:
+    return "name" if isinstance(value, str) else "inline"
+
+
+Named = Annotated[
+    Annotated[str, Tag("name")] | Annotated[Workload, Tag("inline")], Discriminator(_branch)
+]  # without a discriminator, faults of both branches would be told
+"""A workload by its name in the catalogue or its path, or written here."""
+
+
+class Program(Part):
+    """What runs on some ranks of the job.
+
+    Attributes
+    ----------
+    workload
+        A workload: its name in the catalogue, a path that ends in ``.yaml``, or its fields. Once read, its fields.
+    set_
+        Changes of a workload that is named: dotted path -> value.
+    delay_ns
+        Instead of a workload: so long nothing is computed, as while a tool or an environment is waited for.
+    ranks
+        How many ranks, the next ones that no program before has; or which (``0-7``, ``0,2,4-7``); or the name of a
+        program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies run
+        side by side.
+    samples
+        Sequences that it handles in a run, on all its ranks: ``batch`` of its workload is then what that takes, rounded
+        up.
+    runs
+        How often it runs in a round.
+    """
+
+    workload: Named | None = None
+    set_: dict[str, Any] = Field({}, alias="set")
+    delay_ns: Nanoseconds | None = Field(None, alias="delay")
+    ranks: Ranks | Line
+    samples: Count | None = None
+    runs: Few = 1
+
+    def _check(self) -> None:
+        must, do = "a program is a workload or a delay", "add one of the two, or remove the other"
+        require((self.workload is None) != (self.delay_ns is None), must, "neither or both", do=do)
+        is_named = isinstance(self.workload, str)
+        require(is_named or not self.set_, "set changes a workload that is named", "none", "set", do="change its field")
+        must, do = "samples are of a workload", "remove it"
+        require(self.workload is not None or self.samples is None, must, "a delay", "samples", do=do)
+
+    @property
+    def work(self) -> Workload | None:
+        """Its workload; None for a delay.
+
+        Raises
+        ------
+        ConfigError
+            If it is a name that nobody read.
+        """
+        must, do = "the workloads of a job are read before it is built", "read it from a file"
+        insist(not isinstance(self.workload, str), "job", must, repr(self.workload), do)
+        return cast(Workload | None, self.workload)
+
+    def on(self, ranks: int) -> Workload | None:
+        """Return its workload as it runs on so many ranks: with the batch that its samples take there.
+
+        Raises
+        ------
+        ConfigError
+            If its layout needs another number of ranks.
+        """
+        work = self.work
+        if work is None or work.model is None:
+            return work
+        must, found = "ranks are a multiple of what the layout of a program needs", f"{ranks}, and {work.ranks}"
+        do = "correct ranks, or workload.parallel"
+        insist(ranks % work.ranks == 0, f"program {work.name!r}, ranks", must, found, do)
+        if self.samples is None:
+            return work
+        each = work.model_copy(update={"batch": 1}).sequences * ranks // work.ranks
+        return work.model_copy(update={"batch": -(-self.samples // each)})
+
+
+class Edge(Part):
+    """What one program hands to another in each round.
+
+    Attributes
+    ----------
+    from_, to
+        Names of the programs.
+    weights
+        All weights that `from` trains and `to` has: each rank of `to` gets the slices that it lacks, wherever they lie.
+    tensors
+        Pattern of tensors that `from` writes -> that of tensors that `to` reads; what ``*`` stands for is the same in
+        both. Ranks correspond in order; of n and m ranks one is a multiple of the other.
+    bytes_
+        So much, from all ranks of `from` to all of `to`, once `from` has run and before `to` begins.
+    stale
+        By how many rounds older than necessary what `to` reads is. It waits in so many buffers of `to`.
+    """
+
+    from_: Key = Field(alias="from")
+    to: Key
+    weights: Literal[True] | None = None
+    tensors: dict[str, str] = {}
+    bytes_: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="bytes")
+    stale: FewOrNone = 0
+
+    def _check(self) -> None:
+        must, do = "a program hands something to another one", "name two programs"
+        require(self.from_ != self.to, must, repr(self.to), "to", do=do)
+        must, stated = "an edge says one of weights, tensors, bytes", [way for way in _WAYS if getattr(self, way)]
+        require(len(stated) == 1, must, ", ".join(stated) or "none", do="write weights: true, tensors: {}, or bytes:")
+        for one, other in self.tensors.items():
+            must = "both patterns of tensors have as many *"
+            require(one.count("*") == other.count("*"), must, f"{one!r} and {other!r}", "tensors", do="correct one")
+
+
+class JobDocument(Document):
+    """Programs on ranks, and what they hand to one another in each round.
+
+    Attributes
+    ----------
+    programs
+        Name -> program.
+    edges
+        What programs hand to others.
+    steps
+        How many rounds run, one after another, in place of the steps of each workload.
+    counts
+        The program whose tokens and samples count as those of a step; default: none.
+    idle
+        Ranks that run no program (``14-15``); others that no program has are refused.
+    """
+
+    schema_: Literal["hosim/job/1"] = Field("hosim/job/1", alias="schema")
+    programs: Annotated[dict[Key, Program], Field(min_length=1)]
+    edges: tuple[Edge, ...] = ()
+    steps: Count = 2
+    counts: Key | None = None
+    idle: Line | None = None
+    model: ClassVar[None] = None
+    graph: ClassVar[None] = None
+    requests: ClassVar[None] = None
+    sequence: ClassVar[None] = None
+    phase: ClassVar[str] = "job"
+    """What the workload of one program would say."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_what_it_has(cls, data: Any) -> Any:
+        """Call a workload that is written here as its program, unless it has a name."""
+        programs = data.get("programs") if isinstance(data, dict) else None
+        if not isinstance(programs, dict):
+            return data
+        inline = {
+            name: program | {"workload": {"name": name} | program["workload"]}
+            for name, program in programs.items()
+            if isinstance(program, dict) and isinstance(program.get("workload"), dict)
+        }
+        return data | {"programs": programs | inline}
+
+    def _check(self) -> None:
+        names = tuple(self.programs)
+        named = [("counts", self.counts)] if self.counts else []
+        named += [
+            (f"edges.{i}.{end}", name)
+            for i, e in enumerate(self.edges)
+            for end, name in (("from", e.from_), ("to", e.to))
+        ]
+        for path, name in named:
+            require(
+                name in names, "this names a program of the job", repr(name), *path.split("."), do=nearest(name, names)
+            )
+        placed, by_ranks = self.placed, dict[int, str]()
+        for name, ranks in placed.items():
+            for rank in ranks:
+                other = by_ranks.setdefault(rank, name)
+                must = "programs share all of their ranks or none"
+                found = f"rank {rank} of {other} and {name}, whose ranks differ"
+                require(
+                    {*placed[other]} == {*ranks},
+                    must,
+                    found,
+                    "programs",
+                    name,
+                    "ranks",
+                    do="place them apart, or alike",
+                )
+        left = sorted({*range(max(by_ranks) + 1)} ^ {*by_ranks, *self.idle_ranks})
+        found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"
+        require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
+
+    @property
+    def placed(self) -> dict[str, tuple[int, ...]]:
+        """Program -> its ranks, in order."""
+        placed: dict[str, tuple[int, ...]] = {}
+        for name, program in self.programs.items():
+            free = 1 + max((max(ranks) for ranks in placed.values()), default=-1)
+            if isinstance(program.ranks, int):
+                placed[name] = tuple(range(free, free + program.ranks))
+            else:
+                placed[name] = placed.get(program.ranks) or _ranks(program.ranks, "programs", name, "ranks")
+        return placed
+
+    @property
+    def idle_ranks(self) -> tuple[int, ...]:
+        """The ranks that run no program on purpose."""
+        return _ranks(self.idle, "idle") if self.idle else ()
+
+    @property
+    def settled(self) -> tuple[JobDocument]:
+        """Itself: no policy chooses what runs a part of a program."""
+        return (self,)
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """The document, and those of its programs."""
+        return (
+            self,
+            *(program.workload for program in self.programs.values() if isinstance(program.workload, Workload)),
+        )
+
+    def entry_of(self, path: str) -> tuple[str, str | Fit | tuple[Citation, ...]] | None:
+        """Find the origin of `path` here, or in the workload of a program that it leads into."""
+        keys = path.split(".", 3)
+        work = (
+            self.programs[keys[1]].workload
+            if keys[0] == "programs" and keys[1:2] and keys[1] in self.programs
+            else None
+        )
+        if len(keys) < 4 or not isinstance(work, Workload):
+            return super().entry_of(path)
+        above = ".".join(keys[:3])
+        stated = {prefix for table in (self.fitted, self.assumed, self.sources) for prefix in table}
+        is_here = any(f"{path}.".startswith(f"{prefix}.") for prefix in stated if prefix.startswith(f"{above}."))
+        return super().entry_of(path) if is_here else work.entry_of(keys[3]) or super().entry_of(path)
+
+    @property
+    def meets(self) -> bool:
+        """Whether its ranks are said to meet."""
+        return bool(self.edges) or any(program.work and program.work.meets for program in self.programs.values())
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a round that count."""
+        return self._counted("tokens")
+
+    @property
+    def samples(self) -> int | None:
+        """Sequences of a round that count."""
+        return self._counted("samples")
+
+    def _counted(self, key: str) -> int | None:
+        """Return what the program that counts handles in a round; None if unknown, as of a graph on several ranks."""
+        if self.counts is None:
+            return None
+        program, ranks = self.programs[self.counts], len(self.placed[self.counts])
+        work = program.on(ranks)
+        count = getattr(work, key, None)
+        if work is None or count is None or (work.graph and ranks > 1):
+            return None
+        return int(count * program.runs * ranks // work.ranks)
+
+    def lag(self, edge: Edge) -> int:
+        """Return how many rounds before it is read what an edge hands over was written."""
+        names = [*self.programs]
+        return edge.stale + (names.index(edge.to) < names.index(edge.from_))
+
+
+def _ranks(text: str, *path: str) -> tuple[int, ...]:
+    """Read ranks such as ``0-3,6``."""
+    must = f"ranks are a number, a list such as 0-3,6 of different ones below {MOST_RANKS:,}, or a program before"
+    parts = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip()) for part in text.split(",")]
+    require(all(parts), must, repr(text), *path, do="write such as 0-7")
+    ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
+    fits = all(first <= last < MOST_RANKS for first, last in ends)
+    require(fits, must, repr(text), *path, do="write such as 0-7")
+    ranks = [rank for first, last in ends for rank in range(first, last + 1)]
+    require(len({*ranks}) == len(ranks), must, f"one twice in {text!r}", *path, do="name each once")
+    return tuple(ranks)
