@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from simulator.document import MOST_RANKS, Citation, Count, Document, Few, FewOrNone, Fit, Key, Line, Part, Ranks
 from simulator.errors import insist
 from simulator.units import Bytes, Nanoseconds, nearest, require
-from simulator.workload import Workload
+from simulator.workload import Sides, Workload
 
 _WAYS = ("weights", "tensors", "bytes_")
 
@@ -163,6 +163,7 @@ class JobDocument(Document):
     requests: ClassVar[None] = None
     sequence: ClassVar[None] = None
     phase: ClassVar[str] = "job"
+    on: ClassVar[Sides] = Sides()
     """What the workload of one program would say."""
 
     @model_validator(mode="before")
