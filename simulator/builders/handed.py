@@ -175,7 +175,8 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
         if edge.weights:
             parts = _weights(ends, edge.stale, where)
         else:
-            named = _matched(ends, edge.tensors, where) if edge.tensors else _declared(placed, edge, name, where)
+            named = [*_matched(ends, edge.tensors, where)] if edge.tensors else _declared(placed, edge, name, where)
+            named = [(source, _taken_up(placed, edge, (source, target), name)) for source, target in named]
             ends = placed[edge.from_], placed[edge.to]
             parts = [_tensor(ends, source, target, lag, where) for source, target in named]
         parts = [part._replace(edge=name, ends=ends, lag=lag) for part in parts]
@@ -257,6 +258,31 @@ def _declared(placed: dict[str, Placed], edge: Edge, name: str, where: str) -> l
             graphs.append(replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops)))
         placed[end.name] = end._replace(job=replace(end.job, graphs=tuple(graphs)))
     return [(name, name)]
+
+
+def _taken_up(placed: dict[str, Placed], edge: Edge, tensors: tuple[str, str], name: str) -> str:
+    """Return the tensor that a message goes to: the one that is named, if it exists before the first op.
+
+    Else the op that first writes it takes the message up: it reads a tensor of the message's own, as where an embedding
+    puts the features of images among those of words.
+    """
+    sender, receiver = placed[edge.from_], placed[edge.to]
+    source, target = tensors
+    if receiver.is_input(target) or not sender.holders(source):
+        return target
+    own, (one, other) = f"{name}.{target}", (len(sender.holders(source)), len(receiver.holders(target)))
+    size_bytes = max(1, -(-sender.size_bytes(source) * one // other))
+    graphs = list[Graph]()
+    for graph in receiver.job.graphs:
+        uses, ops, tensor = Uses.of(graph), list(graph.ops), Tensor(own, size_bytes, TensorKind.INPUT)
+        if target not in uses.ids:
+            graphs.append(graph)
+            continue
+        first = uses.first[uses.ids[target]]
+        ops[first] = replace(ops[first], reads=(*ops[first].reads, len(graph.tensors)))
+        graphs.append(replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops)))
+    placed[edge.to] = receiver._replace(job=replace(receiver.job, graphs=tuple(graphs)))
+    return own
 
 
 def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, where: str) -> Handed:

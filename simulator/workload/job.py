@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, StrictBool, Tag, model_validator
 
 from simulator.document import MOST_RANKS, Citation, Count, Document, Few, FewOrNone, Fit, Key, Line, Part, Ranks
 from simulator.errors import insist
@@ -116,6 +116,9 @@ class Edge(Part):
         So much, from all ranks of `from` to all of `to`, once `from` has run and before `to` begins.
     stale
         By how many rounds older than necessary what `to` reads is. It waits in so many buffers of `to`.
+    back
+        Of tensors: `to`, which stands before `from`, on other ranks, reads it in the same round, as gradients go back to
+        where features came from.
     """
 
     from_: Key = Field(alias="from")
@@ -124,6 +127,7 @@ class Edge(Part):
     tensors: dict[str, str] = {}
     bytes_: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="bytes")
     stale: FewOrNone = 0
+    back: StrictBool = False
 
     def _check(self) -> None:
         must, do = "a program hands something to another one", "name two programs"
@@ -207,6 +211,11 @@ class JobDocument(Document):
                     "ranks",
                     do="place them apart, or alike",
                 )
+        for index, edge in enumerate(self.edges):
+            names_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
+            fits = bool(edge.tensors) and not edge.stale and names_apart and names.index(edge.to) < names.index(edge.from_)
+            must, found = "what goes back are tensors, in the same round, to a program before on other ranks", "another edge"
+            require(fits or not edge.back, must, found, "edges", str(index), "back", do="remove it")
         left = sorted({*range(max(by_ranks) + 1)} ^ {*by_ranks, *self.idle_ranks})
         found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
@@ -285,7 +294,7 @@ class JobDocument(Document):
     def lag(self, edge: Edge) -> int:
         """Return how many rounds before it is read what an edge hands over was written."""
         names = [*self.programs]
-        return edge.stale + (names.index(edge.to) < names.index(edge.from_))
+        return edge.stale + (names.index(edge.to) < names.index(edge.from_) and not edge.back)
 
 
 def _ranks(text: str, *path: str) -> tuple[int, ...]:
