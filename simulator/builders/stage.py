@@ -87,22 +87,25 @@ from simulator.builders.weights import Laid, is_matrix, passes_on, stage_layers
 from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
-from simulator.workload import ADAM_FLOPS
+from simulator.workload import ADAM_FLOPS, Parallel
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 """Groups of pairs along the stages: activations go to the next one, gradients to the previous one."""
 
+Turn = tuple[str, int, int]
+"""What a stage runs at a time: ``forward`` or ``backward``, and which micro-batch through which chunk of its layers."""
+
 
 def build(laid: Laid) -> Job:
     """Build a graph for each stage of the pipeline."""
-    workload, names = laid.workload, [*laid.layers]
+    workload, names, stages = laid.workload, [*laid.layers], laid.mesh.size(["pipeline"])
     ends = accumulate(stage_layers(workload, len(names), workload.name), initial=0)
-    graphs = list[Graph]()
-    for index, (start, stop) in enumerate(pairwise(ends)):
-        stage = Stage(laid, index, names[start:stop])
-        for phase, micro in stage.order:
-            stage.phase, stage.micro = phase, micro
-            if phase == "forward":
+    chunks, graphs = [names[start:stop] for start, stop in pairwise(ends)], list[Graph]()
+    for index in range(stages):
+        stage = Stage(laid, index, chunks[index::stages])
+        for turn in stage.order:
+            stage.begin_turn(turn)
+            if stage.phase == "forward":
                 stage.forward()
             else:
                 stage.send_back()
@@ -114,24 +117,35 @@ def build(laid: Laid) -> Job:
     return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)
 
 
-def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:
-    """Yield the order in which a stage runs its micro-batches: ``forward`` or ``backward``, and which micro-batch.
+def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
+    """Yield the turns of a stage in their order.
+
+    ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as there
+    are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
+    ``interleaved``: likewise, as many micro-batches as there are stages going through a chunk before the next chunk
+    has them; twice as many are ahead, and a group for each further chunk (arXiv 2104.04473, section 2.2).
 
     Parameters
     ----------
-    schedule
-        ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as
-        there are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
-    micro_batches, stages, stage
-        Numbers of micro-batches and of stages, and the index of this stage.
+    parallel
+        Schedule, stages, micro-batches and chunks.
+    stage
+        Index of this stage.
     """
-    ahead = micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage - 1)
-    yield from (("forward", i) for i in range(ahead))
-    for i in range(micro_batches - ahead):
-        yield "forward", ahead + i
-        yield "backward", i
-    left = range(micro_batches - ahead, micro_batches)
-    yield from (("backward", i) for i in (reversed(left) if schedule == "gpipe" else left))
+    micros, stages, chunks = parallel.micro_batches, parallel.pipeline, parallel.chunks
+    is_gpipe, total = parallel.schedule == "gpipe", micros * chunks
+    ahead = (stages - stage - 1) * (1 + (chunks > 1)) + (chunks - 1) * stages
+    ahead = total if is_gpipe else min(ahead, total)
+    each = stages if chunks > 1 else micros  # how many micro-batches a chunk has before the next one
+    forward = [
+        (first + micro, chunk) for first in range(0, micros, each) for chunk in range(chunks) for micro in range(each)
+    ]
+    backward = [(micro, chunks - 1 - chunk) for micro, chunk in (reversed(forward) if is_gpipe else forward)]
+    yield from (("forward", *part) for part in forward[:ahead])
+    for there, back in zip(forward[ahead:], backward, strict=False):
+        yield "forward", *there
+        yield "backward", *back
+    yield from (("backward", *part) for part in backward[total - ahead :])
 
 
 # what replicas do together
@@ -326,19 +340,32 @@ class Stage(Tape):
         Index of the stage, and the names of its layers.
     """
 
-    def __init__(self, laid: Laid, index: int, layers: list[str]) -> None:
-        stages, parallel, names = laid.mesh.size(["pipeline"]), laid.workload.parallel, [*laid.weights]
-        self.is_first, self.is_last, self.names = index == 0, index == stages - 1, layers
-        blocks = ["embed"] * self.is_first + layers + ["head"] * self.is_last
+    def __init__(self, laid: Laid, index: int, chunks: list[list[str]]) -> None:
+        self.stages, parallel = laid.mesh.size(["pipeline"]), laid.workload.parallel
+        self.index, self.chunks, self.chunk, self.names = index, chunks, 0, chunks[0]
+        has_head = index == self.stages - 1
+        blocks = ["embed"] * (not index) + [block for names in chunks for block in names] + ["head"] * has_head
         laid_here = laid._replace(weights={block: laid.weights[block] for block in blocks})
-        super().__init__(laid_here, "" if stages == 1 else f"{laid.workload.name} stage {index}")
-        before = names[: names.index(blocks[0])]
-        self.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
-        micros = part_prefixes("mb", parallel.micro_batches)
-        order = turns(parallel.schedule, parallel.micro_batches, stages, index)
-        self.order = [(phase, micros[micro]) for phase, micro in order]
-        self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> its output; "" -> the stage's input
-        self.unsent: tuple[str, str] | None = None
+        super().__init__(laid_here, "" if self.stages == 1 else f"{laid.workload.name} stage {index}")
+        order = [*laid.weights]
+        self._trained_before = [
+            any(passes_on(laid.weights[name]) for name in order[: order.index(names[0])]) and bool(index or chunk)
+            for chunk, names in enumerate(chunks)
+        ]
+        self._micros = part_prefixes("mb", parallel.micro_batches)
+        self.order = [*turns(parallel, index)]
+        self._last_turns = {turn[2]: turn for turn in self.order}
+        self.turn = self.order[0]
+        self.made: dict[tuple[str, int], dict[str, str]] = {}  # micro-batch, chunk -> layer -> its output; "" -> input
+        self.unsent: tuple[str, str, str] | None = None
+
+    def begin_turn(self, turn: Turn) -> None:
+        """Begin with the next turn."""
+        self.turn, (self.phase, micro, self.chunk) = turn, turn
+        self.micro, self.names = self._micros[micro], self.chunks[self.chunk]
+        self.has_trained_before = self._trained_before[self.chunk]
+        self.is_first = self.index == self.chunk == 0
+        self.is_last = (self.index, self.chunk) == (self.stages - 1, len(self.chunks) - 1)
 
     def forward(self) -> None:
         """Run the current micro-batch forward."""
@@ -348,7 +375,7 @@ class Stage(Tape):
         else:
             x = self._receive(self.names[0], "in", NEXT)
         self.send_back()
-        made = self.made[self.micro] = {"": x}
+        made = self.made[self.micro, self.chunk] = {"": x}
         for block in self.names:
             _gather_before(self, block, [x])
             made[block] = x = forward(self, block, x, partial(attend_whole, self))
@@ -360,25 +387,25 @@ class Stage(Tape):
 
     def backward(self) -> None:
         """Run the current micro-batch backward; the last one (with ZeRO 2 and 3 each) adds up gradients over ranks."""
-        made, last = self.made.pop(self.micro), self.names[-1]
+        made, last = self.made.pop((self.micro, self.chunk)), self.names[-1]
+        blocks = ["embed"] * self.is_first + self.names + ["head"] * self.is_last
         if not self.is_last and made[last] in self.wanting:
             self.add_gradients([made[last]], [self._receive(last, "out.grad", PREVIOUS)])
-        for block in reversed(self.weights):
+        for block in reversed(blocks):
             if block in made and self.goes_back(block):
                 _gather_before(self, block, [self.grads[made[block]]])
             self.block = block
             self.go_back()
-            if self.zero_stage > 1 or (self.phase, self.micro) == self.order[-1]:
+            if self.zero_stage > 1 or self.turn == self._last_turns[self.chunk]:
                 _add_up(self)
         if made[""] in self.wanting and not self.is_first:
-            self.unsent = (self.micro, self.grads.pop(made[""]))
+            self.unsent = (self.micro, self.names[0], self.grads.pop(made[""]))
 
     def send_back(self) -> None:
         """Send the last gradient to the previous stage, unless it was sent."""
         if self.unsent is not None:
             phase, micro = self.phase, self.micro
-            (self.micro, dy), self.unsent = self.unsent, None
-            self.phase, self.block = "backward", self.names[0]
+            (self.micro, self.block, dy), self.unsent, self.phase = self.unsent, None, "backward"
             self._pass(CollectiveKind.SEND, dy, PREVIOUS)
             self.phase, self.micro = phase, micro
 
@@ -391,8 +418,18 @@ class Stage(Tape):
         return x
 
     def _pass(self, kind: CollectiveKind, x: str, group: str) -> None:
-        """Send a tensor to another stage, or receive it."""
+        """Send a tensor to another stage, or receive it.
+
+        Where stages form a ring, messages of each sender have a group, and so a stream: if one waited for another, all
+        stages would send at once, and wait for one another.
+        """
+        by, is_sent = 1 if group == NEXT else -1, kind is CollectiveKind.SEND
+        members = self.mesh.shifted("pipeline", by)
+        if len(self.chunks) > 1:
+            sender = (self.index - by * (not is_sent)) % self.stages
+            group, lines = f"{group}.{sender}", self.mesh.members(["pipeline"])
+            members = tuple((ranks[sender], ranks[(sender + by) % self.stages]) for ranks in lines)
         if group not in self.graph.groups:
-            self.graph.group(group, self.mesh.shifted("pipeline", 1 if group == NEXT else -1))
-        reads, writes = ([x], []) if kind is CollectiveKind.SEND else ([], [x])
+            self.graph.group(group, members)
+        reads, writes = ([x], []) if is_sent else ([], [x])
         self.meet(str(kind), kind, group, self.spread[x].size_bytes, reads, writes)

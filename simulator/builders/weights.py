@@ -335,16 +335,23 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
 
 
 def stage_layers(workload: Workload, layers: int, where: str) -> tuple[int, ...]:
-    """Return the layers of each stage of the pipeline.
+    """Return the layers of each stage of the pipeline, or of each virtual stage, in the order of the model.
 
     Raises
     ------
     ConfigError
         If the stages have more or fewer layers than the model, or one has none.
     """
-    stages, stated = workload.parallel.pipeline, workload.parallel.layers
+    parallel, stated = workload.parallel, workload.parallel.layers
+    stages = parallel.pipeline * parallel.chunks
     few, more = divmod(layers, stages)
     must, do = f"each stage has some of the model's {layers} layers", f"set pipeline to at most {layers}"
+    if parallel.chunks > 1:
+        must, do = (
+            f"the virtual stages have equally many of the model's {layers} layers",
+            "correct chunks, or say layers",
+        )
+        few = 0 if more else few
     of_stage, found = tuple(few + (stage < more) for stage in range(stages)), f"{stages} stages"
     if stated:
         must, do = f"the stages have the {layers} layers of the model, and one at least", "correct parallel.layers"

@@ -315,9 +315,13 @@ class Parallel(Part):
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
-        Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``).
+        Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``); or so
+        with several parts of the layers on each stage (``interleaved``, arXiv 2104.04473, section 2.2).
+    chunks
+        With `schedule` ``interleaved``: how many virtual stages each stage has; a virtual stage follows on that of the
+        stage before it, and the first on the last.
     layers
-        Layers of each stage; default: as even as possible, more in the first stages.
+        Layers of each (virtual) stage; default: as even as possible, more in the first stages.
     axis_names
         Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
         first to share a node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
@@ -336,7 +340,8 @@ class Parallel(Part):
     zero_stage: Literal[0, 1, 2, 3] = 0
     gathers_ahead: FewOrNone = 1
     micro_batches: Count = 1
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    chunks: Count = 1
     layers: tuple[Layers, ...] | None = None
     axis_names: tuple[str, ...] = AXES
     layouts: dict[str, tuple[str, ...]] = {}
@@ -371,9 +376,22 @@ class Parallel(Part):
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:
             self._divides("expert", "data")
-        stages = self.pipeline if self.layers is None else len(self.layers)
-        found = f"{stages} for {self.pipeline} stages"
-        require(stages == self.pipeline, "layers says how many each stage has", found, "layers")
+        wanted = self.pipeline * self.chunks
+        stages, must = wanted if self.layers is None else len(self.layers), "layers says how many each stage has"
+        require(stages == wanted, must, f"{stages} for {wanted} stages", "layers")
+        self._check_interleaved()
+
+    def _check_interleaved(self) -> None:
+        """Refuse chunks without their schedule, and what it cannot run."""
+        is_interleaved = self.schedule == "interleaved"
+        must, found = "interleaved stages have several chunks, and others one", f"{self.chunks} with {self.schedule}"
+        require(is_interleaved == (self.chunks > 1), must, found, "chunks", do="correct chunks or schedule")
+        must, do = "interleaved stages take micro-batches in groups as large as the pipeline", "correct micro_batches"
+        found = f"{self.micro_batches} for {self.pipeline} stages"
+        groups = self.pipeline > 1 and self.micro_batches % self.pipeline == 0
+        require(groups or not is_interleaved, must, found, "micro_batches", do=do)
+        must, do = "interleaved stages hold weights and gradients whole", "lower zero_stage"
+        require(self.zero_stage < 2 or not is_interleaved, must, f"ZeRO {self.zero_stage}", "zero_stage", do=do)
 
 
 class Pools(Part):
