@@ -76,9 +76,9 @@ from what was gathered, as on one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
@@ -87,6 +87,7 @@ from simulator.builders.weights import Laid, is_matrix, passes_on, stage_layers
 from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
+from simulator.ordering import woven
 from simulator.workload import ADAM_FLOPS, Parallel
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
@@ -103,16 +104,20 @@ def build(laid: Laid) -> Job:
     chunks, graphs = [names[start:stop] for start, stop in pairwise(ends)], list[Graph]()
     for index in range(stages):
         stage = Stage(laid, index, chunks[index::stages])
+        starts = list[int]()
         for turn in stage.order:
             stage.begin_turn(turn)
+            starts.append(len(stage.graph))
             if stage.phase == "forward":
                 stage.forward()
             else:
                 stage.send_back()
                 stage.backward()
         stage.send_back()
+        starts.append(len(stage.graph))
         _update(stage)
-        graphs.append(stage.graph.build(steps=workload.steps))
+        graph = stage.graph.build(steps=workload.steps)
+        graphs.append(woven(graph, _pairs(stage, starts)) if workload.parallel.woven else graph)
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)
 
@@ -146,6 +151,15 @@ def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
         yield "forward", *there
         yield "backward", *back
     yield from (("backward", *part) for part in backward[total - ahead :])
+
+
+def _pairs(stage: Stage, starts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where turns that are woven begin and end: a backward and the forward behind it; in GPipe, two alike."""
+    order, pairs = stage.order, range(len(stage.order) - 1)
+    if stage.workload.parallel.schedule == "gpipe":
+        return [(starts[turn], starts[turn + 2]) for turn in pairs[::2]]
+    is_pair = [(order[turn][0], order[turn + 1][0]) == ("backward", "forward") for turn in pairs]
+    return [(starts[turn], starts[turn + 2]) for turn in compress(pairs, is_pair)]
 
 
 # what replicas do together

@@ -320,6 +320,9 @@ class Parallel(Part):
     chunks
         With `schedule` ``interleaved``: how many virtual stages each stage has; a virtual stage follows on that of the
         stage before it, and the first on the last.
+    woven
+        Whether two micro-batches are woven, so that one computes while the other waits for a collective: a backward
+        with the forward behind it, which then begins before that has ended; in GPipe, two forward or two backward.
     layers
         Layers of each (virtual) stage; default: as even as possible, more in the first stages.
     axis_names
@@ -342,6 +345,7 @@ class Parallel(Part):
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
     chunks: Count = 1
+    woven: StrictBool = False
     layers: tuple[Layers, ...] | None = None
     axis_names: tuple[str, ...] = AXES
     layouts: dict[str, tuple[str, ...]] = {}
@@ -365,7 +369,14 @@ class Parallel(Part):
         ranks = self.data * self.context * self.tensor * self.pipeline
         must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
-        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "context": 1, "sequence": False}
+        alone: dict[str, object] = {
+            "tensor": 1,
+            "pipeline": 1,
+            "expert": 1,
+            "context": 1,
+            "sequence": False,
+            "woven": False,
+        }
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
         for key, value in alone.items():
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
@@ -379,10 +390,10 @@ class Parallel(Part):
         wanted = self.pipeline * self.chunks
         stages, must = wanted if self.layers is None else len(self.layers), "layers says how many each stage has"
         require(stages == wanted, must, f"{stages} for {wanted} stages", "layers")
-        self._check_interleaved()
+        self._check_schedule()
 
-    def _check_interleaved(self) -> None:
-        """Refuse chunks without their schedule, and what it cannot run."""
+    def _check_schedule(self) -> None:
+        """Refuse chunks without their schedule, and numbers of micro-batches that it cannot run."""
         is_interleaved = self.schedule == "interleaved"
         must, found = "interleaved stages have several chunks, and others one", f"{self.chunks} with {self.schedule}"
         require(is_interleaved == (self.chunks > 1), must, found, "chunks", do="correct chunks or schedule")
@@ -390,6 +401,9 @@ class Parallel(Part):
         found = f"{self.micro_batches} for {self.pipeline} stages"
         groups = self.pipeline > 1 and self.micro_batches % self.pipeline == 0
         require(groups or not is_interleaved, must, found, "micro_batches", do=do)
+        is_even = self.micro_batches % 2 == 0 or (self.schedule != "gpipe" and self.micro_batches > 1)
+        must, do = "two micro-batches are woven, in GPipe an even number of them", "correct micro_batches"
+        require(is_even or not self.woven, must, f"{self.micro_batches}", "micro_batches", do=do)
         must, do = "interleaved stages hold weights and gradients whole", "lower zero_stage"
         require(self.zero_stage < 2 or not is_interleaved, must, f"ZeRO {self.zero_stage}", "zero_stage", do=do)
 

@@ -1,0 +1,334 @@
+"""Orders in which a rank may issue its ops, and list scheduling, which finds a short one.
+
+*What every order keeps.* An op comes behind those that wrote what it reads or writes, behind those that read what it
+writes, behind what reveals its dynamic reads, and on its own side of each barrier. So all values are those of program
+order, updates in place included. Ranks that run the same graph issue the same order, and so meet as they did. Where
+ranks of different graphs meet, a group's meetings stay in program order.
+
+*List scheduling* (Graham 1969; HEFT, Topcuoglu et al. 2002): time goes on from end to end, and whenever a stream is
+free, the first ready op of a list starts on it. Each op takes its time alone, a meeting when all its members are there;
+ops are issued in the order of their starts. So no order waits for itself, whatever ranks meet, and an op never stands
+before one that takes room earlier. An op that takes more room than there is waits; if nothing else runs, the first in
+program order starts anyhow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate, chain
+from operator import itemgetter
+
+from simulator.graph import PAIRED, Graph, Job, Op, Roles
+from simulator.lifetime import live_bytes
+
+Node = int
+"""An op of some graph of a job, or a meeting of several."""
+
+Part = tuple[int, int]
+"""A graph of a job, and one of its ops."""
+
+
+def dependences(graph: Graph, kept: frozenset[str] = frozenset()) -> list[set[int]]:
+    """Return, for each op, earlier ones that every order has before it.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    kept
+        Groups whose meetings stay in program order.
+    """
+    after, writer, readers = list[set[int]](), dict[int, int](), dict[int, list[int]]()
+    barrier, met = 0, dict[str, int]()
+    for index, op in enumerate(graph.ops):
+        before = {writer[t] for t in (*op.reads, *op.writes) if t in writer}
+        before.update(chain.from_iterable(readers.get(t, ()) for t in op.writes))
+        before.update(range(barrier, index) if op.barrier else [barrier] if graph.ops[barrier].barrier else ())
+        before.update([op.dynamic.revealed_by] if op.dynamic else ())
+        if op.collective and op.collective.group in kept:
+            before.update({met.get(op.collective.group, index)})
+            met[op.collective.group] = index
+        barrier = index if op.barrier else barrier
+        for t in op.reads:
+            readers.setdefault(t, []).append(index)
+        for t in op.writes:
+            writer[t], readers[t] = index, []
+        after.append(before - {index})
+    return after
+
+
+def in_order(graph: Graph, order: Sequence[int]) -> Graph:
+    """Return the graph with its ops in another order (ids), unchecked."""
+    if [*order] == [*range(len(order))]:
+        return graph
+    place = {op: position for position, op in enumerate(order)}
+    ops = [graph.ops[op] for op in order]
+    ops = [
+        replace(op, dynamic=replace(op.dynamic, revealed_by=place[op.dynamic.revealed_by])) if op.dynamic else op
+        for op in ops
+    ]
+    return replace(graph, ops=tuple(ops))
+
+
+_EXCHANGE = 1 << 30
+"""For `woven`: an exchange takes longer than all that runs beside it, and other ops take equally long."""
+
+
+def woven(graph: Graph, parts: Sequence[tuple[int, int]]) -> Graph:
+    """Weave turns of a rank: while one waits for a collective, another computes, until it waits as well.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    parts
+        Where turns that are woven together begin and end; no op moves into or out of such a part.
+    """
+    paired = {op.collective.group for op in graph.ops if op.collective and op.collective.kind in PAIRED}
+    after, order = dependences(graph, frozenset(paired)), [*range(len(graph.ops))]
+    groups = {group.name: -position for position, group in enumerate(graph.groups, 1)}
+    for start, stop in parts:
+        ops = graph.ops[start:stop]
+        work = Work(
+            [{op - start for op in before if op >= start} for before in after[start:stop]],
+            [_EXCHANGE if op.collective else 1 for op in ops],
+            [((0, groups[op.collective.group] if op.collective else op.stream),) for op in ops],
+        )
+        order[start:stop] = [start + op for op in work.listed()[0]]
+    return in_order(graph, order)
+
+
+@dataclass
+class Work:
+    """What a list schedule orders.
+
+    Attributes
+    ----------
+    after
+        For each node, those that come before it.
+    times_ns
+        Of each node alone [ns].
+    streams
+        The streams that each node occupies, each by its graph and its number there.
+    places
+        Places of the nodes in program order; default: their numbers.
+    """
+
+    after: Sequence[set[Node]]
+    times_ns: Sequence[int]
+    streams: Sequence[tuple[tuple[int, int], ...]]
+    places: Sequence[int] = ()
+    behind: list[list[Node]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = self.places or range(len(self.after))
+        self.behind = [[] for _ in self.after]
+        for node, before in enumerate(self.after):
+            for earlier in before:
+                self.behind[earlier].append(node)
+
+    @cached_property
+    def rests_ns(self) -> list[int]:
+        """Longest path from the start of each node to an end (its upward rank) [ns]."""
+        left, rests = [*map(len, self.behind)], [*self.times_ns]
+        done = [node for node, count in enumerate(left) if not count]
+        for node in done:  # it grows meanwhile
+            for earlier in self.after[node]:
+                rests[earlier] = max(rests[earlier], self.times_ns[earlier] + rests[node])
+                left[earlier] -= 1
+                if not left[earlier]:
+                    done.append(earlier)
+        return rests
+
+    def bound_ns(self, *, over_steps: bool) -> int:
+        """Return what no order makes shorter [ns]: the work of each stream, and the longest path.
+
+        Over several steps of a plan only the work of its main stream is certain: of all else, a step may do a part
+        beside the next one.
+        """
+        busy = Counter[tuple[int, int]]()
+        for ns, streams in zip(self.times_ns, self.streams, strict=True):
+            busy.update(dict.fromkeys(streams, ns))
+        if over_steps:
+            return max((ns for (_, stream), ns in busy.items() if not stream), default=0)
+        return max(*self.rests_ns, *busy.values())
+
+    def listed(self, *, by_rest: bool = False, rooms: Rooms | None = None) -> tuple[list[Node], int]:
+        """Schedule the nodes; return them in the order of their starts, and when the last one ends [ns].
+
+        Nodes that wait for one another are left out.
+
+        Parameters
+        ----------
+        by_rest
+            Whether the node with the longest path to an end goes first, and not the first in program order.
+        rooms
+            What limits how many may be under way.
+        """
+        ranks = [-rest for rest in self.rests_ns] if by_rest else [0] * len(self.after)
+        keys, missing = [*zip(ranks, self.places, range(len(ranks)), strict=True)], [*map(len, self.after)]
+        ready, schedule = [keys[node] for node, count in enumerate(missing) if not count], _Schedule(self, rooms)
+        while ready or schedule.ends:
+            ready = [key for key in sorted(ready) if not schedule.starts(key[-1])]
+            if ready and not schedule.ends:
+                first = min(ready, key=itemgetter(1))
+                schedule.starts(first[-1], is_forced=True)
+                ready.remove(first)
+            for node in schedule.ended():
+                for later in self.behind[node]:
+                    missing[later] -= 1
+                    if not missing[later]:
+                        ready.append(keys[later])
+        return schedule.order, schedule.now_ns
+
+
+class _Schedule:
+    """Which nodes of some work have started, and when the running ones end."""
+
+    def __init__(self, work: Work, rooms: Rooms | None) -> None:
+        self._work, self._rooms, self._busy = work, rooms, set[tuple[int, int]]()
+        self.order, self.ends, self.now_ns = list[Node](), list[tuple[int, Node]](), 0
+
+    def starts(self, node: Node, *, is_forced: bool = False) -> bool:
+        """Start a node if its streams are free and there is room for it, or without room; return whether it starts."""
+        streams = self._work.streams[node]
+        if not self._busy.isdisjoint(streams) or not (self._rooms is None or self._rooms.take(node, is_forced)):
+            return False
+        self._busy.update(streams)
+        self.order.append(node)
+        heappush(self.ends, (self.now_ns + self._work.times_ns[node], node))
+        return True
+
+    def ended(self) -> list[Node]:
+        """Go on to the next end, and return all nodes that end then."""
+        self.now_ns, nodes = self.ends[0][0], list[Node]()
+        while self.ends and self.ends[0][0] == self.now_ns:
+            nodes.append(heappop(self.ends)[1])
+            self._busy.difference_update(self._work.streams[nodes[-1]])
+            if self._rooms:
+                self._rooms.leave(nodes[-1])
+        return nodes
+
+
+class Rooms:
+    """Room of the compute tier that the ops of graphs take and leave if nothing moves.
+
+    Parameters
+    ----------
+    graphs
+        The graphs.
+    parts
+        For each node its ops: graphs, and their positions there.
+    budget_bytes
+        Room of each [B]; what the program itself takes is there in any case.
+    """
+
+    def __init__(self, graphs: Sequence[Graph], parts: Sequence[Sequence[Part]], budget_bytes: float) -> None:
+        self._graphs, self._parts = graphs, parts
+        self._sizes = [[t.size_bytes for t in graph.tensors] for graph in graphs]
+        self._left = [Counter(t for op in graph.ops for t in {*op.reads, *op.writes}) for graph in graphs]
+        for graph, left in zip(graphs, self._left, strict=True):  # what stays is never left
+            stays = (t for t, tensor in enumerate(graph.tensors) if tensor.persistent or t in graph.outputs)
+            left.update(dict.fromkeys(stays, 1))
+        self._there = [{*graph.inputs} for graph in graphs]
+        self._live = [sum(map(sizes.__getitem__, there)) for sizes, there in zip(self._sizes, self._there, strict=True)]
+        self._limits = [max(budget_bytes, max(live_bytes(graph), default=0)) for graph in graphs]
+
+    def take(self, node: Node, is_forced: bool = False) -> bool:
+        """Take the room of a node, if it is there; else take it if that `is_forced`."""
+        needs = [(graph, self._needs(graph, self._graphs[graph].ops[op])) for graph, op in self._parts[node]]
+        if not is_forced and any(self._live[graph] + need > self._limits[graph] for graph, need in needs):
+            return False
+        for (graph, need), (_, op) in zip(needs, self._parts[node], strict=True):
+            self._live[graph] += need
+            self._there[graph].update(self._graphs[graph].ops[op].writes)
+        return True
+
+    def _needs(self, graph: int, op: Op) -> int:
+        return op.workspace_bytes + sum(self._sizes[graph][t] for t in {*op.writes} - self._there[graph])
+
+    def leave(self, node: Node) -> None:
+        """Leave what a node no longer needs."""
+        for graph, index in self._parts[node]:
+            op, left = self._graphs[graph].ops[index], self._left[graph]
+            left.subtract({*op.reads, *op.writes})
+            dead = [t for t in {*op.reads, *op.writes} if not left[t]]
+            self._live[graph] -= op.workspace_bytes + sum(self._sizes[graph][t] for t in dead)
+
+
+def mpmd(
+    job: Job, times_ns: Sequence[Sequence[int]], streams: Sequence[Sequence[int]], budget_bytes: float
+) -> tuple[Job, int]:
+    """Order the ops of all graphs of a job together, so that streams are busy.
+
+    Ops that meet start together. Lists by program order and by the longest path to an end are tried beside the program
+    itself; what ends first is taken.
+
+    Parameters
+    ----------
+    job
+        What all ranks run, which `simulator.referee.check_job` has passed.
+    times_ns, streams
+        For each graph, the time of each op alone [ns], and its stream.
+    budget_bytes
+        Room that the ops of a graph may take if nothing moves [B]; at least what they take in program order.
+
+    Returns
+    -------
+    tuple
+        The job, and what none of its orders ends before: the longest path, or the work of the busiest stream [ns].
+    """
+    first = [*accumulate((len(graph.ops) for graph in job.graphs), initial=0)]
+    lead, kept = _meetings(job, first)
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(lead))}
+    parts = [list[Part]() for _ in numbers]
+    for graph, start in enumerate(first[:-1]):
+        for op in range(first[graph + 1] - start):
+            parts[numbers[lead[start + op]]].append((graph, op))
+    after, in_line = ([set[Node]() for _ in parts] for _ in range(2))
+    for graph, start in enumerate(first[:-1]):
+        before, last = dependences(job.graphs[graph], frozenset(kept[graph])), dict[int, Node]()
+        for op, stream in enumerate(streams[graph]):
+            node = numbers[lead[start + op]]
+            after[node].update(numbers[lead[start + earlier]] for earlier in before[op])
+            in_line[node].update([last[stream]] if stream in last else [])
+            last[stream] = node
+    of_nodes = (
+        [max(times_ns[graph][op] for graph, op in ops) for ops in parts],
+        [tuple((graph, streams[graph][op]) for graph, op in ops) for ops in parts],
+        [max(op for _, op in ops) for ops in parts],
+    )
+    work, program = Work(after, *of_nodes), Work([a | b for a, b in zip(after, in_line, strict=True)], *of_nodes)
+    found = [program.listed()]
+    found += [work.listed(by_rest=by_rest, rooms=Rooms(job.graphs, parts, budget_bytes)) for by_rest in (False, True)]
+    order = min((ends_ns, i) for i, (nodes, ends_ns) in enumerate(found) if len(nodes) == len(parts))
+    by_graph = [list[int]() for _ in job.graphs]
+    for node in found[order[1]][0]:
+        for graph, op in parts[node]:
+            by_graph[graph].append(op)
+    graphs = job.graphs if not order[1] else tuple(map(in_order, job.graphs, by_graph))
+    return replace(job, graphs=graphs), work.bound_ns(over_steps=job.graphs[0].steps > 1)
+
+
+def _meetings(job: Job, first: Sequence[int]) -> tuple[list[Node], list[set[str]]]:
+    """Find, for each op of all graphs, the first that it meets; and for each graph the groups that meet other graphs."""
+    lead, kept, roles = [*range(first[-1])], [set[str]() for _ in job.graphs], [*map(Roles, job.graphs)]
+
+    def leading(node: Node) -> Node:
+        while lead[node] != node:
+            node = lead[node]
+        return node
+
+    for graph, of_graph in enumerate(roles if len(roles) > 1 else ()):
+        for call, ops in of_graph.ops.items():
+            meeting = {of_graph.members[call][rank] for rank in job.ranks_of(graph)}
+            for other in sorted({job.graph_of[rank] for members in meeting for rank in members} - {graph}):
+                kept[graph].add(call.group)
+                for op, peer in zip(ops, roles[other].ops[call.answer], strict=True):
+                    low, high = sorted((leading(first[graph] + op), leading(first[other] + peer)))
+                    lead[high] = low
+    return [*map(leading, lead)], kept
