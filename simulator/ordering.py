@@ -8,8 +8,7 @@ ranks of different graphs meet, a group's meetings stay in program order.
 *List scheduling* (Graham 1969; HEFT, Topcuoglu et al. 2002): time goes on from end to end, and whenever a stream is
 free, the first ready op of a list starts on it. Each op takes its time alone, a meeting when all its members are there;
 ops are issued in the order of their starts. So no order waits for itself, whatever ranks meet, and an op never stands
-before one that takes room earlier. An op that takes more room than there is waits; if nothing else runs, the first in
-program order starts anyhow.
+before one that takes room earlier. An op that takes more room than there is waits (`Rooms`).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from heapq import heappop, heappush
 from itertools import accumulate, chain
 from operator import itemgetter
 
-from simulator.graph import PAIRED, Graph, Job, Op, Roles
-from simulator.lifetime import live_bytes
+from simulator.graph import PAIRED, Graph, Job, Roles
+from simulator.lifetime import Lifetimes, live_bytes
 
 Node = int
 """An op of some graph of a job, or a meeting of several."""
@@ -196,7 +195,9 @@ class _Schedule:
     def starts(self, node: Node, *, is_forced: bool = False) -> bool:
         """Start a node if its streams are free and there is room for it, or without room; return whether it starts."""
         streams = self._work.streams[node]
-        if not self._busy.isdisjoint(streams) or not (self._rooms is None or self._rooms.take(node, is_forced)):
+        if not self._busy.isdisjoint(streams) or not (
+            self._rooms is None or self._rooms.take(node, is_forced=is_forced)
+        ):
             return False
         self._busy.update(streams)
         self.order.append(node)
@@ -217,47 +218,75 @@ class _Schedule:
 class Rooms:
     """Room of the compute tier that the ops of graphs take and leave if nothing moves.
 
+    An op may go before others only if these still fit in program order afterwards. So the first op in program order
+    fits as soon as nothing else runs, and no order of one graph takes more room than there is.
+
     Parameters
     ----------
     graphs
         The graphs.
     parts
-        For each node its ops: graphs, and their positions there.
+        For each node its ops.
     budget_bytes
-        Room of each [B]; what the program itself takes is there in any case.
+        Room of each graph [B]; what the program itself takes is there in any case.
     """
 
     def __init__(self, graphs: Sequence[Graph], parts: Sequence[Sequence[Part]], budget_bytes: float) -> None:
-        self._graphs, self._parts = graphs, parts
-        self._sizes = [[t.size_bytes for t in graph.tensors] for graph in graphs]
-        self._left = [Counter(t for op in graph.ops for t in {*op.reads, *op.writes}) for graph in graphs]
-        for graph, left in zip(graphs, self._left, strict=True):  # what stays is never left
-            stays = (t for t, tensor in enumerate(graph.tensors) if tensor.persistent or t in graph.outputs)
-            left.update(dict.fromkeys(stays, 1))
-        self._there = [{*graph.inputs} for graph in graphs]
-        self._live = [sum(map(sizes.__getitem__, there)) for sizes, there in zip(self._sizes, self._there, strict=True)]
-        self._limits = [max(budget_bytes, max(live_bytes(graph), default=0)) for graph in graphs]
+        self._parts, self._rooms = parts, [_Room(graph, budget_bytes) for graph in graphs]
 
-    def take(self, node: Node, is_forced: bool = False) -> bool:
+    def take(self, node: Node, *, is_forced: bool) -> bool:
         """Take the room of a node, if it is there; else take it if that `is_forced`."""
-        needs = [(graph, self._needs(graph, self._graphs[graph].ops[op])) for graph, op in self._parts[node]]
-        if not is_forced and any(self._live[graph] + need > self._limits[graph] for graph, need in needs):
-            return False
-        for (graph, need), (_, op) in zip(needs, self._parts[node], strict=True):
-            self._live[graph] += need
-            self._there[graph].update(self._graphs[graph].ops[op].writes)
-        return True
-
-    def _needs(self, graph: int, op: Op) -> int:
-        return op.workspace_bytes + sum(self._sizes[graph][t] for t in {*op.writes} - self._there[graph])
+        fits = is_forced or all(self._rooms[graph].fits(op) for graph, op in self._parts[node])
+        for graph, op in self._parts[node] if fits else ():
+            self._rooms[graph].take(op)
+        return fits
 
     def leave(self, node: Node) -> None:
         """Leave what a node no longer needs."""
-        for graph, index in self._parts[node]:
-            op, left = self._graphs[graph].ops[index], self._left[graph]
-            left.subtract({*op.reads, *op.writes})
-            dead = [t for t in {*op.reads, *op.writes} if not left[t]]
-            self._live[graph] -= op.workspace_bytes + sum(self._sizes[graph][t] for t in dead)
+        for graph, op in self._parts[node]:
+            self._rooms[graph].leave(op)
+
+
+class _Room:
+    """Room of one graph: what is live now, and would be at each op if all that is left ran in program order [B]."""
+
+    def __init__(self, graph: Graph, budget_bytes: float) -> None:
+        self._ops, self._sizes = graph.ops, [tensor.size_bytes for tensor in graph.tensors]
+        lifetimes = Lifetimes.of(graph)
+        self._last, self._left = lifetimes.last_use, [len(uses) for uses in lifetimes.uses]
+        for tensor in lifetimes.stays:
+            self._left[tensor] += 1  # nobody leaves it
+        self._then = live_bytes(graph).copy()
+        self._limit = max(budget_bytes, int(self._then.max()))
+        self._there = set(lifetimes.inputs)
+        self._now = sum(self._sizes[tensor] for tensor in self._there)
+        self._first, self._is_taken = 0, [False] * (len(graph.ops) + 1)
+
+    def _need(self, op: int) -> int:
+        return sum(self._sizes[tensor] for tensor in {*self._ops[op].writes} - self._there)
+
+    def fits(self, op: int) -> bool:
+        need = self._need(op)
+        then = int(self._then[self._first : op].max()) if op > self._first else 0
+        return max(self._now + self._ops[op].workspace_bytes, then) + need <= self._limit
+
+    def take(self, op: int) -> None:
+        need, workspace = self._need(op), self._ops[op].workspace_bytes
+        self._there.update(self._ops[op].writes)
+        self._then[self._first : op] += need
+        self._then[op] -= workspace
+        self._now += need + workspace
+        self._is_taken[op] = True
+        while self._is_taken[self._first]:
+            self._first += 1
+
+    def leave(self, op: int) -> None:
+        self._now -= self._ops[op].workspace_bytes
+        for tensor in {*self._ops[op].reads, *self._ops[op].writes}:
+            self._left[tensor] -= 1
+            if not self._left[tensor]:
+                self._now -= self._sizes[tensor]
+                self._then[self._first : self._last[tensor] + 1] -= self._sizes[tensor]
 
 
 def mpmd(
@@ -315,7 +344,7 @@ def mpmd(
 
 
 def _meetings(job: Job, first: Sequence[int]) -> tuple[list[Node], list[set[str]]]:
-    """Find, for each op of all graphs, the first that it meets; and for each graph the groups that meet other graphs."""
+    """Find, for each op of all graphs, the first that it meets; and for each graph the groups that meet others."""
     lead, kept, roles = [*range(first[-1])], [set[str]() for _ in job.graphs], [*map(Roles, job.graphs)]
 
     def leading(node: Node) -> Node:
