@@ -13,6 +13,7 @@ before one that takes room earlier. An op that takes more room than there is wai
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -170,18 +171,27 @@ class Work:
         """
         ranks = [-rest for rest in self.rests_ns] if by_rest else [0] * len(self.after)
         keys, missing = [*zip(ranks, self.places, range(len(ranks)), strict=True)], [*map(len, self.after)]
-        ready, schedule = [keys[node] for node, count in enumerate(missing) if not count], _Schedule(self, rooms)
-        while ready or schedule.ends:
-            ready = [key for key in sorted(ready) if not schedule.starts(key[-1])]
-            if ready and not schedule.ends:
-                first = min(ready, key=itemgetter(1))
-                schedule.starts(first[-1], is_forced=True)
-                ready.remove(first)
+        schedule, ready = (
+            _Schedule(self, rooms),
+            {streams[0]: list[tuple[int, int, Node]]() for streams in self.streams},
+        )
+        due = [node for node, count in enumerate(missing) if not count]
+        while due or schedule.ends or any(ready.values()):
+            for node in due:
+                insort(ready[self.streams[node][0]], keys[node])
+            for stream, waiting in ready.items():
+                if stream not in schedule.busy and (key := next(filter(schedule.starts, waiting), None)):
+                    waiting.remove(key)
+            if not schedule.ends:
+                key = min(chain.from_iterable(ready.values()), key=itemgetter(1))
+                schedule.starts(key, is_forced=True)
+                ready[self.streams[key[-1]][0]].remove(key)
+            due = list[Node]()
             for node in schedule.ended():
                 for later in self.behind[node]:
                     missing[later] -= 1
                     if not missing[later]:
-                        ready.append(keys[later])
+                        due.append(later)
         return schedule.order, schedule.now_ns
 
 
@@ -189,17 +199,22 @@ class _Schedule:
     """Which nodes of some work have started, and when the running ones end."""
 
     def __init__(self, work: Work, rooms: Rooms | None) -> None:
-        self._work, self._rooms, self._busy = work, rooms, set[tuple[int, int]]()
-        self.order, self.ends, self.now_ns = list[Node](), list[tuple[int, Node]](), 0
+        self._work, self._rooms = work, rooms
+        self.busy, self.order, self.ends, self.now_ns = (
+            set[tuple[int, int]](),
+            list[Node](),
+            list[tuple[int, Node]](),
+            0,
+        )
 
-    def starts(self, node: Node, *, is_forced: bool = False) -> bool:
+    def starts(self, key: tuple[int, int, Node], *, is_forced: bool = False) -> bool:
         """Start a node if its streams are free and there is room for it, or without room; return whether it starts."""
-        streams = self._work.streams[node]
-        if not self._busy.isdisjoint(streams) or not (
+        node, streams = key[-1], self._work.streams[key[-1]]
+        if not self.busy.isdisjoint(streams) or not (
             self._rooms is None or self._rooms.take(node, is_forced=is_forced)
         ):
             return False
-        self._busy.update(streams)
+        self.busy.update(streams)
         self.order.append(node)
         heappush(self.ends, (self.now_ns + self._work.times_ns[node], node))
         return True
@@ -209,7 +224,7 @@ class _Schedule:
         self.now_ns, nodes = self.ends[0][0], list[Node]()
         while self.ends and self.ends[0][0] == self.now_ns:
             nodes.append(heappop(self.ends)[1])
-            self._busy.difference_update(self._work.streams[nodes[-1]])
+            self.busy.difference_update(self._work.streams[nodes[-1]])
             if self._rooms:
                 self._rooms.leave(nodes[-1])
         return nodes
