@@ -128,7 +128,8 @@ def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
     ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as there
     are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
     ``interleaved``: likewise, as many micro-batches as there are stages going through a chunk before the next chunk
-    has them; twice as many are ahead, and a group for each further chunk (arXiv 2104.04473, section 2.2).
+    has them; twice as many are ahead, and a group for each further chunk (arXiv 2104.04473, section 2.2). Twice as many
+    are ahead as well where turns are woven: else a forward that begins beside a backward needs what that ends with.
 
     Parameters
     ----------
@@ -139,7 +140,7 @@ def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
     """
     micros, stages, chunks = parallel.micro_batches, parallel.pipeline, parallel.chunks
     is_gpipe, total = parallel.schedule == "gpipe", micros * chunks
-    ahead = (stages - stage - 1) * (1 + (chunks > 1)) + (chunks - 1) * stages
+    ahead = (stages - stage - 1) * (1 + (chunks > 1 or parallel.woven)) + (chunks - 1) * stages
     ahead = total if is_gpipe else min(ahead, total)
     each = stages if chunks > 1 else micros  # how many micro-batches a chunk has before the next one
     forward = [
