@@ -8,15 +8,15 @@ ranks of different graphs meet, a group's meetings stay in program order.
 *List scheduling* (Graham 1969; HEFT, Topcuoglu et al. 2002): time goes on from end to end, and whenever a stream is
 free, the first ready op of a list starts on it. Each op takes its time alone, a meeting when all its members are there;
 ops are issued in the order of their starts. So no order waits for itself, whatever ranks meet, and an op never stands
-before one that takes room earlier. An op that takes more room than there is waits (`Rooms`).
+before one that takes room earlier. An op that takes more room than there is waits (`OpRooms`).
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate, chain
@@ -32,7 +32,7 @@ Part = tuple[int, int]
 """A graph of a job, and one of its ops."""
 
 
-def dependences(graph: Graph, kept: frozenset[str] = frozenset()) -> list[set[int]]:
+def dependences(graph: Graph, kept: Collection[str] = ()) -> list[set[int]]:
     """Return, for each op, earlier ones that every order has before it.
 
     Parameters
@@ -63,14 +63,11 @@ def dependences(graph: Graph, kept: frozenset[str] = frozenset()) -> list[set[in
 
 def in_order(graph: Graph, order: Sequence[int]) -> Graph:
     """Return the graph with its ops in another order (ids), unchecked."""
-    if [*order] == [*range(len(order))]:
-        return graph
-    place = {op: position for position, op in enumerate(order)}
-    ops = [graph.ops[op] for op in order]
-    ops = [
-        replace(op, dynamic=replace(op.dynamic, revealed_by=place[op.dynamic.revealed_by])) if op.dynamic else op
-        for op in ops
-    ]
+    place, ops = {op: position for position, op in enumerate(order)}, [graph.ops[op] for op in order]
+    for position, op in enumerate(ops):
+        if op.dynamic:
+            revealed = replace(op.dynamic, revealed_by=place[op.dynamic.revealed_by])
+            ops[position] = replace(op, dynamic=revealed)
     return replace(graph, ops=tuple(ops))
 
 
@@ -89,21 +86,22 @@ def woven(graph: Graph, parts: Sequence[tuple[int, int]]) -> Graph:
         Where turns that are woven together begin and end; no op moves into or out of such a part.
     """
     paired = {op.collective.group for op in graph.ops if op.collective and op.collective.kind in PAIRED}
-    after, order = dependences(graph, frozenset(paired)), [*range(len(graph.ops))]
+    after, order = dependences(graph, paired), [*range(len(graph.ops))]
     groups = {group.name: -position for position, group in enumerate(graph.groups, 1)}
     for start, stop in parts:
         ops = graph.ops[start:stop]
-        work = Work(
+        work = OpWork(
             [{op - start for op in before if op >= start} for before in after[start:stop]],
             [_EXCHANGE if op.collective else 1 for op in ops],
             [((0, groups[op.collective.group] if op.collective else op.stream),) for op in ops],
+            range(stop - start),
         )
         order[start:stop] = [start + op for op in work.listed()[0]]
     return in_order(graph, order)
 
 
 @dataclass
-class Work:
+class OpWork:
     """What a list schedule orders.
 
     Attributes
@@ -115,21 +113,22 @@ class Work:
     streams
         The streams that each node occupies, each by its graph and its number there.
     places
-        Places of the nodes in program order; default: their numbers.
+        Places of the nodes in program order.
     """
 
     after: Sequence[set[Node]]
     times_ns: Sequence[int]
     streams: Sequence[tuple[tuple[int, int], ...]]
-    places: Sequence[int] = ()
-    behind: list[list[Node]] = field(init=False)
+    places: Sequence[int]
 
-    def __post_init__(self) -> None:
-        self.places = self.places or range(len(self.after))
-        self.behind = [[] for _ in self.after]
+    @cached_property
+    def behind(self) -> list[list[Node]]:
+        """Nodes that come after each."""
+        behind = [list[Node]() for _ in self.after]
         for node, before in enumerate(self.after):
             for earlier in before:
-                self.behind[earlier].append(node)
+                behind[earlier].append(node)
+        return behind
 
     @cached_property
     def rests_ns(self) -> list[int]:
@@ -157,7 +156,7 @@ class Work:
             return max((ns for (_, stream), ns in busy.items() if not stream), default=0)
         return max(*self.rests_ns, *busy.values())
 
-    def listed(self, *, by_rest: bool = False, rooms: Rooms | None = None) -> tuple[list[Node], int]:
+    def listed(self, *, by_rest: bool = False, rooms: OpRooms | None = None) -> tuple[list[Node], int]:
         """Schedule the nodes; return them in the order of their starts, and when the last one ends [ns].
 
         Nodes that wait for one another are left out.
@@ -172,7 +171,7 @@ class Work:
         ranks = [-rest for rest in self.rests_ns] if by_rest else [0] * len(self.after)
         keys, missing = [*zip(ranks, self.places, range(len(ranks)), strict=True)], [*map(len, self.after)]
         schedule, ready = (
-            _Schedule(self, rooms),
+            _Started(self, rooms),
             {streams[0]: list[tuple[int, int, Node]]() for streams in self.streams},
         )
         due = [node for node, count in enumerate(missing) if not count]
@@ -195,10 +194,10 @@ class Work:
         return schedule.order, schedule.now_ns
 
 
-class _Schedule:
+class _Started:
     """Which nodes of some work have started, and when the running ones end."""
 
-    def __init__(self, work: Work, rooms: Rooms | None) -> None:
+    def __init__(self, work: OpWork, rooms: OpRooms | None) -> None:
         self._work, self._rooms = work, rooms
         self.busy, self.order, self.ends, self.now_ns = (
             set[tuple[int, int]](),
@@ -230,7 +229,7 @@ class _Schedule:
         return nodes
 
 
-class Rooms:
+class OpRooms:
     """Room of the compute tier that the ops of graphs take and leave if nothing moves.
 
     An op may go before others only if these still fit in program order afterwards. So the first op in program order
@@ -327,18 +326,14 @@ def mpmd(
         The job, and what none of its orders ends before: the longest path, or the work of the busiest stream [ns].
     """
     first = [*accumulate((len(graph.ops) for graph in job.graphs), initial=0)]
-    lead, kept = _meetings(job, first)
-    numbers = {node: number for number, node in enumerate(dict.fromkeys(lead))}
-    parts = [list[Part]() for _ in numbers]
+    node_of, kept = _meetings(job, first)
+    parts, after, in_line = [list[Part]() for _ in {*node_of}], *([set[Node]() for _ in {*node_of}] for _ in range(2))
     for graph, start in enumerate(first[:-1]):
-        for op in range(first[graph + 1] - start):
-            parts[numbers[lead[start + op]]].append((graph, op))
-    after, in_line = ([set[Node]() for _ in parts] for _ in range(2))
-    for graph, start in enumerate(first[:-1]):
-        before, last = dependences(job.graphs[graph], frozenset(kept[graph])), dict[int, Node]()
+        before, last = dependences(job.graphs[graph], kept[graph]), dict[int, Node]()
         for op, stream in enumerate(streams[graph]):
-            node = numbers[lead[start + op]]
-            after[node].update(numbers[lead[start + earlier]] for earlier in before[op])
+            node = node_of[start + op]
+            parts[node].append((graph, op))
+            after[node].update(node_of[start + earlier] for earlier in before[op])
             in_line[node].update([last[stream]] if stream in last else [])
             last[stream] = node
     of_nodes = (
@@ -346,20 +341,20 @@ def mpmd(
         [tuple((graph, streams[graph][op]) for graph, op in ops) for ops in parts],
         [max(op for _, op in ops) for ops in parts],
     )
-    work, program = Work(after, *of_nodes), Work([a | b for a, b in zip(after, in_line, strict=True)], *of_nodes)
-    found = [program.listed()]
-    found += [work.listed(by_rest=by_rest, rooms=Rooms(job.graphs, parts, budget_bytes)) for by_rest in (False, True)]
-    order = min((ends_ns, i) for i, (nodes, ends_ns) in enumerate(found) if len(nodes) == len(parts))
+    work, program = OpWork(after, *of_nodes), OpWork([a | b for a, b in zip(after, in_line, strict=True)], *of_nodes)
+    tried = [program.listed()]
+    tried += [work.listed(by_rest=by_rest, rooms=OpRooms(job.graphs, parts, budget_bytes)) for by_rest in (False, True)]
+    nodes, _ = min(tried, key=lambda schedule: (-len(schedule[0]), schedule[1]))
     by_graph = [list[int]() for _ in job.graphs]
-    for node in found[order[1]][0]:
-        for graph, op in parts[node]:
-            by_graph[graph].append(op)
-    graphs = job.graphs if not order[1] else tuple(map(in_order, job.graphs, by_graph))
+    for graph, op in chain.from_iterable(map(parts.__getitem__, nodes)):
+        by_graph[graph].append(op)
+    is_program = nodes is tried[0][0]  # so it is if ops wait for one another, which the referee tells
+    graphs = job.graphs if is_program else tuple(map(in_order, job.graphs, by_graph))
     return replace(job, graphs=graphs), work.bound_ns(over_steps=job.graphs[0].steps > 1)
 
 
 def _meetings(job: Job, first: Sequence[int]) -> tuple[list[Node], list[set[str]]]:
-    """Find, for each op of all graphs, the first that it meets; and for each graph the groups that meet others."""
+    """Return the node of each op of all graphs; and, for each graph, the groups that meet other graphs."""
     lead, kept, roles = [*range(first[-1])], [set[str]() for _ in job.graphs], [*map(Roles, job.graphs)]
 
     def leading(node: Node) -> Node:
@@ -375,4 +370,5 @@ def _meetings(job: Job, first: Sequence[int]) -> tuple[list[Node], list[set[str]
                 for op, peer in zip(ops, roles[other].ops[call.answer], strict=True):
                     low, high = sorted((leading(first[graph] + op), leading(first[other] + peer)))
                     lead[high] = low
-    return [*map(leading, lead)], kept
+    numbers = dict[Node, Node]()
+    return [numbers.setdefault(leading(node), len(numbers)) for node in lead], kept

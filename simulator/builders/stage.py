@@ -76,25 +76,23 @@ from what was gathered, as on one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, pairwise
 
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import Laid, is_matrix, passes_on, stage_layers
+from simulator.builders.turns import Turn, pairs, stage_layers, turns
+from simulator.builders.weights import Laid, is_matrix, passes_on
 from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
 from simulator.ordering import woven
-from simulator.workload import ADAM_FLOPS, Parallel
+from simulator.workload import ADAM_FLOPS
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 """Groups of pairs along the stages: activations go to the next one, gradients to the previous one."""
-
-Turn = tuple[str, int, int]
-"""What a stage runs at a time: ``forward`` or ``backward``, and which micro-batch through which chunk of its layers."""
 
 
 def build(laid: Laid) -> Job:
@@ -117,50 +115,12 @@ def build(laid: Laid) -> Job:
         starts.append(len(stage.graph))
         _update(stage)
         graph = stage.graph.build(steps=workload.steps)
-        graphs.append(woven(graph, _pairs(stage, starts)) if workload.parallel.woven else graph)
+        if workload.parallel.woven:
+            turn_pairs = pairs(stage.order, workload.parallel.schedule)
+            graph = woven(graph, [(starts[turn], starts[turn + 2]) for turn in turn_pairs])
+        graphs.append(graph)
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)
-
-
-def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
-    """Yield the turns of a stage in their order.
-
-    ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as there
-    are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
-    ``interleaved``: likewise, as many micro-batches as there are stages going through a chunk before the next chunk
-    has them; twice as many are ahead, and a group for each further chunk (arXiv 2104.04473, section 2.2). Twice as many
-    are ahead as well where turns are woven: else a forward that begins beside a backward needs what that ends with.
-
-    Parameters
-    ----------
-    parallel
-        Schedule, stages, micro-batches and chunks.
-    stage
-        Index of this stage.
-    """
-    micros, stages, chunks = parallel.micro_batches, parallel.pipeline, parallel.chunks
-    is_gpipe, total = parallel.schedule == "gpipe", micros * chunks
-    ahead = (stages - stage - 1) * (1 + (chunks > 1 or parallel.woven)) + (chunks - 1) * stages
-    ahead = total if is_gpipe else min(ahead, total)
-    each = stages if chunks > 1 else micros  # how many micro-batches a chunk has before the next one
-    forward = [
-        (first + micro, chunk) for first in range(0, micros, each) for chunk in range(chunks) for micro in range(each)
-    ]
-    backward = [(micro, chunks - 1 - chunk) for micro, chunk in (reversed(forward) if is_gpipe else forward)]
-    yield from (("forward", *part) for part in forward[:ahead])
-    for there, back in zip(forward[ahead:], backward, strict=False):
-        yield "forward", *there
-        yield "backward", *back
-    yield from (("backward", *part) for part in backward[total - ahead :])
-
-
-def _pairs(stage: Stage, starts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where turns that are woven begin and end: a backward and the forward behind it; in GPipe, two alike."""
-    order, pairs = stage.order, range(len(stage.order) - 1)
-    if stage.workload.parallel.schedule == "gpipe":
-        return [(starts[turn], starts[turn + 2]) for turn in pairs[::2]]
-    is_pair = [(order[turn][0], order[turn + 1][0]) == ("backward", "forward") for turn in pairs]
-    return [(starts[turn], starts[turn + 2]) for turn in compress(pairs, is_pair)]
 
 
 # what replicas do together

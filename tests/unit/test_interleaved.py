@@ -14,7 +14,7 @@ from small_job import SCENARIO, written
 
 import simulator as hosim
 from simulator.builders import build_job
-from simulator.builders.stage import turns
+from simulator.builders.turns import turns
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.units import FieldError
