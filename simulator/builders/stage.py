@@ -100,9 +100,10 @@ def build(laid: Laid) -> Job:
     workload, names, stages = laid.workload, [*laid.layers], laid.mesh.size(["pipeline"])
     ends = accumulate(stage_layers(workload, len(names), workload.name), initial=0)
     chunks, graphs = [names[start:stop] for start, stop in pairwise(ends)], list[Graph]()
+    chunks[0].insert(0, "embed")
+    chunks[-1].append("head")
     for index in range(stages):
-        stage = Stage(laid, index, chunks[index::stages])
-        starts = list[int]()
+        stage, starts = Stage(laid, index, chunks[index::stages]), list[int]()
         for turn in stage.order:
             stage.begin_turn(turn)
             starts.append(len(stage.graph))
@@ -115,10 +116,8 @@ def build(laid: Laid) -> Job:
         starts.append(len(stage.graph))
         _update(stage)
         graph = stage.graph.build(steps=workload.steps)
-        if workload.parallel.woven:
-            turn_pairs = pairs(stage.order, workload.parallel.schedule)
-            graph = woven(graph, [(starts[turn], starts[turn + 2]) for turn in turn_pairs])
-        graphs.append(graph)
+        together = pairs(stage.order, workload.parallel)
+        graphs.append(woven(graph, [(starts[turn], starts[turn + 2]) for turn in together]) if together else graph)
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)
 
@@ -311,36 +310,30 @@ class Stage(Tape):
     ----------
     laid
         The workload, and the weights of its model on the ranks.
-    index, layers
-        Index of the stage, and the names of its layers.
+    index, chunks
+        Index of the stage, and the parts of the model that each of its chunks has.
     """
 
     def __init__(self, laid: Laid, index: int, chunks: list[list[str]]) -> None:
-        self.stages, parallel = laid.mesh.size(["pipeline"]), laid.workload.parallel
-        self.index, self.chunks, self.chunk, self.names = index, chunks, 0, chunks[0]
-        has_head = index == self.stages - 1
-        blocks = ["embed"] * (not index) + [block for names in chunks for block in names] + ["head"] * has_head
-        laid_here = laid._replace(weights={block: laid.weights[block] for block in blocks})
+        self.index, self.stages, self.chunks = index, laid.mesh.size(["pipeline"]), chunks
+        laid_here = laid._replace(weights={block: laid.weights[block] for blocks in chunks for block in blocks})
         super().__init__(laid_here, "" if self.stages == 1 else f"{laid.workload.name} stage {index}")
-        order = [*laid.weights]
-        self._trained_before = [
-            any(passes_on(laid.weights[name]) for name in order[: order.index(names[0])]) and bool(index or chunk)
-            for chunk, names in enumerate(chunks)
-        ]
-        self._micros = part_prefixes("mb", parallel.micro_batches)
-        self.order = [*turns(parallel, index)]
+        names = [*laid.weights]
+        before = [[laid.weights[name] for name in names[: names.index(blocks[0])]] for blocks in chunks]
+        self._trained_before = [any(map(passes_on, weights)) for weights in before]
+        self._micros = part_prefixes("mb", laid.workload.parallel.micro_batches)
+        self.order = [*turns(laid.workload.parallel, index)]
         self._last_turns = {turn[2]: turn for turn in self.order}
-        self.turn = self.order[0]
         self.made: dict[tuple[str, int], dict[str, str]] = {}  # micro-batch, chunk -> layer -> its output; "" -> input
         self.unsent: tuple[str, str, str] | None = None
 
     def begin_turn(self, turn: Turn) -> None:
         """Begin with the next turn."""
         self.turn, (self.phase, micro, self.chunk) = turn, turn
-        self.micro, self.names = self._micros[micro], self.chunks[self.chunk]
+        self.micro, self.blocks = self._micros[micro], self.chunks[self.chunk]
         self.has_trained_before = self._trained_before[self.chunk]
-        self.is_first = self.index == self.chunk == 0
-        self.is_last = (self.index, self.chunk) == (self.stages - 1, len(self.chunks) - 1)
+        self.is_first, self.is_last = self.blocks[0] == "embed", self.blocks[-1] == "head"
+        self.names = [block for block in self.blocks if block in self.layers]
 
     def forward(self) -> None:
         """Run the current micro-batch forward."""
@@ -363,10 +356,9 @@ class Stage(Tape):
     def backward(self) -> None:
         """Run the current micro-batch backward; the last one (with ZeRO 2 and 3 each) adds up gradients over ranks."""
         made, last = self.made.pop((self.micro, self.chunk)), self.names[-1]
-        blocks = ["embed"] * self.is_first + self.names + ["head"] * self.is_last
         if not self.is_last and made[last] in self.wanting:
             self.add_gradients([made[last]], [self._receive(last, "out.grad", PREVIOUS)])
-        for block in reversed(blocks):
+        for block in reversed(self.blocks):
             if block in made and self.goes_back(block):
                 _gather_before(self, block, [self.grads[made[block]]])
             self.block = block
@@ -402,7 +394,7 @@ class Stage(Tape):
         members = self.mesh.shifted("pipeline", by)
         if len(self.chunks) > 1:
             sender = (self.index - by * (not is_sent)) % self.stages
-            group, lines = f"{group}.{sender}", self.mesh.members(["pipeline"])
+            lines, group = self.mesh.members(["pipeline"]), f"{group}.{sender}"
             members = tuple((ranks[sender], ranks[(sender + by) % self.stages]) for ranks in lines)
         if group not in self.graph.groups:
             self.graph.group(group, members)

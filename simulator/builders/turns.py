@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from simulator.errors import insist
 from simulator.workload import Parallel, Workload
@@ -70,9 +70,9 @@ def turns(parallel: Parallel, stage: int) -> Iterator[Turn]:
     yield from (("backward", *part) for part in backward[total - ahead :])
 
 
-def pairs(order: Sequence[Turn], schedule: str) -> list[int]:
+def pairs(order: Sequence[Turn], parallel: Parallel) -> list[int]:
     """Return which turns are woven with the one behind: a backward before a forward; in GPipe, each second one."""
-    if schedule == "gpipe":
-        return [*range(0, len(order), 2)]
-    phases = pairwise(phase for phase, *_ in order)
-    return [turn for turn, pair in enumerate(phases) if pair == ("backward", "forward")]
+    phases = pairwise(phase for phase, *_ in order) if parallel.woven else ()
+    is_gpipe = parallel.schedule == "gpipe"
+    is_first = [turn % 2 == 0 if is_gpipe else pair == ("backward", "forward") for turn, pair in enumerate(phases)]
+    return [*compress(range(len(is_first)), is_first)]
