@@ -239,6 +239,10 @@ class GraphBuilder:
         self._ops.append(Op(name, read_ids, write_ids, kind=_OP_KINDS[kind], **more))
         return len(self._ops) - 1
 
+    def __len__(self) -> int:
+        """Return how many ops there are so far."""
+        return len(self._ops)
+
     def build(self, outputs: Iterable[str] = (), steps: int = 1) -> Graph:
         """Check the whole and return the graph.
 

@@ -10,6 +10,7 @@ from stories import steps
 
 from simulator import engine
 from simulator.cost import durations_ns
+from simulator.graph import Collective, CollectiveKind, Graph, Group, OpKind
 from simulator.plan import COMPUTE, NOWHERE, Actions, Plan
 
 RANKS = 8
@@ -103,3 +104,28 @@ def jobs(draw, max_steps=1):
         plan = Plan("story", hardware.tier_names, home, steps(g, hardware, "; ".join(text)), repeats)
         programs += [engine.Program(g, plan, durations_ns(g, hardware))] * (4 if halves else 8)
     return programs, hardware
+
+
+BOTH = ((0, 1),)
+EACH = ((0,), (1,))
+KINDS_OF_TWO = tuple(CollectiveKind(kind) for kind in KINDS[:-1])
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL,
+)
+
+
+@st.composite
+def meeting(draw, graph: Graph) -> Graph:
+    """The same graph, some of its ops collectives of one of two groups, the others perhaps on several streams."""
+    groups = tuple(Group(name, draw(st.sampled_from([BOTH, BOTH, EACH]))) for name in ("one", "two"))
+    ops, streams = [], draw(st.sampled_from([(0,), (0,), (0, 0, 1), (0, 2, 1)]))
+    for op in graph.ops:
+        if draw(st.booleans()):
+            kind, group = draw(st.sampled_from(KINDS_OF_TWO)), draw(st.sampled_from(groups)).name
+            collective = Collective(kind, group, draw(st.integers(0, 40)))
+            ops.append(replace(op, kind=OpKind.COLLECTIVE, collective=collective, duration_ns=None, repeatable=False))
+        else:
+            ops.append(replace(op, stream=draw(st.sampled_from(streams))))
+    return replace(graph, ops=tuple(ops), groups=groups)

@@ -162,7 +162,7 @@ def _layers_and_times(workload: Workload, model: Model) -> tuple[int, int]:
     parallel, pools = workload.parallel, workload.pools
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
-    return max(parallel.layers or [-(-model.layers // parallel.pipeline)]), times
+    return parallel.chunks * max(parallel.layers or [0]) or -(-model.layers // parallel.pipeline), times
 
 
 def _sizes(workload: Workload, model: Model, fews: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -76,17 +76,19 @@ from what was gathered, as on one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import accumulate, pairwise
 
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import Laid, is_matrix, passes_on, stage_layers
+from simulator.builders.turns import Turn, pairs, stage_layers, turns
+from simulator.builders.weights import Laid, is_matrix, passes_on
 from simulator.graph import HOST, CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
+from simulator.ordering import woven
 from simulator.workload import ADAM_FLOPS
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
@@ -95,43 +97,29 @@ NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 
 def build(laid: Laid) -> Job:
     """Build a graph for each stage of the pipeline."""
-    workload, names = laid.workload, [*laid.layers]
+    workload, names, stages = laid.workload, [*laid.layers], laid.mesh.size(["pipeline"])
     ends = accumulate(stage_layers(workload, len(names), workload.name), initial=0)
-    graphs = list[Graph]()
-    for index, (start, stop) in enumerate(pairwise(ends)):
-        stage = Stage(laid, index, names[start:stop])
-        for phase, micro in stage.order:
-            stage.phase, stage.micro = phase, micro
-            if phase == "forward":
+    chunks, graphs = [names[start:stop] for start, stop in pairwise(ends)], list[Graph]()
+    chunks[0].insert(0, "embed")
+    chunks[-1].append("head")
+    for index in range(stages):
+        stage, starts = Stage(laid, index, chunks[index::stages]), list[int]()
+        for turn in stage.order:
+            stage.begin_turn(turn)
+            starts.append(len(stage.graph))
+            if stage.phase == "forward":
                 stage.forward()
             else:
                 stage.send_back()
                 stage.backward()
         stage.send_back()
+        starts.append(len(stage.graph))
         _update(stage)
-        graphs.append(stage.graph.build(steps=workload.steps))
+        graph = stage.graph.build(steps=workload.steps)
+        together = pairs(stage.order, workload.parallel)
+        graphs.append(woven(graph, [(starts[turn], starts[turn + 2]) for turn in together]) if together else graph)
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)
-
-
-def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:
-    """Yield the order in which a stage runs its micro-batches: ``forward`` or ``backward``, and which micro-batch.
-
-    Parameters
-    ----------
-    schedule
-        ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as
-        there are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
-    micro_batches, stages, stage
-        Numbers of micro-batches and of stages, and the index of this stage.
-    """
-    ahead = micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage - 1)
-    yield from (("forward", i) for i in range(ahead))
-    for i in range(micro_batches - ahead):
-        yield "forward", ahead + i
-        yield "backward", i
-    left = range(micro_batches - ahead, micro_batches)
-    yield from (("backward", i) for i in (reversed(left) if schedule == "gpipe" else left))
 
 
 # what replicas do together
@@ -322,23 +310,30 @@ class Stage(Tape):
     ----------
     laid
         The workload, and the weights of its model on the ranks.
-    index, layers
-        Index of the stage, and the names of its layers.
+    index, chunks
+        Index of the stage, and the parts of the model that each of its chunks has.
     """
 
-    def __init__(self, laid: Laid, index: int, layers: list[str]) -> None:
-        stages, parallel, names = laid.mesh.size(["pipeline"]), laid.workload.parallel, [*laid.weights]
-        self.is_first, self.is_last, self.names = index == 0, index == stages - 1, layers
-        blocks = ["embed"] * self.is_first + layers + ["head"] * self.is_last
-        laid_here = laid._replace(weights={block: laid.weights[block] for block in blocks})
-        super().__init__(laid_here, "" if stages == 1 else f"{laid.workload.name} stage {index}")
-        before = names[: names.index(blocks[0])]
-        self.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
-        micros = part_prefixes("mb", parallel.micro_batches)
-        order = turns(parallel.schedule, parallel.micro_batches, stages, index)
-        self.order = [(phase, micros[micro]) for phase, micro in order]
-        self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> its output; "" -> the stage's input
-        self.unsent: tuple[str, str] | None = None
+    def __init__(self, laid: Laid, index: int, chunks: list[list[str]]) -> None:
+        self.index, self.stages, self.chunks = index, laid.mesh.size(["pipeline"]), chunks
+        laid_here = laid._replace(weights={block: laid.weights[block] for blocks in chunks for block in blocks})
+        super().__init__(laid_here, "" if self.stages == 1 else f"{laid.workload.name} stage {index}")
+        names = [*laid.weights]
+        before = [[laid.weights[name] for name in names[: names.index(blocks[0])]] for blocks in chunks]
+        self._trained_before = [any(map(passes_on, weights)) for weights in before]
+        self._micros = part_prefixes("mb", laid.workload.parallel.micro_batches)
+        self.order = [*turns(laid.workload.parallel, index)]
+        self._last_turns = {turn[2]: turn for turn in self.order}
+        self.made: dict[tuple[str, int], dict[str, str]] = {}  # micro-batch, chunk -> layer -> its output; "" -> input
+        self.unsent: tuple[str, str, str] | None = None
+
+    def begin_turn(self, turn: Turn) -> None:
+        """Begin with the next turn."""
+        self.turn, (self.phase, micro, self.chunk) = turn, turn
+        self.micro, self.blocks = self._micros[micro], self.chunks[self.chunk]
+        self.has_trained_before = self._trained_before[self.chunk]
+        self.is_first, self.is_last = self.blocks[0] == "embed", self.blocks[-1] == "head"
+        self.names = [block for block in self.blocks if block in self.layers]
 
     def forward(self) -> None:
         """Run the current micro-batch forward."""
@@ -348,7 +343,7 @@ class Stage(Tape):
         else:
             x = self._receive(self.names[0], "in", NEXT)
         self.send_back()
-        made = self.made[self.micro] = {"": x}
+        made = self.made[self.micro, self.chunk] = {"": x}
         for block in self.names:
             _gather_before(self, block, [x])
             made[block] = x = forward(self, block, x, partial(attend_whole, self))
@@ -360,25 +355,24 @@ class Stage(Tape):
 
     def backward(self) -> None:
         """Run the current micro-batch backward; the last one (with ZeRO 2 and 3 each) adds up gradients over ranks."""
-        made, last = self.made.pop(self.micro), self.names[-1]
+        made, last = self.made.pop((self.micro, self.chunk)), self.names[-1]
         if not self.is_last and made[last] in self.wanting:
             self.add_gradients([made[last]], [self._receive(last, "out.grad", PREVIOUS)])
-        for block in reversed(self.weights):
+        for block in reversed(self.blocks):
             if block in made and self.goes_back(block):
                 _gather_before(self, block, [self.grads[made[block]]])
             self.block = block
             self.go_back()
-            if self.zero_stage > 1 or (self.phase, self.micro) == self.order[-1]:
+            if self.zero_stage > 1 or self.turn == self._last_turns[self.chunk]:
                 _add_up(self)
         if made[""] in self.wanting and not self.is_first:
-            self.unsent = (self.micro, self.grads.pop(made[""]))
+            self.unsent = (self.micro, self.names[0], self.grads.pop(made[""]))
 
     def send_back(self) -> None:
         """Send the last gradient to the previous stage, unless it was sent."""
         if self.unsent is not None:
             phase, micro = self.phase, self.micro
-            (self.micro, dy), self.unsent = self.unsent, None
-            self.phase, self.block = "backward", self.names[0]
+            (self.micro, self.block, dy), self.unsent, self.phase = self.unsent, None, "backward"
             self._pass(CollectiveKind.SEND, dy, PREVIOUS)
             self.phase, self.micro = phase, micro
 
@@ -391,8 +385,18 @@ class Stage(Tape):
         return x
 
     def _pass(self, kind: CollectiveKind, x: str, group: str) -> None:
-        """Send a tensor to another stage, or receive it."""
+        """Send a tensor to another stage, or receive it.
+
+        Where stages form a ring, messages of each sender have a group, and so a stream: if one waited for another, all
+        stages would send at once, and wait for one another.
+        """
+        by, is_sent = 1 if group == NEXT else -1, kind is CollectiveKind.SEND
+        members = self.mesh.shifted("pipeline", by)
+        if len(self.chunks) > 1:
+            sender = (self.index - by * (not is_sent)) % self.stages
+            lines, group = self.mesh.members(["pipeline"]), f"{group}.{sender}"
+            members = tuple((ranks[sender], ranks[(sender + by) % self.stages]) for ranks in lines)
         if group not in self.graph.groups:
-            self.graph.group(group, self.mesh.shifted("pipeline", 1 if group == NEXT else -1))
-        reads, writes = ([x], []) if kind is CollectiveKind.SEND else ([], [x])
+            self.graph.group(group, members)
+        reads, writes = ([x], []) if is_sent else ([], [x])
         self.meet(str(kind), kind, group, self.spread[x].size_bytes, reads, writes)

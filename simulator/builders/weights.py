@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
+from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
@@ -332,25 +333,6 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     do = "set pipeline to 1, or tied_embeddings to false"
     insist(not model.tied_embeddings or parallel.pipeline == 1, f"{where}, parallel.pipeline", must, found, do)
     stage_layers(workload, model.layers, where)
-
-
-def stage_layers(workload: Workload, layers: int, where: str) -> tuple[int, ...]:
-    """Return the layers of each stage of the pipeline.
-
-    Raises
-    ------
-    ConfigError
-        If the stages have more or fewer layers than the model, or one has none.
-    """
-    stages, stated = workload.parallel.pipeline, workload.parallel.layers
-    few, more = divmod(layers, stages)
-    must, do = f"each stage has some of the model's {layers} layers", f"set pipeline to at most {layers}"
-    of_stage, found = tuple(few + (stage < more) for stage in range(stages)), f"{stages} stages"
-    if stated:
-        must, do = f"the stages have the {layers} layers of the model, and one at least", "correct parallel.layers"
-        of_stage, found = stated, ", ".join(map(str, stated))
-    insist(sum(of_stage) == layers and 0 not in of_stage, f"{where}, parallel.pipeline", must, found, do)
-    return of_stage
 
 
 def _tensor_map(workload: Workload, name: str, spec: Spec) -> tuple[Axes, ...]:

@@ -112,6 +112,8 @@ FIGURES = (
            "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
+    Figure("order_bound_ns", "ns", "order bound", "What no order of the ops makes the step shorter than: the work "
+           "of the busiest stream and, of a single step, the longest path. Of rows with `order: mpmd`.", of="bound"),
     Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - "
            "1`; where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
     Figure("paced_by", "text", "paced by", "What is busy, or waited for, for most of the step; it tells which "

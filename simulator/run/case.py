@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from simulator import bounds, engine, formats, metrics, referee
+from simulator import bounds, engine, formats, metrics, ordering, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.catalog.shelf import errors_at
@@ -52,8 +52,10 @@ class Case:
         Whether rows are compared with their bounds, which takes longer.
     others
         Cases of the same run in which the host runs more of what the workload leaves to policies (``on: any``).
+    order_bound_ns
+        What no order of the ops makes a step shorter than [ns], if they were ordered for this case.
     changed
-        Cases of rows that change the machine for themselves, by that change: see `for_row`.
+        Cases of rows that change the machine or the order of ops for themselves, by that change: see `for_row`.
     """
 
     loaded: Loaded
@@ -63,6 +65,7 @@ class Case:
     is_changed: bool = False
     with_bounds: bool = True
     others: tuple[Case, ...] = ()
+    order_bound_ns: int | None = None
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -118,14 +121,18 @@ class Case:
         return entry is None or entry.may_repeat(entry.read_options(choice.options))
 
     def for_row(self, row: str) -> Case:
-        """Return the case with a row's changes to the machine; rows with the same changes share it and its bounds."""
+        """Return the case with what a row changes of machine and order; rows that change the same share it."""
         choice = self.choice(row)
-        if not choice.set_:
+        is_ordered = choice.order != "program"
+        if not (choice.set_ or is_ordered):
             return self
-        change = repr(choice.set_)
+        change = repr((choice.set_, is_ordered))
         if change not in self.changed:
-            loaded = self.loaded.for_row(choice)
-            self.changed[change] = prepare(loaded, self.job, is_changed=self.is_changed, with_bounds=self.with_bounds)
+            loaded, (job, order_bound_ns) = self.loaded.for_row(choice), (self.job, None)
+            if is_ordered:
+                job, order_bound_ns = _ordered(loaded, job)
+            case = prepare(loaded, job, is_changed=self.is_changed, with_bounds=self.with_bounds)
+            self.changed[change] = replace(case, order_bound_ns=order_bound_ns)
         return self.changed[change]
 
     def ways(self, row: str) -> tuple[Case, ...]:
@@ -309,6 +316,16 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         )
         tasks.append(Task(problem, i, team, draws))
     return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds, others)
+
+
+def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
+    """Order the ops of a job for a machine; return it with what no order makes a step shorter than [ns]."""
+    hardware, scenario = loaded.hardware, loaded.scenario
+    first_ranks = [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
+    times = [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, first_ranks, strict=True)]
+    streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    return ordering.mpmd(job, times, streams, scenario.budget_bytes or usable)
 
 
 def execute(

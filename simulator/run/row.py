@@ -257,6 +257,7 @@ def replayed(
         graph = case.job.graph(counts.get("slowest_rank") or 0)
         pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=case.loaded.copies_pinned)
         summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
+        summary |= {} if case.order_bound_ns is None else {"order_bound_ns": case.order_bound_ns}
     reasons = trace.blocked[:1] or notes(case, plans)
     summary |= {"notes": "; ".join(reasons), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)

@@ -45,6 +45,9 @@ class PolicyChoice(Part):
         How places of the compute tier get addresses: ``ideal`` counts bytes only; ``best_fit`` takes the smallest hole
         that is large enough; ``caching`` cuts blocks from segments that it keeps, as PyTorch does; ``fixed`` assigns
         all offsets before the run, and so needs a fixed plan.
+    order
+        Order in which ranks issue their ops: that of the ``program``; or ``mpmd``, which list scheduling finds for all
+        graphs of the job together, in room for all that ops use in program order, or the budget if that is more.
     set_
         Changes to the hardware for this row only, after all others: ``{links.*.bandwidth: 40 GB/s}``. The scenario
         gives their origins, as for its own ``set``.
@@ -56,6 +59,7 @@ class PolicyChoice(Part):
     alone: StrictBool = False
     staggered: StrictBool = False
     allocator: AllocatorKind = "ideal"
+    order: Literal["program", "mpmd"] = "program"
     set_: dict[str, Any] = Field({}, alias="set")
 
     @property
@@ -75,6 +79,8 @@ class PolicyChoice(Part):
 
     def _check(self) -> None:
         label_of(self.row)
+        must, found = "a plan from a file is for the program's own order", "order: mpmd"
+        require(self.order == "program" or not self.is_file, must, found, "order", do="remove order")
         must = "turns are for a policy that knows what ranks share"
         do = "drop staggered, or name a policy without alone"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"

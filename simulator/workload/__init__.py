@@ -10,9 +10,10 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
+from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
-from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
+from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 from pydantic import StrictBool
 
 from simulator.document import MOST_RANKS, Count, CountOrNone, FewOrNone, Layers, Part, Ranks
-from simulator.units import require, would_divide
-from simulator.workload.attention_kinds import Attention
+from simulator.units import require
 
 
 class Format(NamedTuple):
@@ -208,71 +207,6 @@ class Optimizer(Part):
         return prod(several) * _ORTHOGONAL_STEPS * 2 * m * m * (2 * n + m)
 
 
-MOST = 500_000
-"""Most blocks of a KV cache: a run then takes about 1 GB of memory."""
-MOST_READS = 10_000_000
-"""Most block reads by all tokens or chunks of a step: listing them takes 80 MB and some seconds."""
-
-
-class KvBlocks(Part):
-    """A KV cache in blocks, each a tensor with a home of its own (paged attention, arXiv 2309.06180).
-
-    Attributes
-    ----------
-    block
-        Tokens of a sequence in a block.
-    sequences
-        How many sequences share a tensor, each with one block in it; or ``all``.
-    new
-        With phase ``decode``, when blocks for new tokens are allocated: ``reserved``, at home from the start; or
-        ``as_needed``, with their first token and until the step ends, so that the cache grows as decode proceeds. If
-        their home is another tier, they have room there from the start, and are there at the end of the step.
-    """
-
-    block: Count
-    sequences: Count | Literal["all"] = 1
-    new: Literal["reserved", "as_needed"] = "reserved"
-
-    def together(self, batch: int) -> int:
-        """Return how many of `batch` sequences share a tensor."""
-        return batch if self.sequences == "all" else self.sequences
-
-    def check(self, part: Attention, chunk: int | None) -> None:
-        """Refuse a size of blocks that does not suit the attention, or the chunks of prompts.
-
-        Raises
-        ------
-        FieldError
-            If it does not; the message says what would.
-        """
-        must, found = "a chunk fills whole blocks", f"chunks of {chunk} and blocks of {self.block:,} tokens"
-        do = would_divide("kv.block", chunk or 1, self.block)
-        require(not chunk or chunk % self.block == 0, must, found, "kv", "block", do=do)
-        if part.sparse is not None:
-            must, size = "a block that is selected is a block of the cache", part.sparse.select.block
-            require(size == self.block, must, f"{size} and {self.block}", "kv", "block", do=f"set kv.block to {size}")
-            must, found = "each sequence selects blocks of its own", f"{self.sequences} in a tensor"
-            require(self.sequences == 1, must, found, "kv", "sequences", do="remove sequences")
-
-    def check_count(self, layers: int, batch: int, tokens: int, times: int) -> None:
-        """Refuse more blocks than `MOST`, or more reads than `MOST_READS` if all are read `times` times.
-
-        Raises
-        ------
-        FieldError
-            If there are more, or if more sequences are to share a tensor than a batch has.
-        """
-        must = "no more sequences have a block in a tensor than a batch has"
-        require(self.together(batch) <= batch, must, f"{self.sequences} of {batch:,}", "kv", "sequences", do="lower it")
-        found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
-        must = f"a KV cache has at most {MOST:,} blocks"
-        do = "raise kv.block or kv.sequences, or lower batch or sequence"
-        require(found <= MOST, must, f"{found:,}", "kv", "block", do=do)
-        must = f"the tokens of a step read at most {MOST_READS:,} blocks"
-        do = "raise kv.block or chunk, or lower new_tokens"
-        require(found * times <= MOST_READS, must, f"{found:,} blocks, {times:,} times", "kv", "block", do=do)
-
-
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
 
@@ -315,9 +249,16 @@ class Parallel(Part):
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
-        Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``).
+        Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``); or so
+        with several parts of the layers on each stage (``interleaved``, arXiv 2104.04473, section 2.2).
+    chunks
+        With `schedule` ``interleaved``: how many virtual stages each stage has; a virtual stage follows on that of the
+        stage before it, and the first on the last.
+    woven
+        Whether two micro-batches are woven, so that one computes while the other waits for a collective: a backward
+        with the forward behind it, which then begins before that has ended; in GPipe, two forward or two backward.
     layers
-        Layers of each stage; default: as even as possible, more in the first stages.
+        Layers of each (virtual) stage; default: as even as possible, more in the first stages.
     axis_names
         Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
         first to share a node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
@@ -336,7 +277,9 @@ class Parallel(Part):
     zero_stage: Literal[0, 1, 2, 3] = 0
     gathers_ahead: FewOrNone = 1
     micro_batches: Count = 1
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    chunks: Count = 1
+    woven: StrictBool = False
     layers: tuple[Layers, ...] | None = None
     axis_names: tuple[str, ...] = AXES
     layouts: dict[str, tuple[str, ...]] = {}
@@ -360,7 +303,14 @@ class Parallel(Part):
         ranks = self.data * self.context * self.tensor * self.pipeline
         must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
-        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "context": 1, "sequence": False}
+        alone: dict[str, object] = {
+            "tensor": 1,
+            "pipeline": 1,
+            "expert": 1,
+            "context": 1,
+            "sequence": False,
+            "woven": False,
+        }
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
         for key, value in alone.items():
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
@@ -371,9 +321,25 @@ class Parallel(Part):
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:
             self._divides("expert", "data")
-        stages = self.pipeline if self.layers is None else len(self.layers)
-        found = f"{stages} for {self.pipeline} stages"
-        require(stages == self.pipeline, "layers says how many each stage has", found, "layers")
+        wanted = self.pipeline * self.chunks
+        stages, must = wanted if self.layers is None else len(self.layers), "layers says how many each stage has"
+        require(stages == wanted, must, f"{stages} for {wanted} stages", "layers")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """Refuse chunks without their schedule, and numbers of micro-batches that it cannot run."""
+        is_interleaved = self.schedule == "interleaved"
+        must, found = "interleaved stages have several chunks, and others one", f"{self.chunks} with {self.schedule}"
+        require(is_interleaved == (self.chunks > 1), must, found, "chunks", do="correct chunks or schedule")
+        must, do = "interleaved stages take micro-batches in groups as large as the pipeline", "correct micro_batches"
+        found = f"{self.micro_batches} for {self.pipeline} stages"
+        groups = self.pipeline > 1 and self.micro_batches % self.pipeline == 0
+        require(groups or not is_interleaved, must, found, "micro_batches", do=do)
+        is_even = self.micro_batches % 2 == 0 or (self.schedule != "gpipe" and self.micro_batches > 1)
+        must, do = "two micro-batches are woven, in GPipe an even number of them", "correct micro_batches"
+        require(is_even or not self.woven, must, f"{self.micro_batches}", "micro_batches", do=do)
+        must, do = "interleaved stages hold weights and gradients whole", "lower zero_stage"
+        require(self.zero_stage < 2 or not is_interleaved, must, f"ZeRO {self.zero_stage}", "zero_stage", do=do)
 
 
 class Pools(Part):

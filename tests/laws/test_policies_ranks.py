@@ -10,37 +10,19 @@ from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from policy_problems import OPTIONS, needed, recorded, replay
+from rank_strategies import meeting
 from strategies import HBM, graphs, homes, machines
 
 from simulator import engine, metrics
 from simulator.bounds import Limits, Team, Timing
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
-from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
+from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
-
-BOTH = ((0, 1),)
-EACH = ((0,), (1,))
-KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
-
-
-@st.composite
-def meeting(draw, graph: Graph) -> Graph:
-    """The same graph, some of its ops collectives of one of two groups, the others perhaps on several streams."""
-    groups = tuple(Group(name, draw(st.sampled_from([BOTH, BOTH, EACH]))) for name in ("one", "two"))
-    ops, streams = [], draw(st.sampled_from([(0,), (0,), (0, 0, 1), (0, 2, 1)]))
-    for op in graph.ops:
-        if draw(st.booleans()):
-            kind, group = draw(st.sampled_from(KINDS)), draw(st.sampled_from(groups)).name
-            collective = Collective(kind, group, draw(st.integers(0, 40)))
-            ops.append(replace(op, kind=OpKind.COLLECTIVE, collective=collective, duration_ns=None, repeatable=False))
-        else:
-            ops.append(replace(op, stream=draw(st.sampled_from(streams))))
-    return replace(graph, ops=tuple(ops), groups=groups)
 
 
 @dataclass(frozen=True)
