@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from simulator.document import Document, Few, Key, Part, Share
 from simulator.hardware.device import (
@@ -153,7 +153,7 @@ class Hardware(Document):
     copy_queues: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = {}
     topology: Topology = Topology()
     fabrics: dict[Key, Fabric] = {}
-    ranks: dict[Annotated[str, StringConstraints(pattern=r"^\d{1,7}(-\d{1,7})?$")], DevicePace] = {}
+    ranks: dict[Key, DevicePace] = {}
     on_chip: dict[Key, OnChip] = {}
     allocator: Allocator = Allocator()
 

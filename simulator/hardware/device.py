@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fractions import Fraction
 from math import ceil, floor, inf
+from re import fullmatch
 from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StrictBool
@@ -106,7 +107,9 @@ def span(key: str) -> range:
 
 def check_spans(ranks: Collection[str], devices: int) -> None:
     """Refuse the pace of a device that there is not, or that has another pace, too."""
-    end, before = 0, ""
+    end, before, must = 0, "", "a key of ranks is a rank or several: 5, or 8-15"
+    for key in ranks:
+        require(fullmatch(r"\d{1,7}(-\d{1,7})?", key), must, repr(key), "ranks", key, do="correct it")
     for key in sorted(ranks, key=lambda key: span(key).start):
         must = f"ranks are some of 0 to {devices - 1:,}, one for each device, in order"
         require(0 < len(span(key)) <= devices - span(key).start, must, repr(key), "ranks", key, do="correct it")
