@@ -204,9 +204,10 @@ class DelaySpread:
         if self.distribution not in DISTRIBUTIONS:
             return f"a delay varies by a distribution of {', '.join(DISTRIBUTIONS)}"
         most = {"uniform": int(mean_ns / 3**0.5), "lognormal": 10 * mean_ns}.get(self.distribution, 0)
-        if type(self.deviation_ns) is int and (0 < self.deviation_ns <= most or most == self.deviation_ns == 0):
+        if type(self.deviation_ns) is int and min(most, 1) <= self.deviation_ns <= most:
             return ""
-        return f"the deviation_ns of a delay that is {self.distribution}, of {mean_ns:,} ns, is from 1 to {most:,}"
+        such = f"from 1 to {most:,}" if most else "not stated"
+        return f"the deviation_ns of a delay that is {self.distribution}, of {mean_ns:,} ns, is {such}"
 
 
 AGAIN = "/again/"

@@ -180,6 +180,8 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
     elif not on_host:
         idle["host_compute.*"] = "no op is of the host"
     idle |= {f"ranks.{key}.*": "no rank is there" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
+    if not (case.hardware.shares_memory or any(op.duration_ns is None and not op.collective for op in ops)):
+        idle["ranks.*.memory"] = "the times of all ops were recorded"
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
     if case.job.ranks == 1:
