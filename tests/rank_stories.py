@@ -53,14 +53,15 @@ def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "
     places = dict(item.split() for item in home.split(",")) if home else {}
     team: list[engine.Program] = []
     known: dict[object, engine.Program] = {}
-    for g, text in programs:
+    for (g, text), device in zip(programs, hardware.devices(len(programs)), strict=True):
         start = starts[len(team) % len(starts)]
-        if (id(g), text, start) not in known:
+        if (id(g), text, start, id(device)) not in known:
             homes = tuple(hardware.tier_names.index(places[t.name]) if t.name in places else NOWHERE for t in g.tensors)
             what = steps(g, hardware, text + _detaches(g, text)) if isinstance(text, str) else text
             plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
-            known[id(g), text, start] = engine.Program(g, plan, durations_ns(g, hardware), start)
-        team.append(known[id(g), text, start])
+            times_ns, own = durations_ns(g, device), {"device": None if device is hardware else device}
+            known[id(g), text, start, id(device)] = engine.Program(g, plan, times_ns, start, **own)
+        team.append(known[id(g), text, start, id(device)])
     trace = both_engines.run(team, hardware, **more)
     job, plans = job_of([program.graph for program in team]), [program.plan for program in team]
     referee.check_trace(job, hardware, plans, trace, switches=more.get("switches"))

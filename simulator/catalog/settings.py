@@ -149,12 +149,14 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
     section, _, name = key.partition(".")
     if name and section in _NAMED and isinstance(data.get(section), dict):
         return [((section, name), data[section].get(name))]
+    if section == "ranks" in data and not _PATTERN.intersection(name):  # whose keys need not be there, either
+        data[section].setdefault(name.partition(".")[0], None)
     matches: list[tuple[Keys, Any]] = [((), data)]
     for part in key.split("."):
         path, node = matches[0]
         below = [((*above, name), value) for above, parent in matches for name, value in _entries(parent).items()]
         matches = [(field, value) for field, value in below if part == field[-1] or fnmatchcase(field[-1], part)]
-        if not matches and set(key).isdisjoint("*?[") and node is None:  # a section that the document leaves out
+        if not matches and _PATTERN.isdisjoint(key) and node is None:  # a section that the document leaves out
             matches = [((*path, part), None)]
         if not matches:
             names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
@@ -261,6 +263,7 @@ def places(changes: Mapping[str, Mapping[str, FieldChange]]) -> dict[tuple[str, 
     return {(document, key): change.where for document, paths in changes.items() for key, change in paths.items()}
 
 
+_PATTERN = frozenset("*?[")
 _NAMED = ("homes", "kv_tiers")
 """Sections of a scenario whose keys are names of tensors or tiers, and need not be there before."""
 _FIXED = {*ABOUT_ITSELF, "hardware", "workload", "set_", "expect", "claim"}

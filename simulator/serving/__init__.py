@@ -146,6 +146,8 @@ def read_served(
     for index, choice in enumerate(loaded.scenario.policies):
         rule, where = "all rows that serve run on one machine", loaded.place("policies", str(index), "set")
         insist(not choice.set_, where, rule, "changes to it", "move set out of the row")
+    rule, do = "the devices that serve are alike", "serve without ranks, or run the scenario"
+    insist(not loaded.hardware.ranks, loaded.place("ranks", of="hardware"), rule, "some with a pace of their own", do)
     arrivals = arriving(loaded, progress)
     room = rooms(loaded, arrivals.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, arrivals.requests[0])]), loaded, arrivals, room))

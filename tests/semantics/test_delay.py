@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import chain
+import numpy as np
 import orjson
 import pytest
 from matplotlib.colors import to_rgba
@@ -12,9 +13,10 @@ from stories import graph, machine, steps, timeline, waits
 
 import simulator as hosim
 from simulator import engine, metrics
+from simulator.draws import delays_ns
 from simulator.errors import ConfigError, InvariantError
 from simulator.formats import graph_jsonl
-from simulator.graph import Graph, Job, Op, OpKind
+from simulator.graph import DelaySpread, Graph, Job, Op, OpKind
 from simulator.graph_builder import GraphBuilder
 from simulator.metrics import RankRun, rank_figures
 from simulator.plan import NOWHERE, Plan
@@ -69,20 +71,34 @@ def test_a_delay_takes_its_time_to_the_nanosecond(took):
     h, home = machine("48 B"), (1, NOWHERE)
     plan = Plan("story", h.tier_names, home, steps(TOOL, h, f"{PLAN}; detach o hbm"))
     t = engine.run([engine.Program(TOOL, plan, [10, took, 5])], h)
-    with pytest.raises(InvariantError, match="a compute takes its own time, found .*"):
+    with pytest.raises(InvariantError, match="a compute takes its own time"):
         check_trace(TOOL, h, [plan], t)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "a delay says how long it takes, and computes nothing, found no duration_ns; correct"),
-        ({"duration_ns": None}, "found no duration_ns"),
+        (
+            {},
+            "says how long it takes and varies, and computes nothing, found kind delay, duration_ns None",
+        ),
+        ({"duration_ns": None}, "found kind delay, duration_ns None"),
         ({"duration_ns": -1}, "duration_ns is a whole number from 0 to 2\\*\\*62, found -1"),
         ({"duration_ns": 5, "flops": 9}, "found flops"),
-        ({"duration_ns": 5, "read_bytes": 9}, "found read_bytes; correct that, or make it of kind compute"),
+        ({"duration_ns": 5, "read_bytes": 9}, "found read_bytes; correct it"),
         ({"duration_ns": 5, "workspace_bytes": 9}, "found workspace_bytes"),
         ({"duration_ns": 5, "op_class": "matmul"}, "found op_class"),
+        (
+            {"duration_ns": 5, "spread": DelaySpread("normal", 1)},
+            "by a distribution of uniform, exponential, lognormal",
+        ),
+        ({"duration_ns": 90, "spread": DelaySpread("uniform", 52)}, "uniform, of 90 ns, is from 1 to 51, found .* 52"),
+        ({"duration_ns": 90, "spread": DelaySpread("lognormal", 901)}, "lognormal, of 90 ns, is from 1 to 900"),
+        ({"duration_ns": 90, "spread": DelaySpread("lognormal")}, "from 1 to 900, found 'lognormal', 0"),
+        (
+            {"duration_ns": 90, "spread": DelaySpread("exponential", 90)},
+            "exponential, of 90 ns, is not stated, found 'exponential', 90",
+        ),
         ({"duration_ns": 5, "device": "host"}, "an op of the host is of kind compute, .*, found delay"),
     ],
 )
@@ -91,16 +107,37 @@ def test_what_no_delay_is(fields, message):
         GraphBuilder("g").op("tool", kind="delay", **fields)
 
 
+def test_only_a_delay_varies():
+    with pytest.raises(ConfigError, match="a delay, and nothing else, says how long it takes and varies"):
+        GraphBuilder("g").op("f", duration_ns=5, spread=DelaySpread("exponential"))
+
+
+@pytest.mark.parametrize(("distribution", "deviation_ns"), [("uniform", 300), ("lognormal", 800), ("exponential", 0)])
+def test_drawn_delays_have_the_stated_mean_and_deviation(distribution, deviation_ns):
+    builder = GraphBuilder("g")
+    for i in range(4000):
+        builder.op(f"tool{i}", kind="delay", duration_ns=1000, spread=DelaySpread(distribution, deviation_ns))
+    g = builder.build()
+    took = np.array([*delays_ns(g, seed=1, rank=2).values()])
+    assert took.min() >= 0
+    assert abs(took.mean() - 1000) < 60
+    assert abs(took.std() - (deviation_ns or 1000)) < 80
+    assert delays_ns(g, seed=1, rank=2) != delays_ns(g, seed=1, rank=3)
+    assert not delays_ns(TOOL)
+
+
 def test_a_file_has_delays_and_reads_back_equal(tmp_path):
     builder = GraphBuilder("g")
     builder.tensor("o", 8)
     builder.op("tool", (), ("o",), kind="delay", duration_ns=200, phase="decode")
+    builder.op("wait", kind="delay", duration_ns=90, spread=DelaySpread("exponential"))
+    builder.op("ask", kind="delay", duration_ns=90, spread=DelaySpread("uniform", 50))
     builder.op("f", ("o",), duration_ns=5)
     g, path = builder.build(), tmp_path / "g.jsonl"
     graph_jsonl.write(g, path)
     again = graph_jsonl.read(path)
     assert again.ops == g.ops
-    assert (again.ops[0].kind, again.ops[0].write_bytes, again.delays) == (OpKind.DELAY, 0, {0})
+    assert (again.ops[0].kind, again.ops[0].write_bytes, again.delays) == (OpKind.DELAY, 0, {0, 1, 2})
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,72 @@
+"""Unlike devices and drawn delays from documents: what a person sets, sweeps and is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rank_stories import cluster, team
+from small_job import SCENARIO, written
+
+import simulator as hosim
+from simulator import catalog
+from simulator.cli import main
+from simulator.errors import ConfigError
+from simulator.graph import DelaySpread, Job
+
+COMPUTES = {"compute.launch": "0 ns", "compute.peak.bf16": "1 GFLOP/s"}
+"""A machine whose kernels take as long as their arithmetic."""
+
+
+def test_a_slow_rank_keeps_all_waiting_under_the_plan_of_the_machine_as_it_is(tmp_path):
+    path = written(tmp_path, "data: 4", SCENARIO.replace("expect:", "set: {compute.launch: 0 ns}\nexpect:"))
+    plain, slow = (hosim.run(path, set={**COMPUTES, **more})["static"] for more in ({}, {"ranks.2.compute": 0.5}))
+    assert [plan.fixed for plan in plain.plans] == [plan.fixed for plan in slow.plans]
+    assert slow.summary["step_ns"] > 1.9 * plain.summary["step_ns"]
+    assert slow.summary["step_ns"] == slow.summary["bound_ns"]
+    computes = slow.ranks["compute_ns"].tolist()
+    assert [computes[2] > 1.9 * ns for ns in computes] == [True, True, False, True]
+    assert slow.ranks["stands_in"].tolist() == [0, 0, 2, 0], "its peers are of one class"
+    assert (slow.ranks["wait_peer_ns"] > 0).tolist() == [True, True, False, True]
+
+
+def test_a_row_has_a_slow_rank_of_its_own_and_a_sweep_varies_it(tmp_path):
+    row = "policies: [static, {policy: static, label: slow, set: {ranks.0-1.memory: 0.5}}]"
+    text = SCENARIO.replace("policies: [resident, reactive, static]", row).split("expect:", maxsplit=1)[0]
+    results = hosim.run(written(tmp_path, "data: 4", text), set={"compute.launch": "0 ns"})
+    assert results["slow"].summary["step_ns"] > results["static"].summary["step_ns"]
+    swept = hosim.sweep(tmp_path / "scenario.yaml", {"ranks.3.compute": [1, 0.5]}, policies=["static"], set=COMPUTES)
+    like, unlike = (row["step_ns"] for row in swept.rows)
+    assert unlike > 1.9 * like
+
+
+def test_a_rank_that_does_not_run_has_no_effect(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", str(written(tmp_path, "data: 4")), "--set", "ranks.7.compute=0.5"])
+    assert "has no effect here: ranks.7.compute (no rank is there)" in capsys.readouterr().out
+
+
+def test_devices_that_serve_are_alike():
+    with pytest.raises(ConfigError, match="the devices that serve are alike, found some with a pace of their own"):
+        hosim.serve("kv_reuse_h100", set={"ranks.0.compute": 0.5})
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "exponential", "lognormal"])
+def test_delays_are_drawn_for_each_rank_once_for_all_rows(tmp_path, distribution):
+    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics", "allocator"), "a story")
+    (tmp_path / "hardware.yaml").write_text(catalog.dump(cluster(4).model_copy(update={"assumed": why})))
+    text = SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")
+    path = written(tmp_path, "data: 4", text + "seed: 3\n")
+    g = team("y 4", "tool: -> y, 1000 ns, delay", "sum: y -> y, all_reduce all 40", groups={"all": ((0, 1, 2, 3),)})
+    spread = DelaySpread(distribution, 0 if distribution == "exponential" else 400)
+    job = Job.of(replace(g, ops=(replace(g.ops[0], spread=spread), g.ops[1])), 4)
+    results = hosim.run(path, job=job)
+    delays = [row.ranks["delay_ns"].tolist() for row in results.values()]
+    assert delays[0] == delays[1] == delays[2]
+    assert len(set(delays[0])) == 4
+    step_ns = {row.summary["step_ns"] for label, row in results.items() if label != "reactive"}
+    assert step_ns == {max(delays[0]) + 60}, "the slowest keeps all waiting; the sum takes 60 ns"
+    assert results["static"].summary["bound_ns"] <= max(delays[0]) + 60
+    assert results["resident"].plans[0].fixed is not None
+    (tmp_path / "scenario.yaml").write_text(path.read_text().replace("seed: 3", "seed: 4"))
+    assert hosim.run(path, job=job)["static"].ranks["delay_ns"].tolist() != delays[0]
