@@ -1,4 +1,4 @@
-"""Choices of dynamic reads in each step: drawn from a distribution with a seed, or read from a file.
+"""Choices of dynamic reads in each step: drawn from a distribution with a seed, or read from a file; and delays.
 
 Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
 a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import fsum
+from math import fsum, log1p, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cost import chosen_op, duration_ns
 from simulator.errors import ConfigError, insist
-from simulator.graph import DynamicReads, Graph
+from simulator.graph import LARGEST, DynamicReads, Graph
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin
 from simulator.trace import Bools, Ints
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 _SEEDS_APART = 1_000_003  # distance between the seeds of two ranks
 
-_RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS = range(4)
+_RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS, _DELAYS = range(5)
 """Uses of random numbers: each has a stream of its own."""
 
 
@@ -307,3 +307,25 @@ def _frequency_shares(graph: Graph, origin: Routing) -> dict[int, Floats]:
     """Return shares by how often candidates were chosen, each once more than recorded, so that none is impossible."""
     counts = {op: flags.sum(axis=0) + 1.0 for op, flags in _recorded_flags(graph, origin).items()}
     return {op: np.asarray(times / times.sum()) for op, times in counts.items()}
+
+
+def delays_ns(graph: Graph, seed: int = 0, rank: int = 0) -> dict[int, int]:
+    """Draw how long the delays of a rank take that vary [ns], the same in each step.
+
+    Parameters
+    ----------
+    graph, seed, rank
+        The graph, and the seed and the rank for which is drawn.
+    """
+    rng, drawn_ns = np.random.default_rng((seed + rank * _SEEDS_APART, _DELAYS)), dict[int, int]()
+    for op, spread in graph.spreads.items():
+        mean_ns, deviation_ns = graph.ops[op].duration_ns or 0, spread.deviation_ns
+        if spread.distribution == "lognormal":
+            sigma = sqrt(log1p((deviation_ns / mean_ns) ** 2)) if mean_ns else 0.0
+            varied_ns = mean_ns * rng.lognormal(-(sigma**2) / 2, sigma)
+        elif spread.distribution == "exponential":
+            varied_ns = rng.exponential(mean_ns)
+        else:
+            varied_ns = mean_ns + sqrt(3) * deviation_ns * (2 * rng.random() - 1)
+        drawn_ns[op] = min(round(varied_ns), LARGEST)
+    return drawn_ns

@@ -21,6 +21,7 @@ from simulator.graph import (
     PHASES,
     Collective,
     CollectiveKind,
+    DelaySpread,
     DynamicReads,
     Graph,
     Group,
@@ -55,6 +56,7 @@ class OpFields(OpNumbers, total=False):
 
     collective: Collective | None
     dynamic: DynamicReads | None
+    spread: DelaySpread | None
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
@@ -153,9 +155,8 @@ class GraphBuilder:
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
         self.groups[name] = Group(name, meeting)
 
-    def dynamic_reads(
-        self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1
-    ) -> DynamicReads:
+    def dynamic_reads(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1,
+                      each: int = 1) -> DynamicReads:  # fmt: skip
         """Return the dynamic reads of the op that is added next, for its field `dynamic`.
 
         Parameters
@@ -218,8 +219,8 @@ class GraphBuilder:
         self._check_fields(name, kind, more)
         if kind == "collective" or more.get("collective") is not None:
             self._check_collective(name, kind, more)
-        if kind == "delay":
-            more |= self._of_delay(name, more)
+        if kind == "delay" or more.get("spread"):
+            more |= self._of_delay(name, kind, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         certain: Iterable[int] = read_ids
         if dynamic := more.get("dynamic"):
@@ -304,10 +305,9 @@ class GraphBuilder:
         for field, value in fields.items():
             if type(value) is int and 0 <= value <= LARGEST:
                 continue
-            if field in _NUMBERS:
-                if value is not None or field != "duration_ns":
-                    raise self._number_error("op", op, field, value)
-            elif field in ("op_class", "dtype") and str(value) not in self._sound_names:
+            if field in _NUMBERS and (value is not None or field != "duration_ns"):
+                raise self._number_error("op", op, field, value)
+            if field in ("op_class", "dtype") and str(value) not in self._sound_names:
                 if found := flaw(str(value)):
                     raise self._error("op", op, f"its {field} is a name", found, "correct it")
                 self._sound_names.add(str(value))
@@ -330,12 +330,14 @@ class GraphBuilder:
             must = "an op of the host is of kind compute, and reads what is known from the start"
             raise self._error("op", op, must, odd, "run it on the accelerator, or remove that")
 
-    def _of_delay(self, op: str, fields: OpFields) -> OpFields:
+    def _of_delay(self, op: str, kind: str, fields: OpFields) -> OpFields:
         """Return what is fixed of a delay; refuse one that takes no stated time, or that does more than take time."""
-        odd = next((field for field in _WORK if fields.get(field)), "")
-        if odd or fields.get("duration_ns") is None:
-            must = "a delay says how long it takes, and computes nothing"
-            raise self._error("op", op, must, odd or "no duration_ns", "correct that, or make it of kind compute")
+        odd, takes_ns = next((field for field in _WORK if fields.get(field)), ""), fields.get("duration_ns")
+        if odd or kind != "delay" or takes_ns is None:
+            must = "a delay, and nothing else, says how long it takes and varies, and computes nothing"
+            raise self._error("op", op, must, odd or f"kind {kind}, duration_ns {takes_ns}", "correct it")
+        if (spread := fields.get("spread")) and (must := spread.fault(takes_ns)):
+            raise self._error("op", op, must, f"{spread.distribution!r}, {spread.deviation_ns!r}", "correct its spread")
         return {"read_bytes": 0, "write_bytes": 0, "repeatable": False}
 
     def _streamed(self) -> tuple[Op, ...]:
@@ -348,9 +350,8 @@ class GraphBuilder:
                 raise self._error("op", op.name, must, f"stream {op.stream}, of the accelerator, too", do)
         return tuple([replace(op, stream=free) if op.device == HOST and not op.stream else op for op in self._ops])
 
-    def _check_dynamic_reads(
-        self, op: str, dynamic: DynamicReads, kind: str, reads: tuple[int, ...], writes: tuple[int, ...]
-    ) -> None:
+    def _check_dynamic_reads(self, op: str, dynamic: DynamicReads, kind: str, reads: tuple[int, ...],
+                             writes: tuple[int, ...]) -> None:  # fmt: skip
         if kind != "compute":
             raise self._error("op", op, "an op with dynamic reads is of kind compute", f"kind {kind}", "correct it")
         only_read = frozenset(reads).difference(writes)

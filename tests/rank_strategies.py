@@ -10,6 +10,7 @@ from stories import steps
 
 from simulator import engine
 from simulator.cost import durations_ns
+from simulator.hardware import DevicePace
 from simulator.plan import COMPUTE, NOWHERE, Actions, Plan
 
 RANKS = 8
@@ -103,3 +104,24 @@ def jobs(draw, max_steps=1):
         plan = Plan("story", hardware.tier_names, home, steps(g, hardware, "; ".join(text)), repeats)
         programs += [engine.Program(g, plan, durations_ns(g, hardware))] * (4 if halves else 8)
     return programs, hardware
+
+
+@st.composite
+def paces(draw, ranks=RANKS):
+    """The pace of some ranks, alone or several at a time."""
+    ends = sorted(draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=4, unique=True)))
+    factor = st.sampled_from([0.3, 0.5, 1.0, 1.25, 4.0])
+    spans = zip(ends, [*(end - 1 for end in ends[1:]), ranks - 1], strict=True)
+    keys = [f"{first}-{last}" if draw(st.booleans()) else str(first) for first, last in spans]
+    return {key: DevicePace(compute=draw(factor), memory=draw(factor)) for key in keys}
+
+
+def unlike(programs, hardware, ranks):
+    """The same on a machine whose ranks have these paces; programs of like devices stay one object."""
+    hardware, known, found = hardware.model_copy(update={"ranks": ranks}), {}, []
+    for ran, device in zip(programs, hardware.devices(len(programs)), strict=True):
+        if (key := (id(ran), id(device))) not in known:
+            is_plain = device is hardware
+            known[key] = ran if is_plain else replace(ran, durations_ns=durations_ns(ran.graph, device), device=device)
+        found.append(known[key])
+    return found, hardware

@@ -244,9 +244,17 @@ class Team:
     streams: tuple[tuple[int, ...], ...]
 
     @cached_property
+    def devices(self) -> Sequence[Hardware]:
+        """The machine as each rank sees it."""
+        return self.hardware.devices(self.job.ranks)
+
+    @cached_property
     def first_alike(self) -> tuple[int, ...]:
         """Rank -> lowest rank that is like it."""
-        kinds = self.job.graph_of
+        kinds: Sequence[int] = self.job.graph_of
+        if self.hardware.ranks:
+            of_kind = [*zip(self.job.graph_of, map(id, self.devices), strict=True)]
+            kinds = [*map(of_kind.index, of_kind)]
         while True:
             finer = self._refined(kinds)
             if len(set(finer)) == len(set(kinds)):
@@ -301,7 +309,7 @@ class Team:
         graph = self.job.graph_of[rank]
         if rank == self.job.graph_of.index(graph):
             return self.times_ns[graph]
-        return durations_ns(self.job.graphs[graph], self.hardware, rank)
+        return durations_ns(self.job.graphs[graph], self.devices[rank], rank)
 
     def _meetings(self, leads: Sequence[int]) -> Mapping[Part, Sequence[Part]]:
         """Find the parts of each collective, op by op of the first ranks of all kinds."""
@@ -333,7 +341,9 @@ class Team:
 
     @cached_property
     def _is_ample(self) -> bool:
-        """Whether each tier that ranks share holds all that they could bring there."""
+        """Whether each tier that ranks share holds all that they could bring there, and none draws its delays."""
+        if any(graph.spreads for graph in self.job.graphs):
+            return False
         sizes = [sum(tensor.size_bytes for tensor in graph.tensors) for graph in self.job.graphs]
         most = sum(sizes[graph] for graph in self.job.graph_of)
         return all(tier.scope == "device" or tier.usable_bytes >= most for tier in self.hardware.tiers.values())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
-from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op
+from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op, OpKind
 from simulator.hardware import Hardware, Host, Rates
 from simulator.units import nearest
 
@@ -108,7 +108,8 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
     """
     _, rates, tier = device_of(op, hardware)
     if op.duration_ns is not None:
-        return op.duration_ns, 0
+        is_on_device = op.kind is OpKind.COMPUTE and op.device != HOST
+        return hardware.compute.own_ns(op.duration_ns) if is_on_device else op.duration_ns, 0
     bandwidth = hardware.tiers[tier].bandwidth_bytes_per_s
     traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
     return rates.launch_ns + _arithmetic_ns(op, hardware), traffic
@@ -239,7 +240,7 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
         collective = op.collective
         if collective is None or op.duration_ns is not None:
             about = (op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
-            kind = (op.dynamic, op.duration_ns, op.device, *about)
+            kind = (op.dynamic, op.duration_ns, op.kind, op.device, *about)
             if kind not in times_ns:  # an op of another layer is often alike
                 times_ns[kind] = duration_ns(expected_op(op, sizes), hardware)
             return times_ns[kind]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from typing import NamedTuple
 
 from simulator.cost import is_contended
 from simulator.draws import Draws
@@ -44,6 +45,8 @@ class Program:
         What its dynamic reads choose; if None, its ops read all candidates and take `durations_ns`.
     allocator
         How places of its compute tier get addresses.
+    device
+        The machine with the rates of its own device; None: they are those of all.
     """
 
     graph: Graph
@@ -52,26 +55,35 @@ class Program:
     starts_ns: int = 0
     draws: Draws | None = None
     allocator: AllocatorKind = "ideal"
+    device: Hardware | None = None
 
 
-def programs_of(
-    graph: Graph, plan: Plan, durations_ns: Sequence[int], draws: Sequence[Draws | None], allocator: AllocatorKind
-) -> list[Program]:
-    """Return the programs of the ranks of a graph; ranks that begin at the same time and choose the same share one.
+class Own(NamedTuple):
+    """What a rank has of its own, as `Program` has it."""
+
+    durations_ns: Sequence[int]
+    draws: Draws | None = None
+    device: Hardware | None = None
+
+
+def programs_of(graph: Graph, plan: Plan, of_ranks: Sequence[Own], allocator: AllocatorKind) -> list[Program]:
+    """Return the programs of the ranks of a graph; ranks that begin at the same time and have the same share one.
 
     Parameters
     ----------
-    graph, plan, durations_ns, allocator
+    graph, plan, allocator
         As for `Program`.
-    draws
-        For each rank, in order, what its dynamic reads choose.
+    of_ranks
+        For each rank, in order, what it has of its own.
     """
-    programs, starts_ns = dict[tuple[int, int], Program](), plan.starts_ns
-    of_ranks = [(starts_ns[position % len(starts_ns)], of_rank) for position, of_rank in enumerate(draws)]
-    for start_ns, of_rank in of_ranks:
-        if (start_ns, id(of_rank)) not in programs:
-            programs[start_ns, id(of_rank)] = Program(graph, plan, durations_ns, start_ns, of_rank, allocator)
-    return [programs[start_ns, id(of_rank)] for start_ns, of_rank in of_ranks]
+    programs, all_ranks, starts_ns = dict[tuple[int, ...], Program](), list[Program](), plan.starts_ns
+    for position, has in enumerate(of_ranks):
+        start_ns = starts_ns[position % len(starts_ns)]
+        key = start_ns, *map(id, has)
+        if key not in programs:
+            programs[key] = Program(graph, plan, has.durations_ns, start_ns, has.draws, allocator, has.device)
+        all_ranks.append(programs[key])
+    return all_ranks
 
 
 class Columns:
@@ -93,11 +105,14 @@ class Columns:
         Id of the tier that kernels of the accelerator work in; per op, of that which its device works in.
     outputs
         Outputs of a step that are not persistent.
+    device
+        The machine with the rates of its device.
     roles
         Its collectives, and with whom each rank meets there.
     """
 
     def __init__(self, program: Program, hardware: Hardware) -> None:
+        self.device = program.device or hardware
         graph, fixed = program.graph, program.plan.fixed
         streams = {(op, node.stream) for op, node in enumerate(graph.ops)}  # those of the plan, if it is fixed
         if fixed is not None:
@@ -161,12 +176,14 @@ def simulated_for(programs: Sequence[Program], hardware: Hardware, fold: str) ->
 
 
 def _drawn_apart(programs: Sequence[Program]) -> str:
-    """Return which ranks differ only in what their dynamic reads choose; empty if none do."""
-    first: dict[tuple[int, int, int], int] = {}
+    """Return which ranks differ only in what they draw: choices of dynamic reads, or delays; empty if none do."""
+    first: dict[tuple[int, ...], int] = {}
     for rank, program in enumerate(programs):
-        other = first.setdefault((id(program.graph), id(program.plan), program.starts_ns), rank)
-        if programs[other].draws is not program.draws:
-            return f"ranks {other} and {rank} run the same, but each draws what its dynamic reads choose"
+        key = id(program.graph), id(program.plan), program.starts_ns, id(program.device)
+        before = programs[other := first.setdefault(key, rank)]
+        if before.draws is not program.draws or before.durations_ns is not program.durations_ns:
+            drawn = "how long its delays are" if before.draws is program.draws else "what its dynamic reads choose"
+            return f"ranks {other} and {rank} run the same, but each draws {drawn}"
     return ""
 
 

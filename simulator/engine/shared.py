@@ -74,6 +74,12 @@ class Meets:
     paths: list[int] = field(default_factory=list)
 
 
+def memories(devices: Mapping[int, Hardware]) -> dict[int, int | float]:
+    """Return the bandwidth of the compute tier of each rank [B/s], from the machine as it sees it."""
+    tiers = {rank: device.tiers[device.compute_tier] for rank, device in devices.items()}
+    return {rank: tier.bandwidth_bytes_per_s or math.inf for rank, tier in tiers.items()}
+
+
 class Shared:
     """What simulated ranks share.
 
@@ -82,7 +88,7 @@ class Shared:
     hardware, budget_bytes, stands_in
         See `simulator.engine.run`.
     contended
-        Ranks whose kernels share the device.
+        Rank whose kernels share its device -> bandwidth of its compute tier [B/s].
 
     Attributes
     ----------
@@ -101,7 +107,7 @@ class Shared:
         hardware: Hardware,
         budget_bytes: int | float | None,
         stands_in: Sequence[int],
-        contended: frozenset[int],
+        contended: Mapping[int, int | float],
     ) -> None:
         self.hardware, self.stands_in, self._contended = hardware, stands_in, contended
         self.ranks = [rank for rank, by in enumerate(stands_in) if rank == by]
@@ -134,10 +140,10 @@ class Shared:
         hardware: Hardware,
         budget_bytes: int | float | None,
         stands_in: Sequence[int],
-        contended: frozenset[int],
+        contended: Mapping[int, int | float],
     ) -> Shared:
         """Return what ranks share, made anew unless a run before had the same."""
-        key = id(hardware), budget_bytes, tuple(stands_in), contended
+        key = id(hardware), budget_bytes, tuple(stands_in), tuple(contended.items())
         if key not in _kept:
             if len(_kept) == _MOST_KEPT:
                 _kept.clear()
@@ -241,9 +247,7 @@ class Shared:
 
     def _memory(self, rank: int) -> tuple[int, int]:
         """Return the bandwidth of the rank's compute tier, for kernels and copies together."""
-        tier = self.hardware.tiers[self.hardware.compute_tier]
-        bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
-        return self._resource("bandwidth", "", tier.scope, rank, bandwidth)
+        return self._resource("bandwidth", "", "device", rank, self._contended[rank])
 
     def _kernel_paths(self, rank: int) -> list[int]:
         """Return the paths of a rank's kernels through its units, and through its memory, if they share these."""

@@ -48,6 +48,9 @@ op       `dynamic`          reads that are known only at run time: an object of 
                             earlier op), `candidates` (tensors among `reads`; the chosen ones add
                             their size to `read_bytes`), `samples` (number of samples that
                             choose; 1) and `each` (different candidates per sample; 1)
+op       `spread`           how a delay varies from rank to rank about its duration: an object of      none
+                            `distribution` (uniform, exponential, lognormal) and `deviation_ns`
+                            (standard deviation; of exponential the mean, and not stated)
 op       `collective`       communication with other ranks, for kind collective: an object of      none
                             `does` (all_reduce, all_gather, reduce_scatter, all_to_all,
                             broadcast, send, recv), `group`, `size_bytes`, and `algorithm` (auto,
@@ -68,7 +71,7 @@ from typing import TYPE_CHECKING, Any, Required
 import orjson
 
 from simulator.formats import jsonl
-from simulator.graph import Collective, CollectiveKind, DynamicReads, Graph, Op, OpKind, Tensor
+from simulator.graph import Collective, CollectiveKind, DelaySpread, DynamicReads, Graph, Op, OpKind, Tensor
 from simulator.graph_builder import GraphBuilder, OpNumbers
 from simulator.plan import NOWHERE
 
@@ -116,6 +119,11 @@ class _Collective(jsonl.Record, total=False):
     algorithm: str
 
 
+class _DelaySpread(jsonl.Record, total=False):
+    distribution: Required[str]
+    deviation_ns: int
+
+
 class _Op(jsonl.Record, OpNumbers, total=False):
     op: Required[str]
     kind: str
@@ -123,10 +131,12 @@ class _Op(jsonl.Record, OpNumbers, total=False):
     writes: jsonl.Names
     collective: _Collective
     dynamic: _DynamicReads
+    spread: _DelaySpread
 
 
 # Optional fields of an op's line -> their defaults.
-_PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "dynamic")}
+_NESTED = ("collective", "dynamic", "spread")
+_PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in _NESTED}
 _KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
@@ -170,6 +180,8 @@ def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
         record.setdefault("kind", OpKind.COLLECTIVE.value)
     if dynamic := record.get("dynamic"):
         record["dynamic"] = builder.dynamic_reads(record["op"], **dynamic)
+    if spread := record.get("spread"):
+        record["spread"] = DelaySpread(**spread)
     builder.op(record.pop("op"), **record)
 
 
@@ -217,7 +229,7 @@ def records(graph: Graph) -> Iterator[dict[str, object]]:
         yield _op_record(op, graph, names)
 
 
-def _stated(value: Tensor | Op | Collective | DynamicReads, plain: dict[str, Any]) -> dict[str, object]:
+def _stated(value: Tensor | Op | Collective | DynamicReads | DelaySpread, plain: dict[str, Any]) -> dict[str, object]:
     """Return the fields whose values differ from the defaults in `plain`."""
     return {key: getattr(value, key) for key, default in plain.items() if getattr(value, key) != default}
 
@@ -232,6 +244,8 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
         record.pop("kind", None)
         about = {"group": None, "size_bytes": None, "algorithm": "auto"}
         record["collective"] = {"does": op.collective.kind, **_stated(op.collective, about)}
+    if op.spread:
+        record["spread"] = {"distribution": op.spread.distribution, **_stated(op.spread, {"deviation_ns": 0})}
     if op.dynamic:
         dynamic = {"revealed_by": graph.ops[op.dynamic.revealed_by].name, "candidates": [names[t] for t in chosen]}
         record["dynamic"] = dynamic | _stated(op.dynamic, {"samples": 1, "each": 1})

@@ -18,6 +18,7 @@ from simulator.graph.graph import check_run as check_run
 from simulator.graph.graph import check_sums as check_sums
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import DEVICES as DEVICES
+from simulator.graph.ops import DISTRIBUTIONS as DISTRIBUTIONS
 from simulator.graph.ops import HOST as HOST
 from simulator.graph.ops import LARGEST as LARGEST
 from simulator.graph.ops import OP_CLASSES as OP_CLASSES
@@ -25,6 +26,7 @@ from simulator.graph.ops import PAIRED as PAIRED
 from simulator.graph.ops import PHASES as PHASES
 from simulator.graph.ops import Collective as Collective
 from simulator.graph.ops import CollectiveKind as CollectiveKind
+from simulator.graph.ops import DelaySpread as DelaySpread
 from simulator.graph.ops import DynamicReads as DynamicReads
 from simulator.graph.ops import Group as Group
 from simulator.graph.ops import Op as Op

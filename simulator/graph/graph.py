@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ConfigError, insist
-from simulator.graph.ops import AGAIN, HOST, LARGEST, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
+from simulator.graph.ops import AGAIN, HOST, LARGEST, DelaySpread, DynamicReads, Group, Op, OpKind, Tensor, TensorKind
 from simulator.units import counted
 
 LARGEST_RUN = 4_000_000
@@ -169,6 +169,11 @@ class Graph:
     def delays(self) -> frozenset[int]:
         """Ops that hold their stream for a time, and compute nothing."""
         return frozenset(index for index, op in enumerate(self.ops) if op.kind is OpKind.DELAY)
+
+    @property
+    def spreads(self) -> dict[int, DelaySpread]:
+        """Delay -> how it varies, of those that do."""
+        return {index: spread for index in sorted(self.delays) if (spread := self.ops[index].spread)}
 
     @property
     def host_streams(self) -> frozenset[int]:

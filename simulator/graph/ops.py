@@ -179,6 +179,36 @@ class Group:
         return {rank: members for members in self.members for rank in members}
 
 
+DISTRIBUTIONS = ("uniform", "exponential", "lognormal")
+"""Distributions of delays."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySpread:
+    """How a delay varies about its mean, which is its duration: each rank draws for itself, before the run.
+
+    Attributes
+    ----------
+    distribution
+        One of `DISTRIBUTIONS`.
+    deviation_ns
+        Standard deviation [ns]: of ``uniform`` such that no delay is below 0, of ``lognormal`` at most 10 times the
+        mean; of ``exponential`` it is the mean, and not stated.
+    """
+
+    distribution: str
+    deviation_ns: int = 0
+
+    def fault(self, mean_ns: int) -> str:
+        """Say how a delay of this mean may vary, if not so."""
+        if self.distribution not in DISTRIBUTIONS:
+            return f"a delay varies by a distribution of {', '.join(DISTRIBUTIONS)}"
+        most = {"uniform": int(mean_ns / 3**0.5), "lognormal": 10 * mean_ns}.get(self.distribution, 0)
+        if type(self.deviation_ns) is int and (0 < self.deviation_ns <= most or most == self.deviation_ns == 0):
+            return ""
+        return f"the deviation_ns of a delay that is {self.distribution}, of {mean_ns:,} ns, is from 1 to {most:,}"
+
+
 AGAIN = "/again/"
 """Part of the names of ops that a program itself runs a second time, as between checkpoints."""
 
@@ -230,6 +260,8 @@ class Op:
     device
         ``accelerator``, whose ops work in the compute tier; or ``host``, whose ops work in the tier of the machine's
         `host_compute`, on streams of their own: those that name none, one after another on one.
+    spread
+        How a delay varies from rank to rank; None: not at all. Plans are made for its mean.
     """
 
     name: str
@@ -250,3 +282,4 @@ class Op:
     dynamic: DynamicReads | None = None
     stream: int = 0
     device: str = "accelerator"
+    spread: DelaySpread | None = None

@@ -8,31 +8,45 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
+from simulator.document import Document, Few, Key, Part, Share
 from simulator.hardware.device import (
     Allocator,
     Compaction,
     Compute,
+    DevicePace,
     FixedHost,
     Host,
     HostCompute,
     Rates,
     ReactiveHost,
     ServingHost,
+    Topology,
+    check_spans,
+    span,
 )  # fmt: skip
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
+from simulator.hardware.memory import (
+    Bus,
+    EfficiencyPoint,
+    Link,
+    OnChip,
+    Tier,
+    reachable,
+    reserve_chunks,
+    stage_rates,
+    with_stages,
+)
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
-    "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host",
-    "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s",
-    "stage_rates", "without_effect",
+    "Allocator", "Bus", "Compaction", "Compute", "DevicePace", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware",
+    "Host", "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology",
+    "asked_bytes_per_s", "reachable", "span", "stage_rates", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -48,35 +62,6 @@ ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
     "broadcast": ("ring", "tree"),
 }
 """Collective -> the algorithms whose time has a closed form."""
-
-
-class Topology(Part):
-    """The devices of the machine: rank r runs on the r-th device, node after node.
-
-    Attributes
-    ----------
-    devices_per_node
-        Devices of each node.
-    nodes
-        Number of nodes; all of them together are the supernode.
-    """
-
-    devices_per_node: Ranks = 1
-    nodes: Ranks = 1
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return self.devices_per_node * self.nodes
-
-    @property
-    def sharing(self) -> dict[str, int]:
-        """Scope -> how many devices share an instance of that scope."""
-        return {"device": 1, "node": self.devices_per_node, "supernode": self.devices}
-
-    def _check(self) -> None:
-        must = f"there are at most {MOST_RANKS:,} devices"
-        require(self.devices <= MOST_RANKS, must, f"{self.devices:,}", "nodes", do="lower it")
 
 
 class Fabric(Part):
@@ -149,6 +134,8 @@ class Hardware(Document):
     fabrics
         Networks between devices, by name. Each device has two ports on each, ``<name>.out`` and ``<name>.in``, which a
         bus may cap together with links.
+    ranks
+        Rank (``5``), or ranks (``8-15``) -> the pace of their devices, where it is not that of `compute`.
     on_chip
         Memories on the chip itself (SRAM, caches) by name; not simulated.
     allocator
@@ -166,6 +153,7 @@ class Hardware(Document):
     copy_queues: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = {}
     topology: Topology = Topology()
     fabrics: dict[Key, Fabric] = {}
+    ranks: dict[Annotated[str, StringConstraints(pattern=r"^\d{1,7}(-\d{1,7})?$")], DevicePace] = {}
     on_chip: dict[Key, OnChip] = {}
     allocator: Allocator = Allocator()
 
@@ -258,6 +246,18 @@ class Hardware(Document):
         links = tuple(names)
         return tuple(name for name in links if set(links).isdisjoint(self.links[name].via))
 
+    def devices(self, ranks: int) -> list[Self]:
+        """Return the machine as each rank sees it, with the rates of its own device; it is one object for like ones."""
+        of_ranks, of_pace = [self] * ranks, dict[DevicePace, Self]()
+        for key, pace in self.ranks.items():
+            if pace not in of_pace and pace != DevicePace():
+                compute, memory = pace.of(self.compute, self.tiers[self.compute_tier])
+                tiers = {**self.tiers, self.compute_tier: memory}
+                of_pace[pace] = self.model_copy(update={"compute": compute, "tiers": tiers, "ranks": {}})
+            for rank in filter(range(ranks).__contains__, span(key)):
+                of_ranks[rank] = of_pace.get(pace, self)
+        return of_ranks
+
     def with_links(self, links: dict[str, Link]) -> Self:
         """Return the machine with other links; figures of staged links follow from those that they go via."""
         return self.model_copy(update={"links": with_stages(links)})
@@ -298,6 +298,7 @@ class Hardware(Document):
             must = "a fabric and a link have different names"
             require(name not in self.links, must, f"both {name!r}", "fabrics", name)
         self._check_queues()
+        check_spans(self.ranks, self.topology.devices)
         ends = [(link.source, link.target) for link in self.links.values()]
         joined = reachable(self.compute_tier, ends) | reachable(self.compute_tier, [end[::-1] for end in ends])
         for name in self.tiers:
@@ -325,19 +326,6 @@ class Hardware(Document):
 
 def _check_name(name: str, names: Collection[str], must: str, *keys: str) -> None:
     require(name in names, must, repr(name), *keys, do=nearest(name, tuple(names)))
-
-
-Place = TypeVar("Place", int, str)
-"""A tier or a rank, by number or by name."""
-
-
-def reachable(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
-    """Find the places that can be reached from `start` along the edges, itself included."""
-    reached, last = {start}, 0
-    while len(reached) > last:
-        last = len(reached)
-        reached.update(target for source, target in edges if source in reached)
-    return reached
 
 
 def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: Collection[str]) -> list[str]:

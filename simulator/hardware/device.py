@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from fractions import Fraction
+from math import ceil, floor, inf
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field, PrivateAttr, StrictBool
 
-from simulator.document import Count, Key, Part, Share
+from simulator.document import MOST_RANKS, Count, Key, Part, Ranks, Share
+from simulator.hardware.memory import Tier
 from simulator.units import Bytes, EnergyPerFlop, FlopsPerSecond, Milliwatts, Nanoseconds, PricePerHour, require
 
 
@@ -52,6 +56,92 @@ class Compute(Rates):
     power_mw: Milliwatts | None = Field(None, alias="power")
     energy_fj_per_flop: EnergyPerFlop | None = Field(None, alias="energy")
     price_uusd_per_h: PricePerHour | None = Field(None, alias="price")
+    _factor: Fraction = PrivateAttr(Fraction(1))
+
+    def own_ns(self, measured_ns: int) -> int:
+        """Return how long takes here what took so long on the device that the machine describes [ns]."""
+        return ceil(measured_ns / self._factor)
+
+
+Factor = Annotated[float, Field(gt=0, le=10, strict=True)]
+"""How many times as fast: above 10 is no other device of a kind, but a share in percent."""
+
+
+class DevicePace(Part):
+    """How fast devices are that are unlike the one that the machine describes: slower ones, or another generation.
+
+    Attributes
+    ----------
+    compute
+        Factor of its arithmetic: of all peaks, of the time to fill its units, and of times that were measured on the
+        device that the machine describes. What a kernel's launch takes stays.
+    memory
+        Factor of the bandwidth of its compute tier.
+    """
+
+    compute: Factor = 1.0
+    memory: Factor = 1.0
+
+    def of(self, device: Compute, memory: Tier) -> tuple[Compute, Tier]:
+        """Return a device that is so much faster, and its memory; rates are rounded down to whole ones, times up."""
+        factor = Fraction(str(self.compute))
+        peaks = {dtype: _times(rate, factor) for dtype, rate in device.peak_flops.items()}
+        rates = {"peak_flops": peaks, "fill_ns": ceil(device.fill_ns / factor)}
+        rate = _times(memory.bandwidth_bytes_per_s or inf, Fraction(str(self.memory)))
+        unlike = device.model_copy(update=rates)
+        unlike._factor = factor
+        return unlike, memory.model_copy(update={"bandwidth_bytes_per_s": rate})
+
+
+def _times(rate: int | float, factor: Fraction) -> int | float:
+    """Return so many times a rate, if it has a limit."""
+    return rate if rate == inf else max(1, floor(int(rate) * factor))
+
+
+def span(key: str) -> range:
+    """Return the ranks that a key names: ``5``, or ``8-15``."""
+    first, _, last = key.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def check_spans(ranks: Collection[str], devices: int) -> None:
+    """Refuse the pace of a device that there is not, or that has another pace, too."""
+    end, before = 0, ""
+    for key in sorted(ranks, key=lambda key: span(key).start):
+        must = f"ranks are some of 0 to {devices - 1:,}, one for each device, in order"
+        require(0 < len(span(key)) <= devices - span(key).start, must, repr(key), "ranks", key, do="correct it")
+        must, do = "the device of a rank has one pace", "let them have no rank in common"
+        require(span(key).start >= end, must, f"{before!r} and {key!r}", "ranks", key, do=do)
+        end, before = span(key).stop, key
+
+
+class Topology(Part):
+    """The devices of the machine: rank r runs on the r-th device, node after node.
+
+    Attributes
+    ----------
+    devices_per_node
+        Devices of each node.
+    nodes
+        Number of nodes; all of them together are the supernode.
+    """
+
+    devices_per_node: Ranks = 1
+    nodes: Ranks = 1
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.devices_per_node * self.nodes
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """Scope -> how many devices share an instance of that scope."""
+        return {"device": 1, "node": self.devices_per_node, "supernode": self.devices}
+
+    def _check(self) -> None:
+        must = f"there are at most {MOST_RANKS:,} devices"
+        require(self.devices <= MOST_RANKS, must, f"{self.devices:,}", "nodes", do="lower it")
 
 
 class HostCompute(Rates):

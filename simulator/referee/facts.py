@@ -22,12 +22,13 @@ from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, dist
 
 
 class RankPlan(NamedTuple):
-    """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
+    """A plan of a rank, with its draws, the allocator of its compute tier, the tensors that stay there, and delays."""
 
     plan: Plan
     draws: Draws | None
     allocator: AllocatorKind = "ideal"
     pinned: Collection[int] = ()
+    delays_ns: Mapping[int, int] = {}
 
 
 Stretches = tuple[Ints, Ints, Ints]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain
 from typing import NamedTuple
@@ -56,7 +56,9 @@ class ProgramColumns:
     Parameters
     ----------
     graph, hardware, plan
-        The graph, the machine and the plan.
+        The graph, the machine as their ranks see it, and the plan.
+    delays_ns
+        Op -> how long a delay takes that varies [ns].
 
     Attributes
     ----------
@@ -84,7 +86,7 @@ class ProgramColumns:
         The copy queue of each link, as the index of its first link.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:
+    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, delays_ns: Mapping[int, int]) -> None:
         self.graph, self.hardware, self.plan = graph, hardware, plan
         self.uses = Uses.of(graph)
         self._draws: Draws | None = None
@@ -101,6 +103,7 @@ class ProgramColumns:
         self.homes = self.valid_homes[self.sizes[self.valid_homes // self.tiers] > 0]
         self.workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
         self._alone_ns = np.array(durations_ns(graph, hardware), np.int64)
+        self._alone_ns[[*delays_ns]] = [*delays_ns.values()]
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
         links = [(*map(plan.tiers.index, (k.source, k.target)), k.channels) for k in hardware.links.values()]
         self.links = np.array(links, np.int64).reshape(-1, 3)

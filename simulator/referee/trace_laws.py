@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def check_trace(
     ran = [plan if isinstance(plan, RankPlan) else RankPlan(plan, None) for plan in plans]
     stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [of_rank.plan for of_rank in ran]
     _check_status(len(ran), trace)
-    _check_folded(job, hardware, decided, trace)
+    _check_folded(job, hardware, ran, trace)
     spare = stored_once(job, hardware, decided)
     check_stored_once(hardware, trace, spare)
     room = TierRoom(hardware, stands_in, budget_bytes, spare)
@@ -93,17 +94,19 @@ def _check_status(ranks: int, trace: Trace) -> None:
         raise broken("trace", must, found)
 
 
-def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
+def _check_folded(job: Job, hardware: Hardware, ran: Sequence[RankPlan], trace: Trace) -> None:
     """Check that a rank that stands for another runs the same, and that their nodes have the same mix of classes."""
-    stands_in, each = trace.stands_in, hardware.topology.devices_per_node
+    stands_in, each, plans = trace.stands_in, hardware.topology.devices_per_node, [of_rank.plan for of_rank in ran]
     if stands_in == tuple(range(len(plans))):
         return
+    devices = hardware.devices(len(plans))
     company: dict[int, Counter[int]] = {}
     for rank, other in enumerate(stands_in):
         company.setdefault(rank // each, Counter())[other] += 1
     for rank, other in enumerate(stands_in):
         same = stands_in[other] == other and job.graph_of[other] == job.graph_of[rank]
         same = same and (plans[other] is plans[rank] or plans[other] == plans[rank])
+        same = same and devices[other] is devices[rank] and ran[other].delays_ns == ran[rank].delays_ns
         if not same or company[rank // each] != company[other // each]:
             must = "a rank that stands for another runs the same, in the same company"
             raise broken("trace", must, f"rank {other} for rank {rank}")
@@ -111,12 +114,13 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
 
 def _facts(job: Job, hardware: Hardware, ran: Sequence[RankPlan], trace: Trace) -> Iterator[Facts]:
     """Lay out the rows of each simulated rank; ranks that ran the same program share its columns."""
-    programs: dict[tuple[int, int], ProgramColumns] = {}
+    programs, devices = dict[Any, ProgramColumns](), hardware.devices(job.ranks)
     by_rank = {name: _by_rank(getattr(trace, name).whole(), len(ran)) for name in ("spans", "waits", "residencies")}
     for rank in sorted(set(trace.stands_in)):
-        of_rank, key = ran[rank], (job.graph_of[rank], id(ran[rank].plan))
+        of_rank, device = ran[rank], devices[rank]
+        key = job.graph_of[rank], id(of_rank.plan), id(device), *of_rank.delays_ns.items()
         if key not in programs:
-            programs[key] = ProgramColumns(job.graph(rank), hardware, of_rank.plan)
+            programs[key] = ProgramColumns(job.graph(rank), device, of_rank.plan, of_rank.delays_ns)
         program, issued = programs[key].with_draws(of_rank.draws), trace.issued[rank]
         is_recorded = len(issued) or of_rank.plan.fixed is None
         tables = {name: blocks[rank] for name, blocks in by_rank.items()}

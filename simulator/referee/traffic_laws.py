@@ -230,15 +230,15 @@ class _Carrier(NamedTuple):
         What it carries at most in a second [B, or parts of a ns].
     passing
         How often bytes of each link or port pass it.
-    is_shared
-        Whether it counts only for ranks whose kernels share the device.
+    ranks
+        The ranks that it counts for, if not for all.
     """
 
     words: str
     scope: str
     rate: int | float
     passing: Mapping[str, int]
-    is_shared: bool = False
+    ranks: Sequence[int] | None = None
 
 
 def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequence[Facts], met: Meetings | None) -> None:
@@ -272,11 +272,12 @@ def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequenc
     names = (*hardware.link_names, *ports, *(device + name for device in ("", _HOST) for name in (_KERNELS, *_UNITS)))
     ids = dict(zip(names, range(len(names)), strict=True))
     rows = np.concatenate([*_carried(ranks, ids), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
-    sharing, contended = hardware.topology.sharing, [facts.rank for facts in ranks if facts.program.is_contended]
-    for carrier in _carriers(hardware, ports):
+    sharing, contended = hardware.topology.sharing, [facts for facts in ranks if facts.program.is_contended]
+    for carrier in (*_carriers(hardware, ports), *_of_devices(contended, ports)):
         times = np.array([carrier.passing.get(name, 0) for name in names])
         instance, counts = instances(sharing[carrier.scope], stands_in)
-        passes = (times[rows[0]] > 0) & (np.isin(rows[1], contended) | (not carrier.is_shared))
+        passes = times[rows[0]] > 0
+        passes &= carrier.ranks is None or np.isin(rows[1], carrier.ranks)
         name, rank, size, start, end = rows[:, passes]
         key, size = instance[rank], size * counts[rank] * times[name]
         order, first, until = busy(key, start, end, joins=False)
@@ -298,17 +299,25 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
         if cores and hardware.memories.get(name) == cores.tier:
             passing[_HOST + _KERNELS] = 1
         yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, passing)
-    memory = hardware.tiers[hardware.compute_tier]
-    if memory.bandwidth_bytes_per_s is not None:
+    for unit in _UNITS if cores else ():
+        scope = hardware.tiers[cores.tier].scope if cores else "device"
+        yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
+
+
+def _of_devices(contended: Sequence[Facts], ports: Mapping[str, int | float]) -> Iterator[_Carrier]:
+    """Yield the memories and the units of devices that kernels share, those with the same bandwidth as one."""
+    by_rate: dict[int | float, list[int]] = {}
+    for facts in contended:
+        hardware = facts.program.hardware
+        rate = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
+        by_rate.setdefault(math.inf if rate is None else rate, []).append(facts.rank)
+    for rate, ranks in by_rate.items():
         ends = [name for name, link in hardware.links.items() if hardware.compute_tier in (link.source, link.target)]
         passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
-        words = f"memory {hardware.compute_tier!r} of {memory.scope}"
-        yield _Carrier(words, memory.scope, memory.bandwidth_bytes_per_s, passing, is_shared=True)
+        yield _Carrier(f"memory {hardware.compute_tier!r} of device", "device", rate, passing, ranks)
     for unit in _UNITS:
-        yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, is_shared=True)
-        if cores:
-            scope = hardware.tiers[cores.tier].scope
-            yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
+        all_ranks = [facts.rank for facts in contended]
+        yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, all_ranks)
 
 
 def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:

@@ -79,11 +79,8 @@ class Case:
 
     @property
     def compute_ns(self) -> int:
-        """Time of all ops of stream 0 except collectives, in the graph where that is longest [ns]."""
-        return max(
-            sum(0 if op.collective or op.stream else ns for op, ns in zip(task.graph.ops, task.times_ns, strict=True))
-            for task in self.tasks
-        )
+        """Time of all ops of stream 0 except collectives, in the graph, and of the rank, where that is longest [ns]."""
+        return max(task.compute_ns for task in self.tasks)
 
     def bound(self, budget_bytes: int | float | None = None, **kind: bool) -> bounds.Bound:
         """Return the bound that no plan of a kind can beat: see `simulator.run.task.Task.limits`.
@@ -270,9 +267,12 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     trials, shared = Trials(draws), sharers(job.ranks, hardware)
     first_ranks = [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
     times = [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, first_ranks, strict=True)]
-    measured = [draws.measured_ns(graph, times[i], job.ranks_of(i)) for i, graph in enumerate(job.graphs)]
+    ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), first_ranks, strict=True)
+    measured = [draws.measured_ns(*of_graph) for of_graph in ran]
     streams = tuple(bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs)
-    certain = replace(job, graphs=tuple(graph.certain for graph in job.graphs))
+    certain = replace(
+        job, graphs=tuple(draws.least(graph, job.ranks_of(i)).certain for i, graph in enumerate(job.graphs))
+    )
     team, groups = bounds.Team(certain, hardware, tuple(measured), streams), turns(job, hardware, shared)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     tasks = []
@@ -316,8 +316,7 @@ def execute(
         return tried
     programs: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
-        draws = [task.draws(rank) for rank in task.ranks]
-        of_ranks = engine.programs_of(task.graph, plan, task.problem.durations_ns, draws, allocator)
+        of_ranks = engine.programs_of(task.graph, plan, [*map(task.own, task.ranks)], allocator)
         programs.update(zip(task.ranks, of_ranks, strict=True))
     return engine.run(
         [programs[rank] for rank in range(case.job.ranks)],

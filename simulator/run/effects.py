@@ -21,7 +21,7 @@ from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
 from simulator.graph import HOST, Op, TensorKind
-from simulator.hardware import Hardware, Rates, reachable, without_effect
+from simulator.hardware import Hardware, Rates, reachable, span, without_effect
 from simulator.plan import NOWHERE
 from simulator.report.rows import Row, listed
 from simulator.run.case import Case
@@ -179,6 +179,7 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle |= _of_device("host_compute", case.hardware.host_compute, on_host)
     elif not on_host:
         idle["host_compute.*"] = "no op is of the host"
+    idle |= {f"ranks.{key}.*": "no rank is there" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
     if case.job.ranks == 1:
@@ -223,7 +224,7 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
     """Say which fields of the scenario are about nothing that runs here."""
     graphs, requests = case.job.graphs, case.loaded.workload.requests
     idle = {} if is_served else dict.fromkeys(("kv_tiers*", "slo*"), _SERVED)
-    if not any(graph.dynamic_reads for graph in graphs):
+    if not any(graph.dynamic_reads or graph.spreads for graph in graphs):
         is_drawn = is_served and requests is not None and requests.file is None
         idle |= {} if is_drawn else {"seed": "nothing is drawn"}
     if not any(graph.meets for graph in graphs):

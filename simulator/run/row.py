@@ -180,8 +180,8 @@ def checked(
     """
     allocator, job = case.choice(label).allocator, case.job
     by_rank = [
-        referee.RankPlan(plans[i], case.tasks[i].draws(rank), allocator, case.tasks[i].pinned)
-        for rank, i in enumerate(job.graph_of)
+        referee.RankPlan(plans[i], task.draws(rank), allocator, task.pinned, task.drawn.delays_ns(task.graph, rank))
+        for rank, i, task in ((rank, i, case.tasks[i]) for rank, i in enumerate(job.graph_of))
     ]
     for task, plan in zip(case.tasks, plans, strict=True):
         referee.check_plan(task.graph, case.hardware, plan, task.pinned, by_rank[task.ranks[0]].draws)

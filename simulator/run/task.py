@@ -13,7 +13,7 @@ from functools import cache, cached_property, partial
 from simulator import bounds, engine, formats, metrics
 from simulator.catalog import Loaded
 from simulator.cost import chosen_op, duration_ns, durations_ns
-from simulator.draws import Draws, Origin, Routing, drawn
+from simulator.draws import Draws, Origin, Routing, delays_ns, drawn
 from simulator.errors import ConfigError, Shortfall, insist
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
@@ -30,14 +30,15 @@ class RunDraws:
     ----------
     origin, seed
         Where draws come from, and their seed.
-    hardware
-        The machine.
+    hardware, devices
+        The machine; and as each rank sees it.
     """
 
     origin: Origin
     seed: int
     hardware: Hardware
-    _known: dict[tuple[int, int, bool], Draws] = field(default_factory=dict, repr=False)
+    devices: Sequence[Hardware]
+    _known: dict[tuple[int, ...], Draws] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, loaded: Loaded, job: Job) -> RunDraws:
@@ -49,19 +50,19 @@ class RunDraws:
             If a file of draws is wrong, or names ops that have no dynamic reads in the job; or if draws are given for
             a job without dynamic reads.
         """
-        scenario = loaded.scenario
+        scenario, machines = loaded.scenario, (loaded.hardware, loaded.hardware.devices(job.ranks))
         choosing = {graph.ops[op].name for graph in job.graphs for op in graph.dynamic_reads}
         rule, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
         is_needless = "draws" in scenario.model_fields_set and not choosing
         insist(not is_needless, loaded.place("draws"), rule, "none in what runs", do)
         if scenario.draws.file is None:
-            return cls(scenario.draws, scenario.seed, loaded.hardware)
+            return cls(scenario.draws, scenario.seed, *machines)
         origin = formats.read_routing(loaded.paths["draws"])
         strange = {name for _, name in origin.by_step} - choosing if isinstance(origin, Routing) else ()
         if strange:
             rule, do = "each op in the file is one with dynamic reads of what runs", "take the file of this model"
             raise ConfigError(origin.source, rule, repr(min(strange)), do)
-        return cls(origin, scenario.seed, loaded.hardware)
+        return cls(origin, scenario.seed, *machines)
 
     @property
     def are_alike(self) -> bool:
@@ -75,22 +76,45 @@ class RunDraws:
         """
         if not graph.dynamic_reads:
             return None
-        key = id(graph), 0 if self.are_alike else rank, rehearsal
+        device = self.hardware if rehearsal else self.devices[rank]
+        key = id(graph), 0 if self.are_alike else rank, rehearsal, id(device)
         if key not in self._known:
-            self._known[key] = drawn(graph, self.hardware, self.origin, self.seed, rank=key[1], rehearsal=rehearsal)
+            self._known[key] = drawn(graph, device, self.origin, self.seed, rank=key[1], rehearsal=rehearsal)
         return self._known[key]
 
-    def measured_ns(self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
-        """Return the time of each op in the measured step [ns], from its planned time.
+    def delays_ns(self, graph: Graph, rank: int) -> dict[int, int]:
+        """Return how long the delays of a rank take that vary, by op [ns]."""
+        return delays_ns(graph, self.seed, rank)
+
+    def least(self, graph: Graph, ranks: Sequence[int]) -> Graph:
+        """Return a graph with the shortest of each delay that ranks draw."""
+        if not graph.spreads:
+            return graph
+        drawn_ns, ops = [self.delays_ns(graph, rank) for rank in ranks], list(graph.ops)
+        for op in graph.spreads:
+            ops[op] = replace(ops[op], duration_ns=min(of_rank[op] for of_rank in drawn_ns))
+        return replace(graph, ops=tuple(ops))
+
+    def measured_ns(
+        self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int], meeting: int | None
+    ) -> Sequence[int]:
+        """Return the time of each op in the measured step of the first of some ranks [ns], from its planned time.
 
         Of several ranks that draw for themselves, it is the least time of each op.
+
+        Parameters
+        ----------
+        graph, times_ns, ranks
+            The graph that the ranks run, and the time of each op that policies know [ns].
+        meeting
+            The rank whose collectives they are, if there are some.
         """
-        draws = self.draws(graph, ranks[0])
-        if draws is None:
-            return times_ns
-        if len(ranks) > 1 and not self.are_alike:
-            return durations_ns(graph.certain, self.hardware)
-        return draws.step_durations_ns(times_ns, graph.steps - 1)
+        device, least, draws = self.devices[ranks[0]], self.least(graph, ranks), self.draws(graph, ranks[0])
+        if draws is not None and len(ranks) > 1 and not self.are_alike:
+            return durations_ns(least.certain, device)
+        if least is not graph or device is not self.hardware:
+            times_ns = durations_ns(least, device, meeting)
+        return times_ns if draws is None else draws.step_durations_ns(times_ns, graph.steps - 1)
 
     def shorter_ns(self, graph: Graph, op: int) -> int:
         """Return the most by which an op may be shorter in the measured step than in the one before [ns]."""
@@ -98,7 +122,8 @@ class RunDraws:
         if graph.steps == 1 or reads is None:
             return 0
         most, least = sum(graph.tensors[t].size_bytes for t in reads.candidates), graph.certain.ops[op]
-        return duration_ns(chosen_op(least, most), self.hardware) - duration_ns(least, self.hardware)
+        devices = {id(device): device for device in self.devices}.values()
+        return max(duration_ns(chosen_op(least, most), of) - duration_ns(least, of) for of in devices)
 
 
 class Trials:
@@ -140,7 +165,7 @@ class Trials:
             timed = zip(graph.ops, times_ns, strict=True)
             ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
             tried = replace(graph, ops=tuple(ops))
-        programs = engine.programs_of(tried, plan, times_ns, [draws] * problem.ranks, problem.allocator)
+        programs = engine.programs_of(tried, plan, [engine.Own(times_ns, draws)] * problem.ranks, problem.allocator)
         if problem.ranks > 1 and engine.folding_obstacle(programs, hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches
@@ -149,7 +174,8 @@ class Trials:
         ran_by_rank = [metrics.RankRun.of(graph, hardware, trace) for trace in different]
         rows = ((metrics.rank_figures(graph, hardware, ran), ran) for ran in ran_by_rank)
         row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
-        is_whole = row["status"] == "ok" and tried is graph and not graph.dynamic_reads
+        is_alike = not (graph.dynamic_reads or graph.spreads or hardware.ranks)
+        is_whole = row["status"] == "ok" and tried is graph and is_alike
         if is_whole and (self._fastest is None or row["step_ns"] < self._fastest[0]):
             self._fastest = row["step_ns"], problem, plan, whole
         crowds = metrics.crowds(hardware, whole) if problem.ranks > 1 else {}
@@ -204,6 +230,36 @@ class Task:
         return self.drawn.draws(self.graph, rank)
 
     @cached_property
+    def devices(self) -> Sequence[Hardware]:
+        """The machine as each rank of the job sees it."""
+        return self.problem.hardware.devices(self.team.job.ranks)
+
+    @cached_property
+    def own(self) -> Callable[[int], engine.Own]:
+        """Rank -> the times of its ops, what it draws, and its device, if that is unlike others."""
+        planned_ns, meeting = self.problem.durations_ns, self.ranks[0] if self.graph.meets else None
+        by_device: dict[int, Sequence[int]] = {id(self.problem.hardware): planned_ns}
+
+        def of(rank: int) -> engine.Own:
+            device = self.devices[rank]
+            if id(device) not in by_device:
+                by_device[id(device)] = durations_ns(self.graph, device, meeting)
+            times_ns, delays = by_device[id(device)], self.drawn.delays_ns(self.graph, rank)
+            if delays:
+                times_ns = [delays.get(op, ns) for op, ns in enumerate(times_ns)]
+            return engine.Own(times_ns, self.draws(rank), None if device is self.problem.hardware else device)
+
+        return cache(of)
+
+    @cached_property
+    def compute_ns(self) -> int:
+        """Time of all ops of stream 0 except collectives, of the rank where that is longest [ns]."""
+        is_alike = not (self.problem.hardware.ranks or self.graph.spreads)
+        times = [self.times_ns] if is_alike else [self.own(rank).durations_ns for rank in self.ranks]
+        line = [op for op, node in enumerate(self.graph.ops) if not (node.collective or node.stream)]
+        return max(sum(of_rank[op] for op in line) for of_rank in {id(of): of for of in times}.values())
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that run it, ascending."""
         return self.team.job.ranks_of(self.number)
@@ -251,7 +307,7 @@ class Task:
             shorter_ns = max(timing.shorter_ns, self.drawn.shorter_ns(self.graph, precedence.last))
             self._limits[may_repeat, in_turn] = bounds.Limits(
                 replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
-                self.problem.hardware,
+                self.devices[self.ranks[0]],
                 self.problem.known_homes,
                 may_repeat=may_repeat,
                 sharers={} if in_turn else self.team.sharers(self.number),

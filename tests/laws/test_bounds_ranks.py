@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import event, given
 from rank_stories import job_of
-from rank_strategies import jobs
+from rank_strategies import jobs, paces, unlike
 
 from simulator import engine, metrics
 from simulator.bounds import Limits, Team
@@ -25,7 +25,8 @@ def bounds_of(programs: Sequence[engine.Program], hardware, budget_bytes: int) -
     job = job_of([program.graph for program in programs])
     lowest = [job.graph_of.index(number) for number in range(len(job.graphs))]
     first = [programs[rank] for rank in lowest]
-    times = tuple(durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, lowest, strict=True))
+    devices = hardware.devices(len(programs))
+    times = tuple(durations_ns(graph, devices[rank], rank) for graph, rank in zip(job.graphs, lowest, strict=True))
     team = Team(job, hardware, times, tuple(streams_of(program) for program in first))
     return [
         Limits(order, hardware, first[number].plan.home, sharers=team.sharers(number)).step(budget_bytes)
@@ -43,3 +44,14 @@ def test_no_run_of_many_ranks_is_faster_than_the_bound(drawn):
     found = max(bounds_of(programs, hardware, row["peak_hbm_bytes"]), key=lambda bound: bound.ns)
     event(f"{'met' if found.ns == row['step_ns'] else 'not met'}, {found.kind.split()[0]}")
     assert found.ns <= row["step_ns"]
+
+
+@given(jobs(max_steps=3), paces())
+def test_nor_is_one_whose_ranks_are_unlike(case, ranks):
+    programs, hardware = unlike(*case, ranks)
+    trace = engine.run(programs, hardware)
+    if trace.status == "ok":
+        row = metrics.summarise(job_of([program.graph for program in programs]), hardware, trace)
+        found = max(bounds_of(programs, hardware, row["peak_hbm_bytes"]), key=lambda bound: bound.ns)
+        event(f"{'met' if found.ns == row['step_ns'] else 'not met'}, {found.kind.split()[0]}")
+        assert found.ns <= row["step_ns"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import both_engines
 import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_stories import cluster, team
-from rank_strategies import RANKS, jobs
+from rank_stories import cluster, job_of, team
+from rank_strategies import RANKS, contended, jobs, paces, unlike
 from stories import steps
 
 from simulator import engine
@@ -17,6 +18,7 @@ from simulator.cost import durations_ns
 from simulator.engine import program
 from simulator.errors import ConfigError
 from simulator.plan import NOWHERE, Plan
+from simulator.referee import check_trace
 from simulator.trace import CAUSES
 
 PEER = CAUSES.index("peer")
@@ -53,6 +55,22 @@ def test_each_rank_does_folded_what_it_does_unfolded(case, starts):
     assert folded.stands_in == program.classes(programs) != whole.stands_in == tuple(range(RANKS))
     assert whole.status == folded.status
     for rank, stands_in in enumerate(folded.stands_in):
+        for name in ("spans", "waits", "residencies"):
+            expected = rows(getattr(whole, name), rank, folded.stands_in)
+            assert rows(getattr(folded, name), stands_in, folded.stands_in) == expected, (rank, name)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.one_of(jobs(), contended()), paces())
+def test_unlike_ranks_are_of_classes_of_their_own_and_do_folded_what_they_do_unfolded(case, ranks):
+    """By both engines, and the referee judges."""
+    programs, hardware = unlike(*case, ranks)
+    job, plans = job_of([ran.graph for ran in programs]), [ran.plan for ran in programs]
+    whole, folded = (both_engines.run(programs, hardware, fold=fold) for fold in ("never", "auto"))
+    for trace in (whole, folded):
+        check_trace(job, hardware, plans, trace)
+    for rank, stands_in in enumerate(folded.stands_in):
+        assert programs[rank].device is programs[stands_in].device
         for name in ("spans", "waits", "residencies"):
             expected = rows(getattr(whole, name), rank, folded.stands_in)
             assert rows(getattr(folded, name), stands_in, folded.stands_in) == expected, (rank, name)

@@ -12,6 +12,7 @@ from oracle import Given, Oracle, Told
 from oracle.causes import Reason, Wait
 from oracle.ranks import Residency
 from oracle_cases import Run, choosing, hosted, ranks_that_meet, staged, with_holes
+from rank_strategies import paces, unlike
 from replays import rows
 from strategies import Case, cases
 
@@ -47,6 +48,12 @@ kinds = {
 @given(data=st.data())
 def test_it_agrees_on_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
     _agree_on(data.draw(kinds[kind]))
+
+
+@settings(max_examples=50)
+@given(ranks_that_meet(), st.data())
+def test_it_agrees_on_ranks_whose_devices_are_unlike(run: Run, data: st.DataObject) -> None:
+    agree(*unlike(run.programs, run.hardware, data.draw(paces(len(run.programs)))), run.budget_bytes)
 
 
 @pytest.mark.slow

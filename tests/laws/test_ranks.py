@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from examples import examples
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from rank_stories import job_of
-from rank_strategies import contended, jobs
+from rank_strategies import RANKS, contended, jobs
 
 from simulator import engine, referee
+from simulator.errors import InvariantError
+from simulator.hardware import DevicePace
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -34,3 +38,16 @@ def test_ranks_whose_kernels_copies_and_collectives_share_the_memory_obey_all_la
         spans = trace.spans.whole()
         ends[fold] = int(spans["end_ns"].max()) if len(spans["end_ns"]) else 0
     assert ends["never"] == ends["auto"]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(jobs(), st.integers(0, RANKS - 1))
+def test_the_referee_refuses_a_slow_rank_that_ran_like_the_others(case, rank):
+    programs, hardware = case
+    hardware = hardware.model_copy(update={"ranks": {str(rank): DevicePace(compute=0.5)}})
+    trace = engine.run(programs, hardware)
+    took = [op.duration_ns for op in programs[rank].graph.ops if not op.collective]
+    if any(took) and trace.status == "ok":
+        job, plans = job_of([program.graph for program in programs]), [program.plan for program in programs]
+        with pytest.raises(InvariantError, match="a compute takes its own time"):
+            referee.check_trace(job, hardware, plans, trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import chain, repeat
 from typing import NamedTuple
 
@@ -250,8 +251,10 @@ class Rank:
     def duration_ns(self, compute: Action) -> int:
         """What a compute takes: measured, or the traffic of what it reads for certain and of what it has chosen."""
         op = self.given.graph.ops[compute.a]
+        arithmetic, memory = self._pace()
         if op.duration_ns is not None:
-            return op.duration_ns
+            own = op.kind == "compute" and op.device != "host"
+            return -(-op.duration_ns // arithmetic) if own else op.duration_ns
         if op.device == "host":
             return self.hardware.host_compute.launch_ns + alone_ns(op, self.hardware)
         assert not op.flops
@@ -259,7 +262,15 @@ class Rank:
         assert rate is not None
         assert costs.achieved_bandwidth_fraction == 1.0
         traffic = op.read_bytes + op.write_bytes + sum(self.sizes[t] for t in compute.chosen)
-        return costs.launch_ns - (-work(traffic, rate) >> 32)
+        return costs.launch_ns - (-work(traffic, int(rate * memory)) >> 32)
+
+    def _pace(self) -> tuple[Fraction, Fraction]:
+        """How many times as fast its device computes, and its memory is, as that of the machine (rule 14)."""
+        for key, pace in self.hardware.ranks.items():
+            first, last = int(key.split("-")[0]), int(key.split("-")[-1])
+            if first <= self.number <= last:
+                return Fraction(str(pace.compute)), Fraction(str(pace.memory))
+        return Fraction(1), Fraction(1)
 
     # places
 

@@ -69,18 +69,21 @@ def test_a_delay_takes_its_time_to_the_nanosecond(took):
     h, home = machine("48 B"), (1, NOWHERE)
     plan = Plan("story", h.tier_names, home, steps(TOOL, h, f"{PLAN}; detach o hbm"))
     t = engine.run([engine.Program(TOOL, plan, [10, took, 5])], h)
-    with pytest.raises(InvariantError, match="a compute takes its own time, found .*"):
+    with pytest.raises(InvariantError, match="a compute takes its own time"):
         check_trace(TOOL, h, [plan], t)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "a delay says how long it takes, and computes nothing, found no duration_ns; correct"),
-        ({"duration_ns": None}, "found no duration_ns"),
+        (
+            {},
+            "says how long it takes and varies, and computes nothing, found kind delay, duration_ns None",
+        ),
+        ({"duration_ns": None}, "found kind delay, duration_ns None"),
         ({"duration_ns": -1}, "duration_ns is a whole number from 0 to 2\\*\\*62, found -1"),
         ({"duration_ns": 5, "flops": 9}, "found flops"),
-        ({"duration_ns": 5, "read_bytes": 9}, "found read_bytes; correct that, or make it of kind compute"),
+        ({"duration_ns": 5, "read_bytes": 9}, "found read_bytes; correct it"),
         ({"duration_ns": 5, "workspace_bytes": 9}, "found workspace_bytes"),
         ({"duration_ns": 5, "op_class": "matmul"}, "found op_class"),
         ({"duration_ns": 5, "device": "host"}, "an op of the host is of kind compute, .*, found delay"),

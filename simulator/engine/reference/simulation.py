@@ -19,7 +19,7 @@ from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.supernode import Machine
 from simulator.engine.reference.view import ReactiveView
-from simulator.engine.shared import Shared, Stored
+from simulator.engine.shared import Shared, Stored, memories
 from simulator.hardware import Hardware
 from simulator.interrupts import no_garbage_search
 from simulator.plan import COMPUTE, Code
@@ -43,7 +43,7 @@ def run(
     distinct = {id(programs[rank]): programs[rank] for rank in simulated}
     compiled = {key: Columns(program, hardware) for key, program in distinct.items()}
     columns = {rank: compiled[id(programs[rank])] for rank in simulated}
-    contended = frozenset(rank for rank in simulated if columns[rank].is_contended)
+    contended = memories({rank: of.device for rank, of in columns.items() if of.is_contended})
     shared = Shared.of(hardware, budget_bytes, stands_in, contended)
     machine = Machine(hardware, shared, {rank: of.roles for rank, of in columns.items()})
     stored, ranks = Stored.of(programs, hardware, stands_in), list[SimulatedRank]()
@@ -156,7 +156,7 @@ class SimulatedRank:
                 meets[op] = machine.communicator(rank.id, call), collective
         paths = machine.kernel_paths(rank.id)
         if meets or paths:
-            rank.kernel = Kernels(rank, self._ledger, ops, machine.hardware, meets, paths).run
+            rank.kernel = Kernels(rank, self._ledger, ops, rank.columns.device, meets, paths).run
 
     def blocked(self, *, is_alone: bool) -> tuple[list[str], list[str]]:
         """Explain what this rank lacks, and which ranks it waits for, if it is not done."""

@@ -12,7 +12,7 @@ from typing import Any
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
 from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
-from simulator.engine.shared import NOTHING, Shared, Stored
+from simulator.engine.shared import NOTHING, Shared, Stored, memories
 from simulator.errors import HosimError
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
@@ -120,7 +120,7 @@ class _Run:
 
     def _columns(self, budget_bytes: int | float | None) -> dict[str, Any] | None:
         of_ranks = [*zip(self._ranks, self.of_ranks, strict=True)]
-        contended = frozenset(rank for rank, tables in of_ranks if tables.is_contended)
+        contended = memories({rank: tables.device for rank, tables in of_ranks if tables.is_contended})
         shared = Shared.of(self._hardware, budget_bytes, self._stands_in, contended)
         for tables in self.tables:
             paths = shared.link_paths[self.of_ranks.index(tables)]

@@ -65,14 +65,14 @@ class ReplayedProgram:
         Why it is not covered; empty if it is.
     actions, repeats, computes
         What is issued, how often, and the number of computes in all.
-    is_contended
-        Whether its kernels share the device.
+    device, is_contended
+        The machine with the rates of its device; whether its kernels share that.
     roles
         Its collectives.
     """
 
     def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
-        self._program, self._hardware, self.is_contended, self.reason = program, hardware, False, ""
+        self._program, self.device, self.is_contended, self.reason = program, program.device or hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
         if graph.on_host:
@@ -166,8 +166,8 @@ class ReplayedProgram:
 
     def _kernel(self, op: Op) -> tuple[int, int, int, int]:
         """Return the unit of an op, the share of it that it reaches, and its work there and in the memory."""
-        unit, share, work = unit_work(op, self._hardware)
-        _, traffic = roofline(op, self._hardware)
+        unit, share, work = unit_work(op, self.device)
+        _, traffic = roofline(op, self.device)
         return (UNITS.index(unit), share, work, traffic) if work or traffic else (NOTHING, 0, 0, 0)
 
     def _add_draws(self, draws: Draws) -> None:
