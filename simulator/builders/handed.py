@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from simulator.builders.slices import Held, messages
@@ -187,39 +187,36 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
 def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed]:
     """Return the messages that bring what is trained to those who read it, a layer in one message."""
     sender, receiver = ends
-    must, do = "weights go from a program that trains a model to one with that model", "name such programs"
-    insist(sender.weights and receiver.weights, where, must, "a program without weights", do)
-    odd = next((name for name in receiver.weights if name not in sender.weights), None)
-    insist(odd is None, where, must, f"{odd!r} of {receiver.name}, which {sender.name} does not have", do)
-    trained = [name for name, weight in sender.weights.items() if weight.is_trained and name in receiver.weights]
-    do = "train what is handed over: adapters stay where they are trained"
-    insist(trained, where, must, f"nothing that {sender.name} trains and {receiver.name} has", do)
-    zero_stage = sender.work.parallel.zero_stage if sender.work else 0
-    must, do = "who receives weights holds them whole", "set its zero_stage below 3"
+    must, do = "a program gets weights from one that has the same model", "name such programs"
+    odd = next((name for name in receiver.weights or [receiver.name] if name not in sender.weights), None)
+    insist(odd is None, where, must, f"{odd!r}, which {sender.name} does not have", do)
+    zero_stage, trains = (sender.work.parallel.zero_stage, sender.work.phase == "train") if sender.work else (0, False)
+    must, do = "who gets weights holds them whole", "set its zero_stage below 3"
     insist(not receiver.work or receiver.work.parallel.zero_stage < 3, where, must, f"shards in {receiver.name}", do)
-    blocks: dict[tuple[str, frozenset[int]], list[tuple[str, Sizes]]] = {}
-    for name in trained:
-        weight, other = sender.weights[name], receiver.weights[name]
-        facts = [(w.whole_shape, Fraction(w.size_bytes, w.parameters)) for w in (weight, other)]
-        must, found = (
-            "a weight has one shape and one format on both sides",
-            " and ".join(f"{s}, {b} B" for s, b in facts),
-        )
-        insist(
-            facts[0] == facts[1], where, must, f"{name!r} of {found} an element", "give both the same model and dtypes"
-        )
-        held = sender.held(name, zero_stage), receiver.held(name)
-        shared = frozenset(rank for rank, has in held[1].items() if held[0].get(rank) == has and not stale)
-        sent = messages(held[0], {rank: has for rank, has in held[1].items() if rank not in shared})
-        of_block = blocks.setdefault((name.partition("/")[0], shared), [])
-        of_block.append((name, {pair: int(elements * facts[0][1]) for pair, elements in sent.items()}))
+    blocks: dict[tuple[str, frozenset[int]], dict[str, Sizes]] = {}
+    for name, weight in receiver.weights.items():
+        other = sender.weights[name]
+        if trains and not other.is_trained:
+            continue
+        (shape, size), own = ((w.whole_shape, Fraction(w.size_bytes, w.parameters)) for w in (weight, other))
+        must, found = "a weight has one shape and one format on both sides", f"{name!r} of {shape} and {own[0]}"
+        insist((shape, size) == own, where, must, f"{found}, {size} and {own[1]} B an element", "give both like dtypes")
+        held, wanted = sender.held(name, zero_stage), receiver.held(name)
+        shared = frozenset(rank for rank, box in wanted.items() if held.get(rank) == box and not stale)
+        sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
+        sizes = {pair: int(elements * size) for pair, elements in sent.items()}
+        blocks.setdefault((name.partition("/")[0], shared), {})[name] = sizes
+    must, do = (
+        "weights that are sent are trained",
+        f"train what {receiver.name} has: adapters stay where they are trained",
+    )
+    is_moved = any(chain.from_iterable(sizes.values() for sizes in blocks.values()))
+    insist(blocks and (trains or not is_moved), where, must, f"weights that {sender.name} only reads", do)
     parts = list[Handed]()
-    for (block, shared), of_block in blocks.items():
-        tensors, sizes = tuple(name for name, _ in of_block), Counter[tuple[int, int]]()
-        for _, sent in of_block:
-            sizes.update(sent)
-        name = block if len(shared) < len(receiver.ranks) else f"{block}.shared"
-        parts.append(Handed("", name, ends, tensors, tensors, dict(sizes), 0, True, shared))
+    for (block, shared), weights in blocks.items():
+        together = sum(map(Counter[tuple[int, int]], weights.values()), Counter[tuple[int, int]]())
+        tensors, name = tuple(weights), f"{block}.shared" if shared else block
+        parts.append(Handed("", name, ends, tensors, tensors, dict(together), 0, True, shared))
     return parts
 
 

@@ -151,7 +151,7 @@ class _Joint:
         self._outputs: list[int] = []
         self._groups: dict[str, Group] = {}
         self._kept: dict[tuple[str, str], bool] = {}  # of a program, what is one tensor for all runs -> it persists
-        self._named: dict[tuple[str, str], str] = {}  # what is the tensor of another program -> its name
+        self._same: dict[tuple[str, str], tuple[str, str]] = {}  # what is the tensor of another program -> that
         self._first: dict[tuple[str, str], int] = {}  # of a program, a tensor -> the first op that names it
         self._written: dict[tuple[str, str], int] = {}  # and the last one that writes it
         self._before: dict[int, list[Op]] = {}  # op, or the number of all -> messages that go before it
@@ -166,11 +166,9 @@ class _Joint:
             sender, receiver = (end.name for end in part.ends)
             if message.role != "send":
                 self._kept |= {(receiver, name): part.lasts for name in part.writes}
-            if message.role == "share":
-                pairs = zip(part.reads, part.writes, strict=True)
-                self._named |= {
-                    (receiver, to): self._named.get((sender, of), self._name(sender, of)) for of, to in pairs
-                }
+            for pair in zip(part.reads, part.writes, strict=True) if message.role == "share" else ():
+                source, target = (self._whose(*tensor) for tensor in zip((sender, receiver), pair, strict=True))
+                self._same |= {} if source == target else {target: source}
         for program, number in stack:
             for run in range(self._placed[program].runs):
                 self._add(program, number, run)
@@ -182,12 +180,16 @@ class _Joint:
 
     def _name(self, program: str, tensor: str, run: int = -1) -> str:
         """Return the name of a tensor in a run of its program, by default the last one."""
-        runs = self._placed[program].runs
-        return (
-            f"{program}.{tensor}"
-            if runs == 1 or (program, tensor) in self._kept
-            else f"{program}.{run % runs}.{tensor}"
-        )
+        (of_program, name), runs = self._whose(program, tensor), self._placed[program].runs
+        if of_program != program:
+            return self._name(of_program, name)
+        return f"{program}.{name}" if runs == 1 or (program, name) in self._kept else f"{program}.{run % runs}.{name}"
+
+    def _whose(self, program: str, tensor: str) -> tuple[str, str]:
+        """Return the program whose tensor this is, and its name there."""
+        while (program, tensor) in self._same:
+            program, tensor = self._same[program, tensor]
+        return program, tensor
 
     def _declare(self, tensor: Tensor) -> int:
         """Return the id of a tensor by its name; add it if there is none."""
@@ -201,8 +203,7 @@ class _Joint:
         placed, base = self._placed[program], len(self._ops)
         graph, ids = placed.job.graphs[number], list[int]()
         for tensor in graph.tensors:
-            key = program, tensor.name
-            name, lasts = self._named.get(key) or self._name(program, tensor.name, run), self._kept.get(key, False)
+            name, lasts = self._name(program, tensor.name, run), self._kept.get((program, tensor.name), False)
             ids.append(self._declare(replace(tensor, name=name, persistent=lasts)))
         prefix = f"{program}." if placed.runs == 1 else f"{program}.{run}."
         for op in graph.ops:
@@ -216,10 +217,8 @@ class _Joint:
             self._ops.append(replace(op, name=name, reads=reads, writes=writes, collective=met, dynamic=drawn))
         for group in map(placed.group, graph.groups):
             self._groups[group.name] = group
-        uses, given = (
-            Uses.of(graph),
-            {name for part in self._handed if part.ends[0].name == program for name in part.reads},
-        )
+        given = {name for part in self._handed if part.ends[0].name == program for name in part.reads}
+        uses = Uses.of(graph)
         for name, t in uses.ids.items():
             if t in uses.first:
                 self._first.setdefault((program, name), base + uses.first[t])
@@ -255,13 +254,10 @@ class _Joint:
         reads = [self._ids[self._name(sender, of)] for of in part.reads if message.role != "recv"]
         writes = [self._ids[self._name(receiver, to)] for to in part.writes if message.role != "send"]
         for buffer in range(1, part.lag if writes else 1):
-            tensors = [
-                replace(self._tensors[t], name=f"{self._name(receiver, to)}.{buffer}")
-                for t, to in zip(writes, part.writes, strict=True)
-            ]
-            behind, moved_bytes = [*map(self._declare, tensors)], sum(tensor.size_bytes for tensor in tensors)
+            names = [f"{self._name(receiver, to)}.{buffer}" for to in part.writes]
+            behind = [self._declare(replace(self._tensors[t], name=of)) for t, of in zip(writes, names, strict=True)]
             if is_first:
-                ops.append(Op(f"{name}/age.{buffer}", tuple(behind), tuple(writes), moved_bytes, moved_bytes))
+                ops.append(Op(f"{name}/turn.{buffer}", tuple(behind), tuple(writes)))  # moves no bytes
             writes = behind
         if writes and not is_first:
             reads += writes
