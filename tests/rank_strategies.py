@@ -109,11 +109,6 @@ def jobs(draw, max_steps=1):
 BOTH = ((0, 1),)
 EACH = ((0,), (1,))
 KINDS_OF_TWO = tuple(CollectiveKind(kind) for kind in KINDS[:-1])
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.ALL_TO_ALL,
-)
 
 
 @st.composite
