@@ -2,8 +2,8 @@
 
 *What every order keeps.* An op comes behind those that wrote what it reads or writes, behind those that read what it
 writes, behind what reveals its dynamic reads, and on its own side of each barrier. So all values are those of program
-order, updates in place included. Ranks that run the same graph issue the same order, and so meet as they did. Where
-ranks of different graphs meet, a group's meetings stay in program order.
+order, updates in place included. Those who meet come to their meetings in the same order, as they run the same graph or
+are ordered together; where each graph is woven for itself, meetings of pairs stay in program order.
 
 *List scheduling* (Graham 1969; HEFT, Topcuoglu et al. 2002): time goes on from end to end, and whenever a stream is
 free, the first ready op of a list starts on it. Each op takes its time alone, a meeting when all its members are there;
@@ -326,10 +326,10 @@ def mpmd(
         The job, and what none of its orders ends before: the longest path, or the work of the busiest stream [ns].
     """
     first = [*accumulate((len(graph.ops) for graph in job.graphs), initial=0)]
-    node_of, kept = _meetings(job, first)
+    node_of = _nodes(job, first)
     parts, after, in_line = [list[Part]() for _ in {*node_of}], *([set[Node]() for _ in {*node_of}] for _ in range(2))
     for graph, start in enumerate(first[:-1]):
-        before, last = dependences(job.graphs[graph], kept[graph]), dict[int, Node]()
+        before, last = dependences(job.graphs[graph]), dict[int, Node]()
         for op, stream in enumerate(streams[graph]):
             node = node_of[start + op]
             parts[node].append((graph, op))
@@ -353,9 +353,9 @@ def mpmd(
     return replace(job, graphs=graphs), work.bound_ns(over_steps=job.graphs[0].steps > 1)
 
 
-def _meetings(job: Job, first: Sequence[int]) -> tuple[list[Node], list[set[str]]]:
-    """Return the node of each op of all graphs; and, for each graph, the groups that meet other graphs."""
-    lead, kept, roles = [*range(first[-1])], [set[str]() for _ in job.graphs], [*map(Roles, job.graphs)]
+def _nodes(job: Job, first: Sequence[int]) -> list[Node]:
+    """Return the node of each op of all graphs, one behind another: those that meet have the same."""
+    lead, roles = [*range(first[-1])], [*map(Roles, job.graphs)]
 
     def leading(node: Node) -> Node:
         while lead[node] != node:
@@ -364,11 +364,10 @@ def _meetings(job: Job, first: Sequence[int]) -> tuple[list[Node], list[set[str]
 
     for graph, of_graph in enumerate(roles if len(roles) > 1 else ()):
         for call, ops in of_graph.ops.items():
-            meeting = {of_graph.members[call][rank] for rank in job.ranks_of(graph)}
-            for other in sorted({job.graph_of[rank] for members in meeting for rank in members} - {graph}):
-                kept[graph].add(call.group)
+            meetings = {of_graph.members[call][rank] for rank in job.ranks_of(graph)}
+            for other in sorted({job.graph_of[rank] for members in meetings for rank in members} - {graph}):
                 for op, peer in zip(ops, roles[other].ops[call.answer], strict=True):
                     low, high = sorted((leading(first[graph] + op), leading(first[other] + peer)))
                     lead[high] = low
     numbers = dict[Node, Node]()
-    return [numbers.setdefault(leading(node), len(numbers)) for node in lead], kept
+    return [numbers.setdefault(leading(node), len(numbers)) for node in lead]
