@@ -93,6 +93,8 @@ class Columns:
         Id of the tier that kernels of the accelerator work in; per op, of that which its device works in.
     outputs
         Outputs of a step that are not persistent.
+    in_place
+        Tensors that ops may read in place.
     roles
         Its collectives, and with whom each rank meets there.
     """
@@ -118,6 +120,7 @@ class Columns:
         self.written = frozenset(chain.from_iterable(op.writes for op in graph.ops))
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.roles = Roles(graph)
+        self.in_place = graph.in_place
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
 
 

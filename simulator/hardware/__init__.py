@@ -201,6 +201,15 @@ class Hardware(Document):
         return tuple((tier(link.source), tier(link.target)) for link in self.links.values())
 
     @property
+    def loads(self) -> dict[int, int]:
+        """Tier -> link (ids) over which kernels read what lies there; the first such link of a tier counts."""
+        first = dict[int, int]()
+        for index, (hop, link) in enumerate(zip(self.hops, self.links.values(), strict=True)):
+            if link.loads_bytes_per_s is not None:
+                first.setdefault(hop[0], index)
+        return first
+
+    @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
         """The links of each copy queue: shared queues first, then every other link alone."""
         shared = tuple(self.copy_queues.values())
@@ -278,6 +287,9 @@ class Hardware(Document):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
+            fits = link.loads_bytes_per_s is None or (link.target == self.compute_tier and not link.via)
+            must = "kernels load over a wire into the compute tier"
+            require(fits, must, f"one into {link.target}", "links", name, "loads", do="remove it")
             for passed in link.passes:
                 below = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
                 must = "passes name lower tiers that the link joins, of no staged link"

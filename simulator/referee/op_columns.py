@@ -82,6 +82,8 @@ class ProgramColumns:
         Source tier, target tier and channels of each link.
     queues
         The copy queue of each link, as the index of its first link.
+    in_place, loads
+        Tensors that ops may read in place; by tier that kernels load from, in the order of their choice, the link.
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:
@@ -108,6 +110,11 @@ class ProgramColumns:
         for shared in hardware.copy_queues.values():
             members = [hardware.link_names.index(name) for name in shared]
             self.queues[members] = min(members)
+        self.in_place = np.array(sorted(graph.in_place), np.int64)
+        self.loads = dict[int, int]()
+        for index, (source, link) in enumerate(zip(self.links[:, 0].tolist(), hardware.links.values(), strict=True)):
+            if link.loads_bytes_per_s is not None:
+                self.loads.setdefault(source, index)
         self._lap: Block = {}
         ops, streams = np.arange(len(graph.ops)), np.array([op.stream for op in graph.ops], np.int64)
         if plan.fixed is not None:

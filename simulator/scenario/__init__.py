@@ -45,6 +45,10 @@ class PolicyChoice(Part):
         How places of the compute tier get addresses: ``ideal`` counts bytes only; ``best_fit`` takes the smallest hole
         that is large enough; ``caching`` cuts blocks from segments that it keeps, as PyTorch does; ``fixed`` assigns
         all offsets before the run, and so needs a fixed plan.
+    in_place
+        Which of the tensors that the workload lets kernels read in place stay where they are, if kernels can load from
+        there: none (``never``), all (``always``), or what costs least (``choose``), found by trying plans. Default:
+        ``choose`` for `static`, and ``never`` for others.
     set_
         Changes to the hardware for this row only, after all others: ``{links.*.bandwidth: 40 GB/s}``. The scenario
         gives their origins, as for its own ``set``.
@@ -56,6 +60,7 @@ class PolicyChoice(Part):
     alone: StrictBool = False
     staggered: StrictBool = False
     allocator: AllocatorKind = "ideal"
+    in_place: Literal["never", "always", "choose"] | None = None
     set_: dict[str, Any] = Field({}, alias="set")
 
     @property
@@ -75,8 +80,10 @@ class PolicyChoice(Part):
 
     def _check(self) -> None:
         label_of(self.row)
-        must = "turns are for a policy that knows what ranks share"
         do = "drop staggered, or name a policy without alone"
+        must, is_free = "the actions of a plan say what is read in place", not self.is_file or self.in_place is None
+        require(is_free, must, f"in_place: {self.in_place}", "in_place", do="remove it")
+        must = "turns are for a policy that knows what ranks share"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
         require(knows or not self.staggered, must, found, "staggered", do=do)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 import simpy
 
-from simulator.cost import chosen_op, device_of, expected_op, memory_rate_cap, roofline, unit_work
+from simulator.cost import chosen_op, device_of, expected_op, loaded_bytes, memory_rate_cap, roofline, unit_work
 from simulator.cost.collectives import phases
-from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
+from simulator.cost.service import FULL_RATE, Phase, fabric_rate_cap, phase_work, stages, work
 from simulator.engine.reference.actions import ComputeAction
+from simulator.engine.reference.clock import ISSUE_MASK
 from simulator.engine.reference.ledger import PEER, Ledger
 from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rank import Rank, Steps
 from simulator.graph import Collective, Op
 from simulator.hardware import Hardware
+from simulator.trace import LOADS, packer
+
+_load_row = packer(LOADS)
 
 
 class Communicator:
@@ -101,10 +107,10 @@ class Communicator:
         """Begin a flow for each member that sends something."""
         for phase in stage:
             fabric = self._fabrics[phase.fabric]
-            cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
+            cap, needed = fabric_rate_cap(fabric), phase_work(phase, fabric)
             for member, _, compute in self._arrived.values():
                 if (path := self._path(phase.fabric, member.id)) is not None:
-                    yield self._network.flow(path, cap, work, compute.key)
+                    yield self._network.flow(path, cap, needed, compute.key)
 
 
 MEMORY = "memory"
@@ -134,7 +140,14 @@ class Kernels:
         Op -> its communicator and its collective.
     paths
         Paths of devices whose kernels share something; all other kernels but collectives take their time alone.
+
+    Attributes
+    ----------
+    loads
+        Takes the rows of what is read in place.
     """
+
+    loads: bytearray
 
     def __init__(
         self,
@@ -156,11 +169,11 @@ class Kernels:
         unit, share, arithmetic = unit_work(op, self._hardware)
         (_, traffic), reach = roofline(op, self._hardware), memory_rate_cap(device_of(op, self._hardware).rates)
         flows = ((op.device, unit), share, arithmetic), ((op.device, MEMORY), reach, traffic)
-        return [(self._paths[name], cap, work) for name, cap, work in flows if work]
+        return [(self._paths[name], cap, needed) for name, cap, needed in flows if needed]
 
     def run(self, compute: ComputeAction) -> Steps:
-        """Run a kernel: it ends with the last of its flows, and not before its time alone is over."""
-        rank, op = self.rank, compute.op
+        """Run a kernel: it ends with the last of its flows and loads, and not before its time alone is over."""
+        rank, op, loads = self.rank, compute.op, self._loads_of(compute)
         if op in self._meets:
             communicator, collective = self._meets[op]
             yield from communicator.arrive(rank, self._ledger, compute, collective)
@@ -168,10 +181,36 @@ class Kernels:
         flows, clock = self._flows[op], rank.clock
         if flows and compute.duration_ns >= 0:
             flows = self._flows_of(chosen_op(self._ops[op], compute.chosen_bytes))
+        elif flows and loads:
+            flows = self._flows_of(self._less(compute))
         until_ns = clock.now + rank.duration_ns(compute)
-        if flows:
-            if launch_ns := device_of(self._ops[op], self._hardware).rates.launch_ns:  # it takes no bandwidth
+        if flows or loads:
+            launch_ns = device_of(self._ops[op], self._hardware).rates.launch_ns
+            if launch_ns and self._ops[op].duration_ns is None:  # it takes no bandwidth
                 yield clock.timeout(launch_ns)
-            network = rank.network
-            yield clock.all_of([network.flow(path, cap, work, compute.key) for path, cap, work in flows])
+            loading = [clock.process(self._load(compute, tier, size)) for tier, size in loads.items()]
+            yield clock.all_of([*(rank.network.flow(*flow, compute.key) for flow in flows), *loading])
         yield clock.end_after(max(0, until_ns - clock.now))
+
+    def _loads_of(self, compute: ComputeAction) -> Counter[int]:
+        """Return what a compute loads from each tier [B]."""
+        sizes, op = Counter[int](), self._ops[compute.op]
+        for tensor, tier in compute.sources.items():
+            sizes[tier] += self.rank.columns.size_bytes[tensor]
+        return Counter({tier: loaded_bytes(op, size) for tier, size in sizes.items()})
+
+    def _less(self, compute: ComputeAction) -> Op:
+        """Return its op without the traffic of what it loads from other tiers."""
+        op, sizes = self._ops[compute.op], self.rank.columns.size_bytes
+        return replace(op, read_bytes=max(0, op.read_bytes - sum(sizes[tensor] for tensor in compute.sources)))
+
+    def _load(self, compute: ComputeAction, tier: int, size: int) -> Steps:
+        """Load from another tier, after the latency of the link."""
+        rank, clock = self.rank, self.rank.clock
+        (link, path), start_ns = rank.loads[tier], clock.now
+        if link.latency_ns:
+            yield clock.timeout(link.latency_ns)
+        if needed := work(size, path.unit):
+            yield rank.network.flow(path, FULL_RATE, needed, compute.key)
+        row = (compute.key & ISSUE_MASK, compute.op, link.index, size, start_ns, clock.now)
+        self.loads += _load_row(rank.id, *row)
