@@ -259,9 +259,7 @@ class Graph:
 
     @property
     def certain(self) -> Self:
-        """The graph with what ops read for certain from the compute tier: neither by choice, nor perhaps in place."""
-        if self.in_place:
-            return self.without_reads(self.in_place).certain
+        """The graph with nothing but what ops read for certain, without what dynamic reads choose."""
         if not self.dynamic_reads:
             return self
         ops = list(self.ops)
