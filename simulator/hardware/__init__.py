@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -26,13 +26,23 @@ from simulator.hardware.device import (
     ReactiveHost,
     ServingHost,
 )  # fmt: skip
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reserve_chunks, stage_rates, with_stages
+from simulator.hardware.memory import (
+    Bus,
+    EfficiencyPoint,
+    Link,
+    OnChip,
+    Tier,
+    reachable,
+    reserve_chunks,
+    stage_rates,
+    with_stages,
+)  # fmt: skip
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host",
     "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s",
-    "stage_rates", "without_effect",
+    "reachable", "stage_rates", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -202,12 +212,10 @@ class Hardware(Document):
 
     @property
     def loads(self) -> dict[int, int]:
-        """Tier -> link (ids) over which kernels read what lies there; the first such link of a tier counts."""
-        first = dict[int, int]()
-        for index, (hop, link) in enumerate(zip(self.hops, self.links.values(), strict=True)):
-            if link.loads_bytes_per_s is not None:
-                first.setdefault(hop[0], index)
-        return first
+        """Tier -> link (ids), the first over which kernels load from there; tiers in order."""
+        over = enumerate(zip(self.hops, self.links.values(), strict=True))
+        stated = [(hop[0], index) for index, (hop, link) in over if link.loads_bytes_per_s is not None]
+        return dict(sorted(dict(reversed(stated)).items()))
 
     @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
@@ -337,19 +345,6 @@ class Hardware(Document):
 
 def _check_name(name: str, names: Collection[str], must: str, *keys: str) -> None:
     require(name in names, must, repr(name), *keys, do=nearest(name, tuple(names)))
-
-
-Place = TypeVar("Place", int, str)
-"""A tier or a rank, by number or by name."""
-
-
-def reachable(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
-    """Find the places that can be reached from `start` along the edges, itself included."""
-    reached, last = {start}, 0
-    while len(reached) > last:
-        last = len(reached)
-        reached.update(target for source, target in edges if source in reached)
-    return reached
 
 
 def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: Collection[str]) -> list[str]:

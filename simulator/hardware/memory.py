@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
@@ -344,3 +344,16 @@ def reserve_chunks(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices
         do = f"make it at least {chunks + tier.reserved_bytes:,} B, or the chunks smaller or fewer"
         require(chunks <= room, must, found, "tiers", name, "capacity", do=do)
         tier._staging_bytes = chunks
+
+
+Place = TypeVar("Place", int, str)
+"""A tier or a rank, by number or by name."""
+
+
+def reachable(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
+    """Find the places that can be reached from `start` along the edges, itself included."""
+    reached, last = {start}, 0
+    while len(reached) > last:
+        last = len(reached)
+        reached.update(target for source, target in edges if source in reached)
+    return reached

@@ -6,17 +6,15 @@ so it is tried, and runs, with what loads take from its copies.
 
 *Choice.* A tensor costs what its readers take longer when they load it, and saves its room and its copies. So tensors
 are taken in the order of that cost by byte, those of equal cost evenly spread over the step: none, those that cost
-nothing, all, and some numbers in between are planned and tried, and the fastest plan is kept.
+nothing, half of the others, and all are planned and tried, and the fastest plan is kept.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate
 
 from simulator.cost import load_ns, loaded_bytes
 from simulator.errors import ScopeError
@@ -24,9 +22,6 @@ from simulator.plan import FREE, Plan
 from simulator.policies.decide import Best
 from simulator.policies.problem import Problem, Replay
 from simulator.units import human
-
-PARTS = 4
-"""Parts into which what is between the tensors that cost nothing and all is divided by size: each costs a plan."""
 
 
 def in_place(problem: Problem, choice: str, decide: Callable[[Problem], Plan]) -> Plan:
@@ -57,7 +52,7 @@ def in_place(problem: Problem, choice: str, decide: Callable[[Problem], Plan]) -
     if choice != "choose":
         return _planned(problem, away if choice == "always" else (), decide)
     best = Best[Plan](problem)
-    for count in _counts(problem, away, free):
+    for count in sorted({0, free, (free + len(away)) // 2, len(away)}):
         with best.trying():
             plan = _planned(problem, away[:count], decide)
             best.offer(plan, plan)
@@ -66,10 +61,10 @@ def in_place(problem: Problem, choice: str, decide: Callable[[Problem], Plan]) -
 
 def _planned(problem: Problem, away: Sequence[int], decide: Callable[[Problem], Plan]) -> Plan:
     """Plan with these tensors read in place."""
-    here, sizes = frozenset(away), problem.sizes
-    view, whole = problem.graph.without_reads(here), replace(problem.graph, in_place=here)
-    durations_ns = [*map(max, problem.durations_ns, _loading_ns(problem, here))]
-    homes = tuple(_home(problem, t) if t in here else home for t, home in enumerate(problem.homes))
+    left, sizes = frozenset(away), problem.sizes
+    view, whole = problem.graph.without_reads(left), replace(problem.graph, in_place=left)
+    durations_ns = [*map(max, problem.durations_ns, _loading_ns(problem, left))]
+    homes = tuple(_home(problem, t) if t in left else home for t, home in enumerate(problem.homes))
 
     def trial(tried: Problem, plan: Plan) -> Replay:
         """Try a plan with its reads in place."""
@@ -78,9 +73,9 @@ def _planned(problem: Problem, away: Sequence[int], decide: Callable[[Problem], 
 
     graph = replace(view, in_place=frozenset())
     plan = decide(replace(problem, graph=graph, homes=homes, durations_ns=durations_ns, trial=trial))
-    if not here:
+    if not left:
         return plan
-    note = f"{human(sum(sizes[t] for t in here), 'B')} are read in place"
+    note = f"{human(sum(sizes[t] for t in left), 'B')} are read in place"
     return replace(plan, notes=(*plan.notes, note))
 
 
@@ -111,10 +106,3 @@ def _in_order(problem: Problem) -> tuple[list[int], int]:
     spread = {t: f"{position:b}"[::-1] for position, t in enumerate(able)}
     order = sorted(able, key=lambda t: (Fraction(costs[t], max(1, problem.sizes[t])), spread[t], t))
     return order, sum(cost == 0 for cost in costs.values())
-
-
-def _counts(problem: Problem, away: Sequence[int], free: int) -> list[int]:
-    """Return how many tensors to leave in place: none, those that cost nothing, and parts of the rest by size."""
-    total = [*accumulate((problem.sizes[t] for t in away), initial=0)]
-    rest = (total[-1] - total[free]) // PARTS
-    return sorted({0, free, len(away), *(bisect_left(total, total[free] + part * rest) for part in range(1, PARTS))})

@@ -175,7 +175,7 @@ class Facts:
         rows = np.flatnonzero(among(tensor, program.in_place))
         if not len(rows):
             return tier
-        valid, here = {t: {program.plan.home[t]} for t in program.in_place.tolist()}, program.compute_tier
+        valid, compute_tier = {t: {program.plan.home[t]} for t in program.in_place.tolist()}, program.compute_tier
         moves = np.flatnonzero(((self.kind == COPY) | (self.kind == DETACH)) & among(self.a, program.in_place))
         to_come = list(reversed(moves.tolist()))
         for row in rows.tolist():
@@ -184,7 +184,8 @@ class Facts:
                 places = valid[int(self.a[move])]
                 places.add(int(self.c[move])) if self.kind[move] == COPY else places.discard(int(self.b[move]))
             places = valid[int(tensor[row])]
-            tier[row] = here if here in places else next((t for t in program.loads if t in places), here)
+            elsewhere = (source for source in program.loads if source in places)
+            tier[row] = compute_tier if compute_tier in places else next(elsewhere, compute_tier)
         return tier
 
     def actions(self, kind: int) -> Ints:

@@ -111,10 +111,7 @@ class ProgramColumns:
             members = [hardware.link_names.index(name) for name in shared]
             self.queues[members] = min(members)
         self.in_place = np.array(sorted(graph.in_place), np.int64)
-        self.loads = dict[int, int]()
-        for index, (source, link) in enumerate(zip(self.links[:, 0].tolist(), hardware.links.values(), strict=True)):
-            if link.loads_bytes_per_s is not None:
-                self.loads.setdefault(source, index)
+        self.loads = {plan.tiers.index(hardware.tier_names[tier]): link for tier, link in hardware.loads.items()}
         self._lap: Block = {}
         ops, streams = np.arange(len(graph.ops)), np.array([op.stream for op in graph.ops], np.int64)
         if plan.fixed is not None:

@@ -222,8 +222,10 @@ class PlanWalk:
         if op.dynamic is not None and self._draws is not None:
             reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
         for t in reads:
-            if state[t * tiers + tier] != VALID and not (op.device != "host" and self._is_in_place(t)):
-                self._refuse_read(t, tier, f"op {op.name!r}")
+            if state[t * tiers + tier] != VALID:
+                loads = self._loads if t in self._graph.in_place else ()
+                if not any(state[t * tiers + source] == VALID for source in loads):
+                    self._refuse_read(t, tier, f"op {op.name!r}")
         self._check_values(op_id)
         self._values.write(op_id)
         if op_id in self._roles.calls:
@@ -238,11 +240,6 @@ class PlanWalk:
             self._lost_at.pop(t, None)
         self._ran.add(op_id)
         self._last_move = self._position
-
-    def _is_in_place(self, tensor: int) -> bool:
-        """Return whether an op of the accelerator may read the tensor where it is valid, over a link."""
-        is_valid = (self._state[tensor * self._tiers + tier] == VALID for tier in self._loads)
-        return tensor in self._graph.in_place and any(is_valid)
 
     def _check_values(self, op: int) -> None:
         """Check that the op may run, if it runs again, and that it reads the values that it reads in program order.

@@ -338,17 +338,11 @@ def _carried(ranks: Sequence[Facts], ids: Mapping[str, int], loads: Mapping[int,
         traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * facts.program.is_modelled
         kernels = np.where(facts.program.is_host[facts.a[computes]], ids[_HOST + _KERNELS], ids[_KERNELS])
         yield _rows(facts, copies, facts.track[copies], facts.program.sizes)
-        of_kernels, of_rank, spared = (
-            _rows(facts, computes, kernels, traffic),
-            loads[facts.rank],
-            np.zeros_like(facts.a),
-        )
-        np.add.at(spared, of_rank.issue, of_rank.away)
-        reads = np.array([op.read_bytes for op in ops], np.int64) * facts.program.is_modelled
-        of_kernels[2] -= np.minimum(spared[computes], reads[facts.a[computes]])
-        yield of_kernels
-        link, rank = ids[_LOADED] + 1 + of_rank.link, np.full(len(of_rank.link), facts.rank)
-        yield np.stack((link, rank, of_rank.size, facts.start_ns[of_rank.issue], facts.end_ns[of_rank.issue]))
+        yield _rows(facts, computes, kernels, traffic)
+        issue, link, size = loads[facts.rank]
+        spared = -size * facts.program.is_modelled[facts.a[issue]]
+        for name, carried in ((ids[_LOADED] + 1 + link, size), (np.full_like(link, ids[_KERNELS]), spared)):
+            yield np.stack((name, link * 0 + facts.rank, carried, facts.start_ns[issue], facts.end_ns[issue]))
 
 
 def _computed(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:

@@ -97,10 +97,10 @@ def test_5_a_detach_waits_until_the_kernel_has_loaded():
     g = marked(graph("w 40 persistent", "f: w ->, 5 ns", "k: w ->, 5 ns"), "w")
     h = machine(h2d=OVER)
     t = perform(h, [(g, "compute f; copy w ddr hbm; detach w ddr; compute k; copy w hbm ddr; detach w hbm")], "w ddr")
-    assert timeline(t, g, h) == ["0-80 f", "0-80 h2d w", "80-120 d2h w", "80-85 k"]
+    assert timeline(t, g, h) == ["0-80 f", "0-80 h2d w", "80-85 k", "80-120 d2h w"]
     places = t.residencies.whole()
     freed = zip(places["time_ns"].tolist(), places["tier"].tolist(), places["delta_bytes"].tolist(), strict=True)
-    assert [row for row in freed if row[2] < 0][0] == (80, h.tier_names.index("ddr"), -40)
+    assert next(row for row in freed if row[2] < 0) == (80, h.tier_names.index("ddr"), -40)
 
 
 def test_3_of_several_tiers_the_first_link_counts_and_what_is_under_way_there_is_waited_for():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -173,41 +172,31 @@ class Kernels:
 
     def run(self, compute: ComputeAction) -> Steps:
         """Run a kernel: it ends with the last of its flows and loads, and not before its time alone is over."""
-        rank, op, loads = self.rank, compute.op, self._loads_of(compute)
+        rank, op, node = self.rank, compute.op, self._ops[compute.op]
         if op in self._meets:
             communicator, collective = self._meets[op]
             yield from communicator.arrive(rank, self._ledger, compute, collective)
             return
         flows, clock = self._flows[op], rank.clock
         if flows and compute.duration_ns >= 0:
-            flows = self._flows_of(chosen_op(self._ops[op], compute.chosen_bytes))
-        elif flows and loads:
-            flows = self._flows_of(self._less(compute))
+            flows = self._flows_of(chosen_op(node, compute.chosen_bytes))
+        elif flows and compute.sources:
+            away = sum(rank.columns.size_bytes[tensor] for tensor in compute.sources)
+            flows = self._flows_of(replace(node, read_bytes=max(0, node.read_bytes - away)))
         until_ns = clock.now + rank.duration_ns(compute)
-        if flows or loads:
-            launch_ns = device_of(self._ops[op], self._hardware).rates.launch_ns
-            if launch_ns and self._ops[op].duration_ns is None:  # it takes no bandwidth
+        if flows or compute.sources:
+            launch_ns = device_of(node, self._hardware).rates.launch_ns
+            if launch_ns and node.duration_ns is None:  # it takes no bandwidth
                 yield clock.timeout(launch_ns)
-            loading = [clock.process(self._load(compute, tier, size)) for tier, size in loads.items()]
+            loading = [clock.process(self._load(compute, tier)) for tier in dict.fromkeys(compute.sources.values())]
             yield clock.all_of([*(rank.network.flow(*flow, compute.key) for flow in flows), *loading])
         yield clock.end_after(max(0, until_ns - clock.now))
 
-    def _loads_of(self, compute: ComputeAction) -> Counter[int]:
-        """Return what a compute loads from each tier [B]."""
-        sizes, op = Counter[int](), self._ops[compute.op]
-        for tensor, tier in compute.sources.items():
-            sizes[tier] += self.rank.columns.size_bytes[tensor]
-        return Counter({tier: loaded_bytes(op, size) for tier, size in sizes.items()})
-
-    def _less(self, compute: ComputeAction) -> Op:
-        """Return its op without the traffic of what it loads from other tiers."""
-        op, sizes = self._ops[compute.op], self.rank.columns.size_bytes
-        return replace(op, read_bytes=max(0, op.read_bytes - sum(sizes[tensor] for tensor in compute.sources)))
-
-    def _load(self, compute: ComputeAction, tier: int, size: int) -> Steps:
-        """Load from another tier, after the latency of the link."""
+    def _load(self, compute: ComputeAction, tier: int) -> Steps:
+        """Load what a compute reads in another tier, after the latency of the link."""
         rank, clock = self.rank, self.rank.clock
-        (link, path), start_ns = rank.loads[tier], clock.now
+        sizes = (rank.columns.size_bytes[tensor] for tensor, source in compute.sources.items() if source == tier)
+        size, (link, path), start_ns = loaded_bytes(self._ops[compute.op], sum(sizes)), rank.loads[tier], clock.now
         if link.latency_ns:
             yield clock.timeout(link.latency_ns)
         if needed := work(size, path.unit):

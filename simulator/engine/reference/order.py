@@ -141,8 +141,8 @@ class Order:
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
         compute.sources = self._sources(reads, tier) if columns.in_place else {}
-        here = [tensor for tensor in compute.reads if tensor not in compute.sources]
-        if (missing := self.issued.missing(here, tier)) is not None:
+        in_tier = (tensor for tensor in compute.reads if tensor not in compute.sources)
+        if (missing := self.issued.missing(in_tier, tier)) is not None:
             rule = "what a compute reads is valid in the tier that its device works in"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
