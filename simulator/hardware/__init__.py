@@ -26,23 +26,13 @@ from simulator.hardware.device import (
     ReactiveHost,
     ServingHost,
 )  # fmt: skip
-from simulator.hardware.memory import (
-    Bus,
-    EfficiencyPoint,
-    Link,
-    OnChip,
-    Tier,
-    reachable,
-    reserve_chunks,
-    stage_rates,
-    with_stages,
-)  # fmt: skip
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reachable, reserve_chunks, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host",
     "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology", "asked_bytes_per_s",
-    "reachable", "stage_rates", "without_effect",
+    "reachable", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]

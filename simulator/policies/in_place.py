@@ -4,9 +4,10 @@ A policy sees the graph without the reads of these tensors (`Graph.without_reads
 when they load them alone. Its plan is one of the whole graph, as reading in place needs no action (semantics, rule 3);
 so it is tried, and runs, with what loads take from its copies.
 
-*Choice.* A tensor costs what its readers take longer when they load it, and saves its room and its copies. So tensors
-are taken in the order of that cost by byte, those of equal cost evenly spread over the step: none, those that cost
-nothing, half of the others, and all are planned and tried, and the fastest plan is kept.
+*Choice.* A tensor costs what its readers take longer when they load it, and saves its room and its copy in. So tensors
+are taken in the order of that cost by the time of the copy, those of equal cost evenly spread over the step. None,
+those that cost at most half of their copy, half of the others, and all are planned and tried, and the fastest plan is
+kept.
 """
 
 from __future__ import annotations
@@ -98,11 +99,12 @@ def _home(problem: Problem, tensor: int) -> int:
 
 
 def _in_order(problem: Problem) -> tuple[list[int], int]:
-    """List what can be read in place, what costs least for its size first; and count what costs nothing."""
+    """List what can be read in place, what costs least of its copy first; and count what costs half of that at most."""
     able = [t for t in sorted(problem.graph.in_place) if _home(problem, t) in problem.hardware.loads]
     alone = zip(_loading_ns(problem, frozenset(able)), problem.durations_ns, strict=True)
     longer = [max(0, loads_ns - alone_ns) for loads_ns, alone_ns in alone]
     costs = {t: sum(longer[op] for op in problem.lifetimes.uses[t]) for t in able}
+    copies_ns = {t: max(1, problem.copy_ns(t, _home(problem, t), problem.compute_tier)) for t in able}
     spread = {t: f"{position:b}"[::-1] for position, t in enumerate(able)}
-    order = sorted(able, key=lambda t: (Fraction(costs[t], max(1, problem.sizes[t])), spread[t], t))
-    return order, sum(cost == 0 for cost in costs.values())
+    order = sorted(able, key=lambda t: (Fraction(costs[t], copies_ns[t]), spread[t], t))
+    return order, sum(2 * costs[t] <= copies_ns[t] for t in able)

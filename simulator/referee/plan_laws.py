@@ -1,11 +1,10 @@
 """Walks a fixed plan in issue order and names the first action that breaks a rule.
 
 Each place (a tensor in a tier) is absent, valid or stale. A compute makes what it writes valid in the compute tier and
-stale elsewhere; what the graph allows it may read in place, where it is valid in a tier that kernels load from. A copy
-makes its target valid; a detach makes its place absent. A training step is over once every op has run and persistent
-tensors are valid at home and nowhere else, and nothing else is held. A plan that repeats is walked once, because it
-must end where it began. Copies of candidates of dynamic reads, which no op writes, may stay from one step to the next,
-as in a cache, until the plan ends.
+stale elsewhere; it may read in place what the graph allows. A copy makes its target valid; a detach makes its place
+absent. A training step is over once every op has run and persistent tensors are valid at home and nowhere else, and
+nothing else is held. A plan that repeats is walked once, because it must end where it began. Copies of candidates of
+dynamic reads, which no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
 An op may run again within a training step, and ops may run in another order. A tensor that an op reads must be valid,
 as always, and hold the *value* that program order gives it: the one that the last op before it made, or with which the
