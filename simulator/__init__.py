@@ -27,7 +27,7 @@ _NAMES = {
     "importers.chakra": "read_chakra",
     "importers.imported": "Imported",
     "importers.hf": "read_hf",
-    "importers.kineto": "read_kineto read_memory_timeline",
+    "importers.kineto": "read_kineto",
     "importers.pytorch_trace": "read_pytorch_trace",
     "importers.torch": "read_torch",
     "importers.recordings": "read_graph",

@@ -69,6 +69,9 @@ COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages", "is_re
 ``is_remap``: 1 if all holes were merged, at the cost of ``pages``; 0 if it was enough to release what was cached.
 """
 
+LOADS = ("rank", "issue", "op", "link", "size_bytes", "start_ns", "end_ns")
+"""Reads in place: what the compute of this issue loads over a link."""
+
 TABLES = {
     "spans": SPANS,
     "waits": WAITS,
@@ -77,6 +80,7 @@ TABLES = {
     "addresses": ADDRESSES,
     "reserved": RESERVED,
     "compactions": COMPACTIONS,
+    "loads": LOADS,
 }
 """The tables of a trace by name, each of all ranks together."""
 
@@ -217,6 +221,8 @@ class Trace:
         A table with the columns `RATES`, of all ranks together.
     addresses, reserved, compactions
         Tables with the columns `ADDRESSES`, `RESERVED` and `COMPACTIONS`, where places have addresses.
+    loads
+        A table with the columns `LOADS`, where ops read in place.
     """
 
     status: str
@@ -233,6 +239,7 @@ class Trace:
     addresses: Table = field(default_factory=lambda: Table(ADDRESSES))
     reserved: Table = field(default_factory=lambda: Table(RESERVED))
     compactions: Table = field(default_factory=lambda: Table(COMPACTIONS))
+    loads: Table = field(default_factory=lambda: Table(LOADS))
 
     def repeated_bytes(self, rows: Block) -> NDArray[np.int64]:
         """Return, for each row of residencies, how many bytes other rows count, too (see `stored_once`) [B].
@@ -254,7 +261,7 @@ class Trace:
         ranks = len(self.issued)
         if ranks == 1:
             return (self,)
-        names = ("spans", "waits", "residencies", "addresses", "reserved", "compactions")
+        names = ("spans", "waits", "residencies", "addresses", "reserved", "compactions", "loads")
         tables = [getattr(self, name).by_rank(ranks) for name in names]
         empty = replace(self, stands_in=(0,), stored_once=())
         alone = [
@@ -281,7 +288,7 @@ class Recorder:
 
     Attributes
     ----------
-    spans, waits, residencies, rates, addresses, reserved, compactions
+    spans, waits, residencies, rates, addresses, reserved, compactions, loads
         Take rows of these tables.
     issued, laps
         By rank, takes the codes that its host issues; the number of actions of a plan repeated for each step.
@@ -292,7 +299,7 @@ class Recorder:
         self._tables = [*(getattr(self._trace, name) for name in TABLES), *self._trace.issued]
         self._rows = [bytearray() for _ in self._tables]
         self.spans, self.waits, self.residencies, self.rates, *others = self._rows
-        self.addresses, self.reserved, self.compactions, *self.issued = others
+        self.addresses, self.reserved, self.compactions, self.loads, *self.issued = others
         self.laps = [0] * ranks
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:

@@ -16,7 +16,7 @@ from walks import SSD, Walk
 from simulator.cost import durations_ns
 from simulator.draws import drawn
 from simulator.engine import Program
-from simulator.graph import Collective, CollectiveKind, Graph, Group, OpKind
+from simulator.graph import Collective, CollectiveKind, Graph, Group, OpKind, Tensor
 from simulator.hardware import Compaction, Hardware
 from simulator.plan import Plan
 
@@ -257,6 +257,41 @@ def hosted(draw) -> Run:
     graph, programs, budget = replace(graph, ops=tuple(ops)), list[Program](), 1
     for _ in range(ranks):
         walk = _walk(draw, graph, hardware, {})
+        budget = max(budget, walk.peak[HBM])
+        programs.append(Program(graph, _plan(walk, graph, hardware), durations_ns(graph, hardware)))
+    return Run(programs, hardware, budget)
+
+
+@st.composite
+def loading(draw) -> Run:
+    """One or two ranks whose kernels may read some weights in place, over links with copies, in tiers of their node."""
+    document, graph = draw(machines()).model_dump(by_alias=True), draw(graphs(max_ops=8, max_steps=3))
+    into = [link for link in document["links"].values() if link["target"] == "hbm"]
+    for link in draw(st.lists(st.sampled_from(into), min_size=1, unique_by=id)):
+        link["loads"] = draw(st.sampled_from(["0.2 GB/s", "1 GB/s", "inf"]))
+    ranks = draw(st.integers(1, 2))
+    document["topology"] = {"devices_per_node": ranks, "nodes": 1}
+    document["compute"]["launch"], document["tiers"]["hbm"]["bandwidth"] = f"{draw(st.integers(0, 3))} ns", "1 GB/s"
+    ops, tensors = list(graph.ops), [*graph.tensors]
+    for _ in range(draw(st.integers(1, 3))):
+        for i in draw(st.sets(st.integers(0, len(ops) - 1), min_size=1, max_size=3)):
+            ops[i] = replace(ops[i], reads=(*ops[i].reads, len(tensors)))
+        tensors.append(Tensor(f"r{len(tensors)}", draw(st.integers(0, 60)), persistent=True))
+    is_modelled = draw(st.booleans())
+    for i in range(len(ops)) if is_modelled else ():
+        if draw(st.booleans()):
+            ops[i] = replace(
+                ops[i], duration_ns=None, read_bytes=draw(st.integers(0, 60)), write_bytes=draw(st.integers(0, 9))
+            )
+    graph = replace(graph, ops=tuple(ops), tensors=tuple(tensors))
+    some = draw(st.sets(st.sampled_from(sorted(graph.may_stay_away)), min_size=1))
+    graph, hardware = replace(graph, in_place=frozenset(some)), Hardware.model_validate(document)
+    programs, budget, streams = list[Program](), 1, 1 if is_modelled else draw(st.integers(1, 2))
+    for _ in range(ranks):
+        home = draw(homes(graph, hardware))
+        room = least_budget(graph, home) + draw(st.integers(0, 60))
+        walk = Walk(lambda options: draw(st.sampled_from(options)), graph, hardware, home, room)
+        walk.through(streams)
         budget = max(budget, walk.peak[HBM])
         programs.append(Program(graph, _plan(walk, graph, hardware), durations_ns(graph, hardware)))
     return Run(programs, hardware, budget)

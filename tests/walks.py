@@ -24,6 +24,7 @@ class Walk:
         self.tiers = len(hardware.tiers)
         names = hardware.tier_names
         self.linked = {(names.index(k.source), names.index(k.target)) for k in hardware.links.values()}
+        self.loads = [*hardware.loads]
         self.state = [[ABSENT] * self.tiers for _ in self.size]
         for t, tier in enumerate(home):
             if tier != NOWHERE:
@@ -142,12 +143,18 @@ class Walk:
             self.execute(op, stream)
             return
         for t in what.reads:
-            self.fetch(t, working, op - 1)
+            if not self.reads_in_place(t):
+                self.fetch(t, working, op - 1)
         missing = [t for t in what.writes if self.state[t][HBM] == ABSENT]
         room = sum(self.size[t] for t in missing)
         self.make_room(room + what.workspace_bytes, working, op - 1)
         self.read[op] = [self.maker[t] for t in what.reads]
         self.execute(op, stream)
+
+    def reads_in_place(self, t: int) -> bool:
+        """Whether the next op of the accelerator leaves this where it is, if it may."""
+        may = t in self.graph.in_place and self.state[t][HBM] != VALID
+        return may and any(self.state[t][tier] == VALID for tier in self.loads) and self.choose((True, True, False))
 
     def execute(self, op: int, stream: int) -> None:
         """Take room, run the op, and make what it writes."""

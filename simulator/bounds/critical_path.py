@@ -121,7 +121,7 @@ class Timing:
             ends = list(accumulate(durations_ns))
             total = ends[-1] if ends else 0
             heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
-            shorter_ns = _STRETCHED if precedence.is_contended and precedence.graph.steps > 1 else 0
+            shorter_ns = _STRETCHED if precedence.is_stretched and precedence.graph.steps > 1 else 0
             return cls(precedence, durations_ns, heads, [total - end for end in ends], total, shorter_ns)
         return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
 
@@ -194,7 +194,7 @@ class RankNetwork:
         if precedence.graph.steps > 1 and precedence.last >= 0:
             last = nodes[precedence.last]
             path = max(0, starts[last] + self._took_ns[last])
-        shorter_ns = _STRETCHED if precedence.is_contended else 0
+        shorter_ns = _STRETCHED if precedence.is_stretched else 0
         return Timing(precedence, durations_ns, [starts[node] for node in nodes], tails, path, shorter_ns)
 
     @cached_property

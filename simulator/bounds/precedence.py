@@ -38,11 +38,14 @@ class Precedence:
         Graph that runs, as its accelerator sees it (`Graph.on_accelerator`); stream of each op.
     shares_memory
         Whether copies take bandwidth from kernels of one stream.
+    in_place
+        The graph with what ops may read in place, which `graph` has not; None if nothing.
     """
 
     graph: Graph
     streams: tuple[int, ...]
     shares_memory: bool = False
+    in_place: Graph | None = None
 
     @property
     def whole(self) -> Graph:
@@ -58,7 +61,10 @@ class Precedence:
     def of(cls, graph: Graph, streams: tuple[int, ...] | None = None, *, shares_memory: bool = False) -> Precedence:
         """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
         key, view = (cls, streams or streams_of(graph), shares_memory), graph.on_accelerator
-        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(view, *key[1:])))
+        if key not in graph.known:
+            marked = graph if graph.in_place else None
+            graph.known[key] = cls(view.without_reads(graph.in_place) if marked else view, *key[1:], marked)
+        return cast(Precedence, graph.known[key])
 
     @cached_property
     def handed_over(self) -> list[int]:
@@ -79,6 +85,13 @@ class Precedence:
     def is_contended(self) -> bool:
         """Whether kernels share the device, so that others may stretch them."""
         return is_contended(self.graph, enumerate(self.streams), shares_memory=self.shares_memory)
+
+    @cached_property
+    def is_stretched(self) -> bool:
+        """Whether others may stretch the last op of the line, or beside the line any op."""
+        if self.in_place is None or self.is_contended:
+            return self.is_contended
+        return not self.in_line or not self.in_place.in_place.isdisjoint(self.in_place.ops[self.last].reads)
 
     @cached_property
     def last(self) -> int:
@@ -120,7 +133,7 @@ class Precedence:
 
         None where streams share the device: what starts with an op that others stretch may come long before its end.
         """
-        if self.is_contended:
+        if self.is_stretched:
             return {}
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, no_earlier, latest = list[bool](), dict[int, int](), -1

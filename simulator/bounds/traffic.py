@@ -19,6 +19,11 @@ nowhere else between the steps: so a copy of ``b`` out, issued in this step, has
 
 This holds for any ``Q``. Of all tensors of at least some size, each size is tried.
 
+*Reads in place.* What may be read in place needs no place. But its bytes cross a link into the compute tier once a
+step, in a copy or in a load: of all that an op is the first to read, at least what it would load, as no load is larger
+than a copy. Copies lie in the window above, and so do loads, as the last op of the line loads nothing here. Tensors
+whose home is free may be at home in the compute tier; but no more of them than the budget holds beside what is pinned.
+
 *Premises.* All ops are on one stream and no ranks meet, so that the window is simple. Ops run once. Candidates of
 dynamic reads that no op writes are left out: their copies may outlast a step.
 """
@@ -32,8 +37,10 @@ from itertools import chain
 from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import Cut, rate_of, time_ns
 from simulator.bounds.idle import Demand
+from simulator.cost import loaded_bytes
 from simulator.cost.service import ceil_div, transfer_ns
 from simulator.hardware import reachable
+from simulator.plan import FREE
 
 ForcedMove = tuple[int, int, list[int]]
 """Ids of the source and target tier, one of them the compute tier; sizes of the tensors that must get there [B]."""
@@ -58,6 +65,7 @@ class Traffic:
         self._moves = _moves(timing, demand) if rest_ns is not None else []
         self._alone_ns = {name: self._moves_ns(name) for name in self.hardware.links}
         self._pinned_bytes, self._kept_sizes = _kept_sizes(timing, demand)
+        self._loaded = _loaded(timing, demand)
 
     def terms(self, budget_bytes: int | float) -> dict[str, int]:
         """Return the time of these copies and of what comes after them, by bus, link and queue, for a budget [ns]."""
@@ -84,9 +92,16 @@ class Traffic:
             terms[f"queue {name}"] = ceil_div(sum(busy), min(links[link].channels for link in served))
         for cut in demand.cuts:
             for way, names in (("into", cut.into), ("out of", cut.out_of)):
-                if len(names) > 1:
-                    terms[f"links {way} {cut.name}"] = needs(names, rate_of(names, hardware))
+                loaded = self._loaded_bytes(budget_bytes) if cut is demand.cuts[0] and names is cut.into else 0
+                if len(names) > 1 or loaded:
+                    size = self._forced_bytes(names, crossing) + loaded
+                    terms[f"links {way} {cut.name}"] = time_ns(size, rate_of(names, hardware))
         return {term: ns + self._rest_ns if ns else 0 for term, ns in terms.items()}
+
+    def _loaded_bytes(self, budget_bytes: int | float) -> int:
+        """Return what must enter the compute tier, or be loaded, of what may be read in place: see the module."""
+        away, rest, at_home = self._loaded
+        return max(away, int(max(0, away + rest - max(0, budget_bytes - at_home))))
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
         """Return the time of copies of persistent tensors that do not fit a budget [B] together; 0 if they do [ns]."""
@@ -143,6 +158,22 @@ def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
         if source != target:
             moves.setdefault((source, target), []).append(graph.tensors[t].size_bytes)
     return [(*ends, sizes) for ends, sizes in moves.items()]
+
+
+def _loaded(timing: Timing, demand: Demand) -> tuple[int, int, int]:
+    """Return what a step copies or loads of tensors at home elsewhere, and of free homes; and what is pinned [B]."""
+    precedence, homes, tier = timing.precedence, demand.homes, demand.hardware.compute_tier_id
+    marked, seen, away, rest = precedence.in_place, set[int](), 0, 0
+    if marked is None or not precedence.in_line or precedence.graph.meets or timing.shorter_ns:
+        return 0, 0, 0
+    sizes = [tensor.size_bytes if tensor.persistent else 0 for tensor in marked.tensors]
+    for op in marked.ops:
+        first = marked.in_place.intersection(op.reads) - seen
+        seen |= first
+        elsewhere = loaded_bytes(op, sum(sizes[t] for t in first if homes[t] not in (FREE, tier)))
+        away += elsewhere
+        rest += loaded_bytes(op, sum(sizes[t] for t in first if homes[t] != tier)) - elsewhere
+    return away, rest, sum(size for size, home in zip(sizes, homes, strict=True) if home == tier)
 
 
 def _kept_sizes(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:

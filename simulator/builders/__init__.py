@@ -6,7 +6,7 @@ read by a function that the caller passes in, because builders know no formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,9 +89,30 @@ def build_job(
     insist(workload.replicas == 1 or job.ranks == 1, f"{where}, replicas", must, found, do)
     if workload.replicas > 1:
         job = Job.of(job.graphs[0], workload.replicas)
+    if workload.in_place:
+        job = _with_in_place(job, workload.in_place, f"{where}, in_place")
     if workload.outputs == "kept":
         return job
     return replace(job, graphs=tuple(replace(graph, outputs=()) for graph in job.graphs))
+
+
+def _with_in_place(job: Job, patterns: Sequence[str], where: str) -> Job:
+    """Mark what kernels may read in place; refuse patterns of nothing that may, and graphs that do not know how."""
+    is_plain = not any(graph.dynamic_reads or graph.on_host for graph in job.graphs)
+    must, do = "kernels read in place where nothing is read dynamically and the host computes nothing", "remove one"
+    insist(is_plain, where, must, "dynamic reads, or ops of the host", do)
+    marked = list[Graph]()
+    for pattern in patterns:
+        found = [tensor for graph in job.graphs for tensor in graph.matching(pattern)]
+        must, do = "it names kinds of tensors, or patterns of names, of what is there", "correct it"
+        insist(found, where, must, repr(pattern), do)
+        fits = any(not graph.may_stay_away.isdisjoint(graph.matching(pattern)) for graph in job.graphs)
+        must = "kernels read in place what persists, and what no op writes and no collective reads"
+        insist(fits, where, must, f"none such of {pattern!r}", "remove it")
+    for graph in job.graphs:
+        named = frozenset().union(*(graph.matching(pattern) for pattern in patterns))
+        marked.append(replace(graph, in_place=named & graph.may_stay_away))
+    return replace(job, graphs=tuple(marked))
 
 
 def check(workload: Workload | JobDocument) -> None:

@@ -13,7 +13,7 @@ from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op, OpKind
-from simulator.hardware import Hardware, Host, Rates
+from simulator.hardware import Hardware, Host, Link, Rates
 from simulator.units import nearest
 
 
@@ -211,6 +211,18 @@ def expected_op(op: Op, sizes: Sequence[int]) -> Op:
     reads = op.dynamic
     total = sum(sizes[t] for t in reads.candidates)
     return chosen_op(op, ceil_div(reads.expected * total, len(reads.candidates)))
+
+
+def loaded_bytes(op: Op, size_bytes: int) -> int:
+    """Return what an op loads of tensors of so many bytes that it reads in place: no more than it reads at all [B]."""
+    return min(size_bytes, op.read_bytes) if op.read_bytes else size_bytes
+
+
+def load_ns(op: Op, size_bytes: int, link: Link, hardware: Hardware) -> int:
+    """Return what an op takes to load so much over a link that is its own: launch, latency and bytes [ns]."""
+    rate = min(link.loads_bytes_per_s or 0, link.bandwidth_bytes_per_s)
+    launch_ns = 0 if op.duration_ns is not None else device_of(op, hardware).rates.launch_ns
+    return launch_ns + link.latency_ns + ceil_div(work(size_bytes, rate), FULL_RATE)
 
 
 def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> list[int]:

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.hardware import Fabric, Hardware, Link, stage_rates
+from simulator.hardware import Fabric, Hardware, Link
+from simulator.hardware.memory import stage_rates
 
 FULL_RATE = 1 << 32
 """The whole bandwidth of a link, in fixed point."""

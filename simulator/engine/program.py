@@ -107,6 +107,8 @@ class Columns:
         Outputs of a step that are not persistent.
     device
         The machine with the rates of its device.
+    in_place
+        Tensors that ops may read in place.
     roles
         Its collectives, and with whom each rank meets there.
     """
@@ -133,6 +135,7 @@ class Columns:
         self.written = frozenset(chain.from_iterable(op.writes for op in graph.ops))
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.roles = Roles(graph)
+        self.in_place = graph.in_place
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
 
 

@@ -89,6 +89,9 @@ class Shared:
         See `simulator.engine.run`.
     contended
         Rank whose kernels share its device -> bandwidth of its compute tier [B/s].
+        Ranks whose kernels share the device.
+    reads_in_place
+        Whether kernels may load over links, which their copies then share with that.
 
     Attributes
     ----------
@@ -108,6 +111,8 @@ class Shared:
         budget_bytes: int | float | None,
         stands_in: Sequence[int],
         contended: Mapping[int, int | float],
+        *,
+        reads_in_place: bool = False,
     ) -> None:
         self.hardware, self.stands_in, self._contended = hardware, stands_in, contended
         self.ranks = [rank for rank, by in enumerate(stands_in) if rank == by]
@@ -119,6 +124,8 @@ class Shared:
             for name in self._wires()
         }
         self._is_passed = {name for name in hardware.links if len(hardware.passing((name,))) > 1}
+        if reads_in_place:
+            self._is_passed.update(hardware.link_names[link] for link in hardware.loads.values())
         self.resources: list[tuple[int | float, int, int]] = []
         self.paths: list[tuple[int | float, bool, Uses]] = []
         self._resource_ids: dict[tuple[str, str, int], int] = {}
@@ -141,13 +148,15 @@ class Shared:
         budget_bytes: int | float | None,
         stands_in: Sequence[int],
         contended: Mapping[int, int | float],
+        *,
+        reads_in_place: bool = False,
     ) -> Shared:
         """Return what ranks share, made anew unless a run before had the same."""
-        key = id(hardware), budget_bytes, tuple(stands_in), tuple(contended.items())
+        key = id(hardware), budget_bytes, tuple(stands_in), tuple(contended.items()), reads_in_place
         if key not in _kept:
             if len(_kept) == _MOST_KEPT:
                 _kept.clear()
-            _kept[key] = hardware, cls(hardware, budget_bytes, stands_in, contended)
+            _kept[key] = hardware, cls(hardware, budget_bytes, stands_in, contended, reads_in_place=reads_in_place)
         return _kept[key][1]
 
     def network_columns(self) -> Columns:
@@ -239,6 +248,15 @@ class Shared:
             self.paths.append((unit, True, counts))
             return len(self.paths) - 1
         return self._path(unit, (*channels, *counts))
+
+    def load_path(self, link: int, rank: int) -> int:
+        """Return the path of what a rank's kernels load over a link: past the memory of the compute tier."""
+        name = self.hardware.link_names[link]
+        over = self.hardware.links[name]
+        wire = self._resource("link", name, "device", rank, over.bandwidth_bytes_per_s)
+        uses = tuple(dict.fromkeys((wire, *self._buses(name, rank))))
+        rates = (self.resources[resource][0] for resource, _ in uses)
+        return self._path(min(over.loads_bytes_per_s or 0, *rates), uses)
 
     def _buses(self, capped: str, rank: int) -> Uses:
         """Return the rank's instances of the buses that cap a link or a port."""

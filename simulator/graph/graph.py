@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
 from functools import cached_property
@@ -107,6 +107,8 @@ class Graph:
         How many times the ops run, one after another. Tensors that are not persistent are new in each step.
     groups
         Groups that its collectives name, for all ranks of the job.
+    in_place
+        Tensors (ids) that ops may read in place, over a link from another tier; see `may_stay_away`.
     known
         What was derived from this graph alone, by what it is: a sweep runs one graph on many machines.
 
@@ -122,6 +124,7 @@ class Graph:
     outputs: tuple[int, ...] = ()
     steps: int = 1
     groups: tuple[Group, ...] = ()
+    in_place: frozenset[int] = frozenset()
     known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -246,6 +249,25 @@ class Graph:
         return {index: op.dynamic for index, op in enumerate(self.ops) if op.dynamic}
 
     @property
+    def may_stay_away(self) -> frozenset[int]:
+        """Tensors that `in_place` may name: persistent, written by no op, and read by kernels of the accelerator."""
+        read, others = set[int](), set[int]()
+        for op in self.ops:
+            others.update(op.writes)
+            (others if op.collective or op.device == HOST else read).update(op.reads)
+        return frozenset(t for t in read - others if self.tensors[t].persistent)
+
+    def without_reads(self, tensors: Collection[int]) -> Self:
+        """Return the graph as if ops read none of these tensors: they need no place, and cause no traffic."""
+        ops, away = list(self.ops), frozenset(tensors)
+        for index, op in enumerate(ops):
+            if not away.isdisjoint(op.reads):
+                left = sum(self.tensors[t].size_bytes for t in away.intersection(op.reads))
+                reads, read_bytes = tuple([t for t in op.reads if t not in away]), max(0, op.read_bytes - left)
+                ops[index] = replace(op, reads=reads, read_bytes=read_bytes)
+        return replace(self, ops=tuple(ops), in_place=self.in_place - away)
+
+    @property
     def certain(self) -> Self:
         """The graph with nothing but what ops read for certain, without what dynamic reads choose."""
         if not self.dynamic_reads:
@@ -291,7 +313,7 @@ class Graph:
         """All that it says but its numbers, to compare."""
         tensors = tuple([(tensor.name, tensor.kind, tensor.persistent, tensor.shared) for tensor in self.tensors])
         ops = tuple([(_USES(op), _TRAITS(op)) for op in self.ops])
-        return self.name, tensors, ops, self.outputs, self.steps, self.groups
+        return self.name, tensors, ops, self.outputs, self.steps, self.groups, self.in_place
 
     def with_numbers(self, like: Graph, tensors: Sequence[int], ops: Sequence[int]) -> Self:
         """Return the same ops on the same tensors with the numbers of another graph; what order alone implies is kept.

@@ -30,23 +30,13 @@ from simulator.hardware.device import (
     check_spans,
     span,
 )  # fmt: skip
-from simulator.hardware.memory import (
-    Bus,
-    EfficiencyPoint,
-    Link,
-    OnChip,
-    Tier,
-    reachable,
-    reserve_chunks,
-    stage_rates,
-    with_stages,
-)
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reachable, reserve_chunks, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "DevicePace", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware",
     "Host", "HostCompute", "Link", "OnChip", "Rates", "ReactiveHost", "ServingHost", "Tier", "Topology",
-    "asked_bytes_per_s", "reachable", "span", "stage_rates", "without_effect",
+    "asked_bytes_per_s", "reachable", "span", "without_effect",
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -189,6 +179,13 @@ class Hardware(Document):
         return tuple((tier(link.source), tier(link.target)) for link in self.links.values())
 
     @property
+    def loads(self) -> dict[int, int]:
+        """Tier -> link (ids), the first over which kernels load from there; tiers in order."""
+        over = enumerate(zip(self.hops, self.links.values(), strict=True))
+        stated = [(hop[0], index) for index, (hop, link) in over if link.loads_bytes_per_s is not None]
+        return dict(sorted(dict(reversed(stated)).items()))
+
+    @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
         """The links of each copy queue: shared queues first, then every other link alone."""
         shared = tuple(self.copy_queues.values())
@@ -278,6 +275,9 @@ class Hardware(Document):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
+            fits = link.loads_bytes_per_s is None or (link.target == self.compute_tier and not link.via)
+            must = "kernels load over a wire into the compute tier"
+            require(fits, must, f"one into {link.target}", "links", name, "loads", do="remove it")
             for passed in link.passes:
                 below = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
                 must = "passes name lower tiers that the link joins, of no staged link"

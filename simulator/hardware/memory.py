@@ -165,6 +165,9 @@ class Link(Part):
         if it is first copied to another buffer.
     blocking
         Whether the host issues nothing more until a copy has ended, as with what is copied from pageable memory.
+    loads_bytes_per_s
+        Of a link into the compute tier: the most that kernels reach over it that read in place what lies in its source
+        [B/s]; None if they cannot.
     energy_fj_per_byte
         Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
@@ -188,6 +191,7 @@ class Link(Part):
     chunk_bytes: Bytes = Field(0, alias="chunk")
     passes: dict[Key, Few] = {}
     blocking: StrictBool = False
+    loads_bytes_per_s: BytesPerSecond | None = Field(None, alias="loads")
     energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     _stages: tuple[Link, ...] = PrivateAttr(())
     _stated: Link | None = PrivateAttr(None)

@@ -73,9 +73,6 @@ KINDS: dict[str, ImportKind] = {
         '"schema" & "pid" & "nodes"',
     ),
     "kineto": ImportKind("kineto", "a trace of the PyTorch profiler (JSON)", '"traceEvents" | "deviceProperties"'),
-    "memory-timeline": ImportKind(
-        "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", "[[-1, 1, ", "read_memory_timeline"
-    ),
     "requests": ImportKind(
         "request_traces",
         "a trace of requests: Mooncake, Azure, BurstGPT or Vidur, conversations of ShareGPT, or lengths (JSON or CSV)",

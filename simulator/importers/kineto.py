@@ -1,25 +1,22 @@
-"""Kineto traces and raw memory timelines, as the PyTorch profiler writes them."""
+"""Kineto traces, as the PyTorch profiler writes them."""
 
 from __future__ import annotations
 
 import re
 import sys
-from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from msgspec import Meta
+from typing import Any, NamedTuple
 
 from simulator.errors import insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
-from simulator.importers.recordings import Event, Recording, collective_kind, json_of, objects, records_of, short, whole
+from simulator.importers.recordings import Event, Recording, collective_kind, objects, records_of, short, whole
 from simulator.importers.streams import Activity, Calls, Wait, replay
-from simulator.inputs import LONGEST_LINE_BYTES, shown
+from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted, human
 
@@ -307,69 +304,3 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
     if before > 0:
         recording.add_lifetime(before, "weight", None, None)
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
-
-
-# Kinds of tensors for the profiler's categories: parameter, optimizer state, input, temporary, activation, gradient,
-# autograd detail, and unknown.
-_CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", "gradient", "activation", "activation")
-_CREATE, _CHANGE, _DESTROY = 2, 3, 4
-_Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
-_Row = tuple[_Whole, Annotated[int, Meta(ge=1, le=_DESTROY)], _Whole, Annotated[int, Meta(ge=0, lt=len(_CATEGORIES))]]
-
-
-@no_garbage_search()
-def read_memory_timeline(source: str | Path) -> Imported:
-    """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): the lifetimes of allocations.
-
-    An op lasts from one instant that allocates to the next. What is freed in between is freed when the op ends, so the
-    peak and the step are as recorded.
-
-    Parameters
-    ----------
-    source
-        The timeline (JSON): a list of [time in ns, action, change in bytes, category].
-
-    Raises
-    ------
-    ConfigError
-        If the file is no such timeline.
-    """
-    path, recording = Path(source), Recording()
-    rows = json_of(path, LONGEST_LINE_BYTES, shape=list[_Row])  # short rows take up to 50 times as much memory
-    must, do = "a raw memory timeline is a list of [time, action, bytes, category]", "export it again"
-    is_list = isinstance(rows, list) and any(isinstance(row, tuple) and row[0] >= 0 for row in rows)
-    insist(is_list, shown(path), must, "something else", do)
-    rows.sort(key=itemgetter(0))
-    times_ns, *columns = (array("q", map(itemgetter(column), rows)) for column in range(4))
-    del rows  # they take several times the file's size
-    instants_ns = sorted({time_ns for time_ns in times_ns if time_ns >= 0})
-    recording.kept["changes"] = f"{len(times_ns):,} at {counted(len(instants_ns), 'instant')}"
-    recording.step_ns = instants_ns[-1] - instants_ns[0]
-    allocates = {time for time, action in zip(times_ns, columns[0], strict=True) if time >= 0 and action != _DESTROY}
-    begins_ns = sorted(allocates.union(instants_ns[:1], instants_ns[-1:]))
-    for begin_ns, end_ns in zip(begins_ns, begins_ns[1:] + begins_ns[-1:], strict=True):
-        recording.ops.append(Event("host", more={"duration_ns": end_ns - begin_ns, "repeatable": False}))
-    makers: list[Event | None] = [*recording.ops, None]  # position -1: before the recording
-    live, held, changed = defaultdict[tuple[int, int], list[int]](list), 0, list[int]()
-    for time_ns, action, change, category in zip(times_ns, *columns, strict=True):
-        lives, held, op = live[abs(change), category], held + change, bisect_left(begins_ns, time_ns)
-        recording.peak_bytes = max(recording.peak_bytes, held)
-        if action == _CHANGE and change > 0 and changed:
-            lives.append(changed.pop())
-        elif action != _DESTROY and change > 0:
-            lives.append(op if action == _CREATE else -1)
-        elif not lives:
-            recording.dropped["frees or changes of what was never allocated"] += 1
-        elif action == _CHANGE:
-            changed.append(lives.pop())
-        elif op <= max(0, made := lives.pop()):
-            recording.dropped["allocations freed at once"] += 1
-        else:
-            recording.add_lifetime(abs(change), _CATEGORIES[category], makers[made], recording.ops[op - 1])
-    for (size, category), lives in live.items():
-        for made in lives:
-            recording.add_lifetime(size, _CATEGORIES[category], makers[made], None)
-    del times_ns, columns, instants_ns, allocates, begins_ns, live
-    recording.derived.append("The timeline has no ops: a host op stands for the time from each allocation to the next.")
-    recording.derived.append("It has no ids: a free ends the latest allocation of its size and category.")
-    return recording.imported(path, "The memory timeline")

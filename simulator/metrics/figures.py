@@ -20,7 +20,8 @@ from simulator.trace import CAUSES
 
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
 Over = Literal[
-    "", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier", "process"
+    "", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier", "process",
+    "loads",
 ]  # fmt: skip
 Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
@@ -109,7 +110,10 @@ FIGURES = (
     Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes`, with what is "
            "lost beside that and what is reserved.", of="run", over="process", worse="more"),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
-           "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
+           "link that they go via, and of what kernels load; of several ranks the sum.", over="link", is_compared=True,
+           over_ranks="sum"),
+    Figure("loaded_<>_bytes", "B", "loaded <>", "What of this kernels loaded, as they read in place. A load is no "
+           "transfer: it lengthens the compute.", over="loads", over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
     Figure("order_bound_ns", "ns", "order bound", "What no order of the ops makes the step shorter than: the work "
@@ -262,6 +266,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "energy": ("",) if hardware.states_energy else (),
         "price": ("",) if hardware.states_prices else (),
         "process": [name for name, tier in hardware.tiers.items() if tier.holds_more],
+        "loads": [name for name, link in hardware.links.items() if link.loads_bytes_per_s is not None],
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

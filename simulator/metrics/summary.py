@@ -269,9 +269,15 @@ def _traffic_figures(graph: Graph, hardware: Hardware, trace: Trace, window: Win
     is_measured = _is_issued(spans, window) & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)
     np.add.at(total, spans["track"][is_measured], sizes[spans["item"][is_measured]])
-    moved = dict(zip(hardware.link_names, total.tolist(), strict=True))
+    rows, loaded = trace.loads.whole(), np.zeros(len(hardware.links), np.int64)
+    is_loaded = _is_issued(rows, window)
+    np.add.at(loaded, rows["link"][is_loaded], rows["size_bytes"][is_loaded])
+    loads = zip(hardware.links.items(), loaded.tolist(), strict=True)
+    figures = {f"loaded_{name}_bytes": size for (name, link), size in loads if link.loads_bytes_per_s is not None}
+    moved = dict(zip(hardware.link_names, (total + loaded).tolist(), strict=True))
     passing = {name: hardware.passing((name,)).items() for name in moved}
-    return {f"moved_{name}_bytes": sum(times * moved[link] for link, times in passing[name]) for name in moved}
+    of_links = {f"moved_{name}_bytes": sum(times * moved[link] for link, times in passing[name]) for name in moved}
+    return of_links | figures
 
 
 def peak_figures(hardware: Hardware, peaks_bytes: Mapping[str, int]) -> dict[str, int]:
@@ -324,6 +330,7 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     times[list(graph.on_host)] = 0
     flops = sum(often * op.flops for often, op in zip(times.tolist(), graph.ops, strict=True))
     touched = sum(often * (op.read_bytes + op.write_bytes) for often, op in zip(times.tolist(), graph.ops, strict=True))
+    touched = max(0, touched - sum(row.get(f"loaded_{name}_bytes", 0) for name in hardware.links))
     compute, memory = hardware.compute, hardware.tiers[hardware.compute_tier]
     fj = flops * (compute.energy_fj_per_flop or 0) + touched * (memory.energy_fj_per_byte or 0)
     fj += sum(row[f"moved_{name}_bytes"] * (link.energy_fj_per_byte or 0) for name, link in hardware.links.items())

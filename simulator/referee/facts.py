@@ -164,10 +164,30 @@ class Facts:
         tier = np.concatenate((self.b[copies], self.c[copies], self.b[detaches], self.b[syncs]))
         is_target = (np.arange(len(others)) >= len(copies)) & (np.arange(len(others)) < 2 * len(copies))
         issue = np.append(user, others)
-        place = np.append(uses.tensor[use] * tiers + program.tier_of[self.a[user]], self.a[others] * tiers + tier)
+        read_in = self._tiers_read(user, uses.tensor[use])
+        place = np.append(uses.tensor[use] * tiers + read_in, self.a[others] * tiers + tier)
         reads = np.append(uses.reads[use], np.arange(len(others)) < len(copies))
         makes = np.append(uses.writes[use], is_target)
         return Accesses(issue, self.kind[issue], place, reads, makes).pick(np.argsort(issue, kind="stable"))
+
+    def _tiers_read(self, issue: Ints, tensor: Ints) -> Ints:
+        """Return the tier of each use by a compute: that of its device, or where it reads in place, as issued."""
+        program, tier = self.program, self.program.tier_of[self.a[issue]]
+        rows = np.flatnonzero(among(tensor, program.in_place))
+        if not len(rows):
+            return tier
+        valid, compute_tier = {t: {program.plan.home[t]} for t in program.in_place.tolist()}, program.compute_tier
+        moves = np.flatnonzero(((self.kind == COPY) | (self.kind == DETACH)) & among(self.a, program.in_place))
+        to_come = list(reversed(moves.tolist()))
+        for row in rows.tolist():
+            while to_come and to_come[-1] < issue[row]:
+                move = to_come.pop()
+                places = valid[int(self.a[move])]
+                places.add(int(self.c[move])) if self.kind[move] == COPY else places.discard(int(self.b[move]))
+            places = valid[int(tensor[row])]
+            elsewhere = (source for source in program.loads if source in places)
+            tier[row] = compute_tier if compute_tier in places else next(elsewhere, compute_tier)
+        return tier
 
     def actions(self, kind: int) -> Ints:
         """Return the issue numbers of the actions of a kind, ascending."""

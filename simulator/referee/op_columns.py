@@ -84,6 +84,8 @@ class ProgramColumns:
         Source tier, target tier and channels of each link.
     queues
         The copy queue of each link, as the index of its first link.
+    in_place, loads
+        Tensors that ops may read in place; by tier that kernels load from, in the order of their choice, the link.
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, delays_ns: Mapping[int, int]) -> None:
@@ -111,6 +113,8 @@ class ProgramColumns:
         for shared in hardware.copy_queues.values():
             members = [hardware.link_names.index(name) for name in shared]
             self.queues[members] = min(members)
+        self.in_place = np.array(sorted(graph.in_place), np.int64)
+        self.loads = {plan.tiers.index(hardware.tier_names[tier]): link for tier, link in hardware.loads.items()}
         self._lap: Block = {}
         ops, streams = np.arange(len(graph.ops)), np.array([op.stream for op in graph.ops], np.int64)
         if plan.fixed is not None:

@@ -1,10 +1,10 @@
 """Walks a fixed plan in issue order and names the first action that breaks a rule.
 
 Each place (a tensor in a tier) is absent, valid or stale. A compute makes what it writes valid in the compute tier and
-stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training step is over once every op
-has run and persistent tensors are valid at home and nowhere else, and nothing else is held. A plan that repeats is
-walked once, because it must end where it began. Copies of candidates of dynamic reads, which no op writes, may stay
-from one step to the next, as in a cache, until the plan ends.
+stale elsewhere; it may read in place what the graph allows. A copy makes its target valid; a detach makes its place
+absent. A training step is over once every op has run and persistent tensors are valid at home and nowhere else, and
+nothing else is held. A plan that repeats is walked once, because it must end where it began. Copies of candidates of
+dynamic reads, which no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
 An op may run again within a training step, and ops may run in another order. A tensor that an op reads must be valid,
 as always, and hold the *value* that program order gives it: the one that the last op before it made, or with which the
@@ -93,7 +93,7 @@ def check_actions(
     plan, draws = of_rank.plan, of_rank.draws
     steps = graph.steps // (plan.repeats if plan.fixed is not None else 1)
     scopes = [tier.scope for tier in hardware.tiers.values()]
-    machine = hardware.compute_tier, hardware.host_tier_id, hardware.hops, *scopes
+    machine = hardware.compute_tier, hardware.host_tier_id, hardware.hops, *hardware.loads, *scopes
     about = PlanWalk, *machine, plan.tiers, plan.home, frozenset(of_rank.pinned), steps, digest(*columns)
     if draws is None and about in graph.known:
         return
@@ -129,6 +129,7 @@ class PlanWalk:
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         cores, self._device_of = hardware.host_compute, dict[int, str]()
         self._host_tier = plan.tiers.index(cores.tier if cores else hardware.compute_tier)
+        self._loads = [plan.tiers.index(hardware.tier_names[tier]) for tier in hardware.loads]
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
         places = len(graph.tensors) * self._tiers
         self._state, self._between, self._staying = bytearray(places), bytearray(places), set[int]()
@@ -221,7 +222,9 @@ class PlanWalk:
             reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
         for t in reads:
             if state[t * tiers + tier] != VALID:
-                self._refuse_read(t, tier, f"op {op.name!r}")
+                loads = self._loads if t in self._graph.in_place else ()
+                if not any(state[t * tiers + source] == VALID for source in loads):
+                    self._refuse_read(t, tier, f"op {op.name!r}")
         self._check_values(op_id)
         self._values.write(op_id)
         if op_id in self._roles.calls:

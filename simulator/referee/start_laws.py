@@ -15,6 +15,7 @@ from simulator.cost.service import transfer_ns
 from simulator.hardware.device import MIB
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
 from simulator.referee.facts import Facts, among
+from simulator.referee.load_laws import Loads
 from simulator.referee.place_laws import Held
 from simulator.scenario import Switches
 from simulator.trace import ISSUED, NONE, Ints
@@ -78,14 +79,15 @@ def check_tracks(facts: Facts) -> None:
     facts.check_actions(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
 
 
-def check_durations(facts: Facts) -> None:
-    """Check that a compute takes its time alone (at least that, if it shares), and a transfer at least its own."""
+def check_durations(facts: Facts, loads: Loads) -> None:
+    """Check that a compute takes its time alone (at least that, if it shares or loads), a transfer at least its own."""
     program, ran = facts.program, facts.ran(COMPUTE)
     is_alone = ~program.meets[facts.a[ran]]
     computes = ran[is_alone]
     alone = program.alone_ns(facts.a[ran])[is_alone]
     took = facts.end_ns - facts.start_ns
     shares = (program.is_modelled & (program.is_host | program.is_contended))[facts.a[computes]]
+    shares |= np.isin(computes, loads.issue)
     right = (took[computes] == alone) | (shares & (took[computes] > alone))
     law = f"a compute takes its own time{', and no less beside others' if program.is_contended else ''}"
     facts.check_actions(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))

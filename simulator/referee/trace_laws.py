@@ -13,6 +13,7 @@ from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.referee.facts import Facts, RankPlan, broken
 from simulator.referee.findings import Findings, findings_of, merged
+from simulator.referee.load_laws import Loads, check_loads, loads_of
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
 from simulator.referee.plan_laws import check_actions
@@ -71,9 +72,12 @@ def check_trace(
     room = TierRoom(hardware, stands_in, budget_bytes, spare)
     changes = room.check_held(trace.residencies.whole())
     ranks, requests, findings = list[Facts](), dict[int, RoomRequests](), dict[int, Findings]()
+    loads = dict[int, Loads]()
     for facts in _facts(job, hardware, ran, trace):
         rank, of_rank = facts.rank, ran[facts.rank]
-        requests[rank], findings[rank] = _check_rank(facts, of_rank, switches)
+        loads[rank] = loads_of(facts)
+        check_loads(facts, loads[rank], _by_rank(trace.loads.whole(), len(ran))[rank])
+        requests[rank], findings[rank] = _check_rank(facts, of_rank, switches, loads[rank])
         check_addresses(facts, trace, of_rank.allocator, budget_bytes)
         del facts.accesses  # the largest of its columns, which no law over ranks asks for
         ranks.append(facts)
@@ -82,7 +86,7 @@ def check_trace(
         check_meetings(hardware, met, complete=is_ok, contended=any(facts.program.is_contended for facts in ranks))
         if is_ok:
             check_peers(met, ranks, stands_in)
-    check_bandwidth(hardware, stands_in, ranks, met)
+    check_bandwidth(hardware, stands_in, ranks, met, loads)
     return merged([findings[rank] for rank in stands_in])
 
 
@@ -136,14 +140,14 @@ def _by_rank(rows: Block, ranks: int) -> list[Block]:
     return [rows] if ranks == 1 else [pick(rows, positions) for positions in np.split(order, ends)[1:-1]]
 
 
-def _check_rank(facts: Facts, of_rank: RankPlan, switches: Switches) -> tuple[RoomRequests, Findings]:
+def _check_rank(facts: Facts, of_rank: RankPlan, switches: Switches, loads: Loads) -> tuple[RoomRequests, Findings]:
     """Check one rank against the laws of single ranks; return the actions that only room kept waiting, and findings."""
     if of_rank.plan.fixed is None and facts.complete:
         columns = facts.kind, facts.a, facts.b, facts.c
         check_actions(facts.program.graph, facts.program.hardware, of_rank, columns)
     check_issued(facts)
     check_tracks(facts)
-    check_durations(facts)
+    check_durations(facts, loads)
     held = check_places(facts)
     check_workspace(facts)
     requests, ready = check_starts(facts, held, switches, has_addresses=of_rank.allocator != "ideal")

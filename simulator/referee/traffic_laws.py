@@ -15,6 +15,7 @@ from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Role
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, broken, require
+from simulator.referee.load_laws import Loads
 from simulator.referee.wait_laws import PEER
 from simulator.trace import NONE, Ints, at_first, busy, firsts, instances, ordinals, pick
 
@@ -214,6 +215,9 @@ _KERNELS = ""
 _HOST = "host "
 """Stands before what the host has, beside that of the accelerator: traffic, and units."""
 
+_LOADED = "loaded "
+"""Stands before the name of a link that kernels load over."""
+
 _UNITS = {"matrix": False, "vector": True}
 """Units of a device, and whether those are for ops of class ``vector``."""
 
@@ -241,7 +245,13 @@ class _Carrier(NamedTuple):
     ranks: Sequence[int] | None = None
 
 
-def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequence[Facts], met: Meetings | None) -> None:
+def check_bandwidth(
+    hardware: Hardware,
+    stands_in: Sequence[int],
+    ranks: Sequence[Facts],
+    met: Meetings | None,
+    loads: Mapping[int, Loads],
+) -> None:
     """Check the bandwidth of each link, port and bus instance, in each stretch in which it is busy without a pause.
 
     So are, where kernels share a device, its units, and the memory of the compute tier, whose bandwidth they share with
@@ -258,6 +268,8 @@ def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequenc
         The rows of those that were simulated.
     met
         The meetings of the trace, if there are any.
+    loads
+        By rank, what it reads in place: that passes the link, as copies do, and not the compute tier.
 
     Notes
     -----
@@ -269,9 +281,15 @@ def check_bandwidth(hardware: Hardware, stands_in: Sequence[int], ranks: Sequenc
         for name, fabric in hardware.fabrics.items()
         for way in ("out", "in")
     }
-    names = (*hardware.link_names, *ports, *(device + name for device in ("", _HOST) for name in (_KERNELS, *_UNITS)))
+    loaded = [_LOADED + name for name in ("", *hardware.link_names)]
+    names = (
+        *hardware.link_names,
+        *loaded,
+        *ports,
+        *(device + name for device in ("", _HOST) for name in (_KERNELS, *_UNITS)),
+    )
     ids = dict(zip(names, range(len(names)), strict=True))
-    rows = np.concatenate([*_carried(ranks, ids), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
+    rows = np.concatenate([*_carried(ranks, ids, loads), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
     sharing, contended = hardware.topology.sharing, [facts for facts in ranks if facts.program.is_contended]
     for carrier in (*_carriers(hardware, ports), *_of_devices(contended, ports)):
         times = np.array([carrier.passing.get(name, 0) for name in names])
@@ -290,12 +308,14 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
     """Yield all that has a bandwidth or a peak."""
     for name, link in hardware.links.items():
         passing = hardware.passing((name,))
+        passing[_LOADED + name] = 1
         yield _Carrier(f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, passing)
     for name, rate in ports.items():
         yield _Carrier(f"port {name!r} of rank", "device", rate, hardware.passing((name,)))
     cores = hardware.host_compute
     for name, bus in hardware.caps.items():
         words, passing = f"bus {name!r} of {bus.scope}", hardware.passing(bus.links)
+        passing.update({_LOADED + link: 1 for link in bus.links})
         if cores and hardware.memories.get(name) == cores.tier:
             passing[_HOST + _KERNELS] = 1
         yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, passing)
@@ -320,15 +340,18 @@ def _of_devices(contended: Sequence[Facts], ports: Mapping[str, int | float]) ->
         yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, all_ranks)
 
 
-def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
-    """Yield columns of copies, and of what kernels read and write for certain: id, rank, bytes, start and end."""
+def _carried(ranks: Sequence[Facts], ids: Mapping[str, int], loads: Mapping[int, Loads]) -> Iterator[Ints]:
+    """Yield columns of copies, and of what kernels load, read and write for certain: id, rank, bytes, start and end."""
     for facts in ranks:
         ops, copies, computes = facts.program.graph.ops, facts.ran(COPY), facts.ran(COMPUTE)
         traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * facts.program.is_modelled
         kernels = np.where(facts.program.is_host[facts.a[computes]], ids[_HOST + _KERNELS], ids[_KERNELS])
-        links = copies, facts.track[copies], facts.program.sizes
-        for issues, name, size in (links, (computes, kernels, traffic)):
-            yield _rows(facts, issues, name, size)
+        yield _rows(facts, copies, facts.track[copies], facts.program.sizes)
+        yield _rows(facts, computes, kernels, traffic)
+        issue, link, size = loads[facts.rank]
+        spared = -size * facts.program.is_modelled[facts.a[issue]]
+        for name, carried in ((ids[_LOADED] + 1 + link, size), (np.full_like(link, ids[_KERNELS]), spared)):
+            yield np.stack((name, link * 0 + facts.rank, carried, facts.start_ns[issue], facts.end_ns[issue]))
 
 
 def _computed(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:

@@ -19,11 +19,12 @@ from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.decide import Policy, decided
+from simulator.policies.in_place import in_place
 from simulator.policies.problem import Problem
 from simulator.policies.weave import woven
 from simulator.report.expectations import check_columns
 from simulator.report.files import folder_names
-from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
+from simulator.run.placement import check_in_place, home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
 from simulator.trace import Trace
@@ -201,7 +202,8 @@ class Case:
             raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
-        return partial(decided, choice, lambda problem: entry.plan(problem, options))
+        loading = choice.in_place or ("choose" if choice.policy == "static" else "never")
+        return partial(decided, choice, partial(in_place, choice=loading, decide=partial(entry.plan, options=options)))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""
@@ -282,6 +284,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         job = build_job(loaded.workload, loaded.workload_dir, formats.read_graph)
     check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
+    check_in_place(loaded, job)
     homes, hardware, scenario = home_ids(loaded, job.graphs), loaded.hardware, loaded.scenario
     lasting = (with_lasting_outputs(loaded, graph, home) for graph, home in zip(job.graphs, homes, strict=True))
     job = replace(job, graphs=tuple(lasting))

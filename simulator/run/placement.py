@@ -68,6 +68,29 @@ def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: S
     insist(lasts or tier in {"free", compute_tier}, where, must, found, do)
 
 
+def check_in_place(loaded: Loaded, job: Job) -> None:
+    """Refuse reads in place on a machine whose kernels load over no link, and rows that ask for such as nothing allows.
+
+    Raises
+    ------
+    ConfigError
+        If the scenario has one of these.
+    """
+    is_allowed, hardware = any(graph.in_place for graph in job.graphs), loaded.hardware
+    must, do = (
+        "kernels read in place over a link that states loads",
+        "add loads to it, or drop in_place of the workload",
+    )
+    insist(hardware.loads or not is_allowed, f"hardware {hardware.name!r}, links", must, "none that does", do)
+    for position, choice in enumerate(loaded.scenario.policies):
+        must, do = (
+            "a row reads in place what the workload allows",
+            "remove it, or name tensors in the workload's in_place",
+        )
+        where = loaded.place("policies", str(position), "in_place")
+        insist(is_allowed or choice.in_place is None, where, must, "nothing", do)
+
+
 def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> Graph:
     """Return the graph with each output made persistent whose home is another tier than the compute tier.
 

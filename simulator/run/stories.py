@@ -151,7 +151,8 @@ def plan(
         explanations.append(explained(problem, options))
         return explanations[-1].plan
 
-    if (options := case.static_options(label)) is not None and not case.graph.on_host:
+    is_whole = not (case.graph.on_host or case.graph.in_place)
+    if is_whole and (options := case.static_options(label)) is not None:
         decide = partial(decided, case.choice(label), partial(explain, options))
     result = row_of(case, label, decide, progress or silent)
     if result.shortfall is not None:

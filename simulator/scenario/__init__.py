@@ -48,6 +48,10 @@ class PolicyChoice(Part):
     order
         Order in which ranks issue their ops: that of the ``program``; or ``mpmd``, which list scheduling finds for all
         graphs of the job together, in room for all that ops use in program order, or the budget if that is more.
+    in_place
+        Which of the tensors that the workload lets kernels read in place stay where they are, if kernels can load from
+        there: none (``never``), all (``always``), or what costs least (``choose``), found by trying plans. Default:
+        ``choose`` for `static`, and ``never`` for others.
     set_
         Changes to the hardware for this row only, after all others: ``{links.*.bandwidth: 40 GB/s}``. The scenario
         gives their origins, as for its own ``set``.
@@ -60,6 +64,7 @@ class PolicyChoice(Part):
     staggered: StrictBool = False
     allocator: AllocatorKind = "ideal"
     order: Literal["program", "mpmd"] = "program"
+    in_place: Literal["never", "always", "choose"] | None = None
     set_: dict[str, Any] = Field({}, alias="set")
 
     @property
@@ -83,6 +88,9 @@ class PolicyChoice(Part):
         require(self.order == "program" or not self.is_file, must, found, "order", do="remove order")
         must = "turns are for a policy that knows what ranks share"
         do = "drop staggered, or name a policy without alone"
+        must, is_free = "the actions of a plan say what is read in place", not self.is_file or self.in_place is None
+        require(is_free, must, f"in_place: {self.in_place}", "in_place", do="remove it")
+        must = "turns are for a policy that knows what ranks share"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
         require(knows or not self.staggered, must, found, "staggered", do=do)
 

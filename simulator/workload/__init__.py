@@ -34,7 +34,7 @@ _KEYS = {
     ("prefill",): "chunk",
     ("decode",): "new_tokens on.attention",
     _INFERENCE: "kv experts on.experts",
-    ("train", *_INFERENCE): "parallel on",
+    ("train", *_INFERENCE): "parallel on in_place",
     ("serve",): "pools",
     ("requests",): "requests",
     ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
@@ -100,6 +100,10 @@ class Workload(Document):
         ops/fused_linear_cross_entropy.py); default: logits are made, saved and read as a whole.
     on
         What the host runs of a step.
+    in_place
+        Kinds of tensors, or patterns of their names, that kernels may read where they lie, in a tier that they can load
+        from, without a copy: of these tensors those that persist and that no op writes. Whether they do is up to each
+        row.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
@@ -137,6 +141,7 @@ class Workload(Document):
     checkpoint: Checkpoint | None = None
     loss_chunks: Count | None = None
     on: Sides = Sides()
+    in_place: tuple[str, ...] = ()
     requests: Requests | None = None
     graph: str | None = None
     views: Literal["reads", "writes"] = "reads"
@@ -191,7 +196,7 @@ class Workload(Document):
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split()}
+        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split(), "in_place"}
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")

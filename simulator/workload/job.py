@@ -213,8 +213,13 @@ class JobDocument(Document):
                 )
         for index, edge in enumerate(self.edges):
             names_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
-            fits = bool(edge.tensors) and not edge.stale and names_apart and names.index(edge.to) < names.index(edge.from_)
-            must, found = "what goes back are tensors, in the same round, to a program before on other ranks", "another edge"
+            fits = (
+                bool(edge.tensors) and not edge.stale and names_apart and names.index(edge.to) < names.index(edge.from_)
+            )
+            must, found = (
+                "what goes back are tensors, in the same round, to a program before on other ranks",
+                "another edge",
+            )
             require(fits or not edge.back, must, found, "edges", str(index), "back", do="remove it")
         left = sorted({*range(max(by_ranks) + 1)} ^ {*by_ranks, *self.idle_ranks})
         found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"

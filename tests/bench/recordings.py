@@ -83,7 +83,6 @@ FILES = [
         "kineto/critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz", hosim.read_kineto, on_device
     ),
     Recorded("pytorch_et/linear_kineto.json.gz", hosim.read_kineto, on_device),
-    Recorded("kineto/memory_analysis_memory_timeline.raw.gz", hosim.read_memory_timeline, between),
     Recorded("pytorch_et/linear_et.json.gz", joined, nothing),
     Recorded("chakra/feeder_tests_trace.tar.gz", hosim.read_chakra, nothing),
     Recorded("pytorch_et/hf_GPT2_et.json.tar.gz", hosim.read_pytorch_trace, nothing),
@@ -160,8 +159,7 @@ def held(folder: Path) -> None:
     for kind, bytes_ in kinds.items():
         times = 2 if kind == "optimizer_state" else 1
         print(f"execution trace: {bytes_:,} B of {kind}, PyTorch has {times * counted['bytes']:,} B")
-    forms = {"execution trace": joined_, "kineto": hosim.read_kineto(folder / "kineto.json"),
-             "memory timeline": hosim.read_memory_timeline(folder / "memory.raw.json.gz")}  # fmt: skip
+    forms = {"execution trace": joined_, "kineto": hosim.read_kineto(folder / "kineto.json")}
     for name, found in forms.items():
         assert found.graph is not None
         step_ns, peak = stories.replay_recording(found.graph)

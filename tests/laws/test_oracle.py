@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracle import Given, Oracle, Told
 from oracle.causes import Reason, Wait
 from oracle.ranks import Residency
-from oracle_cases import Run, choosing, hosted, ranks_that_meet, staged, with_holes
+from oracle_cases import Run, choosing, hosted, loading, ranks_that_meet, staged, with_holes
 from rank_strategies import paces, unlike
 from replays import rows
 from strategies import Case, cases
@@ -40,6 +40,7 @@ def test_the_oracle_agrees_on_many(case: Case, waits_for: str) -> None:
 
 kinds = {
     "ranks": ranks_that_meet(), "staged": staged(), "dynamic": choosing(), "best_fit": with_holes(), "host": hosted(),
+    "loads": loading(),
 }  # fmt: skip
 
 

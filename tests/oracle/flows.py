@@ -72,7 +72,7 @@ class Wires:
         for stage in link.via:
             self._add(uses, ("link", stage, rank), self.hardware.links[stage].bandwidth_bytes_per_s)
             self._add_buses(uses, stage, rank)
-        if name in self.via or link.sharing == "fair":
+        if name in self.via or link.sharing == "fair" or link.loads_bytes_per_s:
             self._add(uses, ("link", name, rank), self.bandwidth(link))
         return uses
 
@@ -91,6 +91,19 @@ class Wires:
             uses, rate = dict[Wire, int](), tier.bandwidth_bytes_per_s or 0
             self._add(uses, ("memory", cores.tier, instance), rate)
             flows.append(Flow(end, rate, math.floor(cores.achieved_bandwidth_fraction * ONE), traffic, joins, uses))
+        return flows
+
+    def of_loads(self, sizes: dict[int, int], op: Op, rank: int, now: int, end: Callable[[], None]) -> list[Flow]:
+        """The flows of what an op reads in place, of each tier so much: past the memory of the compute tier."""
+        launch = self.hardware.compute.launch_ns if op.duration_ns is None else 0
+        names, flows = list(self.hardware.tiers), list[Flow]()
+        for tier, size in sizes.items():
+            links = self.hardware.links.items()
+            name, link = next((n, k) for n, k in links if k.source == names[tier] and k.loads_bytes_per_s)
+            uses = dict.fromkeys(self.of_copy(name, rank), 1)
+            rate = min([link.loads_bytes_per_s or 0, link.bandwidth_bytes_per_s, *(self.limits[wire] for wire in uses)])
+            needed = work(min(size, op.read_bytes or size), rate)
+            flows.append(Flow(end, rate, ONE, needed, now + launch + link.latency_ns, uses))
         return flows
 
     def of_phase(self, fabric: str, source: int, target: int) -> dict[Wire, int]:

@@ -195,6 +195,12 @@ class Oracle:
             if op.device == "host" and op.duration_ns is None:
                 flows = self.wires.of_host(op, action.rank, self.now, partial(self._end_flow, action))
                 self.flows, action.flows = self.flows + flows, len(flows)
+            if action.sources:
+                sizes = dict[int, int]()
+                for t, tier in action.sources.items():
+                    sizes[tier] = sizes.get(tier, 0) + rank.sizes[t]
+                flows = self.wires.of_loads(sizes, op, action.rank, self.now, partial(self._end_flow, action))
+                self.flows, action.flows = self.flows + flows, len(flows)
             return
         members = members_of(rank.given.graph, action.a, action.rank)
         key = (op.collective.group, members, self._times(rank, action, members))

@@ -41,6 +41,7 @@ class Action:
     named: dict[int, bool] = field(default_factory=dict)
     needs: Sequence[int] = ()
     chosen: Sequence[int] = ()
+    sources: dict[int, int] = field(default_factory=dict)
     after: list[Action] = field(default_factory=list)
     line: list[Action] = field(default_factory=list)
     gate: Action | None = None
@@ -73,8 +74,8 @@ class Action:
 class Order:
     """Lays out the actions of a rank as they come, whatever has happened by then."""
 
-    def __init__(self, rank: int, given: Given, tier: int, host_tier: int | None) -> None:
-        self.rank, self.given, self.tier = rank, given, tier
+    def __init__(self, rank: int, given: Given, tier: int, host_tier: int | None, loads: Sequence[int] = ()) -> None:
+        self.rank, self.given, self.tier, self.loads = rank, given, tier, loads
         self.tiers = [tier if op.device == "accelerator" or host_tier is None else host_tier for op in given.graph.ops]
         self.sizes = [t.size_bytes for t in given.graph.tensors]
         self.actions: list[Action] = []
@@ -108,6 +109,10 @@ class Order:
         op = self.given.graph.ops[action.a]
         action.named = {t: t in op.writes for t in (*op.reads, *op.writes)}
         action.needs = op.reads
+        for t in self.given.graph.in_place.intersection(op.reads):  # rule 3: what it does not find it may load
+            elsewhere = [tier for tier in self.loads if tier in self.valid[t]]
+            if self.tier not in self.valid[t] and elsewhere and op.device == "accelerator":
+                action.sources[t] = elsewhere[0]
         if op.dynamic is not None and self.given.chosen is not None:
             step = self.times.get(action.a, 0)
             self.times[action.a] = step + 1

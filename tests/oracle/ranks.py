@@ -58,7 +58,8 @@ class Rank:
         self.wait_for_end, self.now, self.names = wait_for_end, 0, list(hardware.tiers)
         self.tier = self.names.index(hardware.compute_tier)
         cores = hardware.host_compute
-        self.order = Order(number, given, self.tier, None if cores is None else self.names.index(cores.tier))
+        loads = [self.names.index(link.source) for link in hardware.links.values() if link.loads_bytes_per_s]
+        self.order = Order(number, given, self.tier, None if cores is None else self.names.index(cores.tier), loads)
         self.actions, self.sizes = self.order.actions, self.order.sizes
         self.queues = [list(names) for names in hardware.copy_queues.values()]
         self.queues += [[name] for name in hardware.links if not any(name in names for names in self.queues)]
@@ -209,7 +210,8 @@ class Rank:
     def lacked(self, compute: Action) -> list[int]:
         """Rules 3 and 5: the tensors that are not there for a compute, or on which something earlier has not ended."""
         moves = [a.a for a in compute.after if a.kind != COMPUTE and not a.has_ended]
-        return sorted({*moves, *(t for t in compute.needs if not self.valid[self.tier_of(compute)][t])})
+        there = self.tier_of(compute)
+        return sorted({*moves, *(t for t in compute.needs if not self.valid[compute.sources.get(t, there)][t])})
 
     def wanted(self, action: Action) -> Wanted:
         """The places that an action takes."""

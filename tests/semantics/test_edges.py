@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from rank_stories import cluster, perform, spans, team
 
 from simulator.builders.programs import build_programs
-from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.workload.job import JobDocument
 

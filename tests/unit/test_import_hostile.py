@@ -41,17 +41,6 @@ def remembered() -> dict:
     return profile.document
 
 
-TIMELINE = [
-    [-1, 1, 1000, 0],
-    [-1, 1, 30, 2],
-    [10, 2, 500, 4],
-    [20, 3, -500, 4],
-    [20, 3, 500, 5],
-    [25, 4, -500, 5],
-    [25, 4, -30, 2],
-]
-
-
 def linked(random: Random) -> list[dict]:
     """Nodes of a Chakra trace, as keywords of `chakra_node`, with links and types drawn anew."""
     nodes = []
@@ -90,7 +79,6 @@ KINDS = {
     "chakra": (chakra_bytes, lambda path: hosim.read_chakra(path, ranks=2)),
     "pytorch": (lambda random: json_bytes(trace(training()), random), hosim.read_pytorch_trace),
     "kineto": (lambda random: json_bytes(remembered(), random), hosim.read_kineto),
-    "timeline": (lambda random: json_bytes(TIMELINE, random), hosim.read_memory_timeline),
     "joined": (
         lambda random: json_bytes(profiled().document, random),
         lambda path: hosim.read_pytorch_trace(saved(path.with_name("et.json"), trace(training())), kineto=path),
@@ -106,7 +94,6 @@ PUBLISHED = {
         "kineto/critical_path_cuda_event_sync_multi_stream_event_sync_trace.json.gz",
         "kineto/critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz",
     ],
-    "timeline": ["kineto/memory_analysis_memory_timeline.raw.gz"],
 }
 
 
@@ -167,8 +154,7 @@ def test_ten_thousand_published_recordings_that_went_wrong(kind, tmp_path):
 
 
 def test_recordings_are_known_by_what_is_in_them(tmp_path):
-    files = {"pytorch-trace": json.dumps(trace(training())), "kineto": json.dumps(profiled().document),
-             "memory-timeline": json.dumps(TIMELINE)}  # fmt: skip
+    files = {"pytorch-trace": json.dumps(trace(training())), "kineto": json.dumps(profiled().document)}
     data = {kind: text.encode() for kind, text in files.items()}
     data["chakra"] = chakra(chakra_node(1, "a", took=5, is_cpu_op=False))
     for kind, content in data.items():
@@ -185,14 +171,6 @@ def test_short_values_without_end_are_refused(tmp_path, monkeypatch):
     path.write_text("[" + "[]," * 200 + "0]", encoding="utf-8")
     with pytest.raises(ConfigError, match="a recording has at most 100 values, found about 401; record fewer steps"):
         hosim.read_kineto(path)
-
-
-def test_instants_without_end_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulator.importers.kineto.LONGEST_LINE_BYTES", 100)
-    path = tmp_path / "timeline.raw.json"
-    path.write_text(json.dumps([[time, 2, 512, 0] for time in range(100)]), encoding="utf-8")
-    with pytest.raises(ConfigError, match="an input has at most 100 bytes, unpacked, found more"):
-        hosim.read_memory_timeline(path)
 
 
 def test_nodes_without_end_are_refused(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Kineto traces and raw memory timelines: steps, streams, copies, memory, and how far the replay is from them."""
+"""Kineto traces: steps, streams, copies, memory, and how far the replay is from them."""
 
 from dataclasses import replace
 
@@ -349,65 +349,6 @@ def test_what_is_no_kineto_trace_is_told(tmp_path, document, message):
         hosim.read_kineto(saved(tmp_path / "profile.json", document))
 
 
-def timeline(tmp_path, rows):
-    return hosim.read_memory_timeline(saved(tmp_path / "memory.raw.json", rows))
-
-
-def test_a_free_ends_the_latest_allocation_of_its_size(tmp_path):
-    """Two of 10 B begin at 0 and 100 ns, one ends at 200: the first stays."""
-    graph = timeline(tmp_path, [[0, 2, 10, 4], [100, 2, 10, 4], [200, 4, -10, 4], [300, 2, 5, 4]]).graph
-    written = [(graph.tensors[t].size_bytes, t in graph.outputs) for op in graph.ops for t in op.writes]
-    assert written == [(10, True), (10, False), (5, True)]
-
-
-def test_a_memory_timeline_keeps_its_curve(tmp_path):
-    rows = [
-        [-1, 1, 1000, 0],  # a weight that stays
-        [-1, 1, 30, 2],  # an input that is freed
-        [10, 2, 500, 4],
-        [15, 2, 200, 7],
-        [20, 3, -200, 7],  # becomes a gradient
-        [20, 3, 200, 5],
-        [25, 4, -500, 4],
-        [25, 4, -30, 2],
-        [40, 4, -200, 5],
-        [40, 2, 8, 1],
-        [40, 4, -77, 6],  # nobody knows it
-    ]
-    found = timeline(tmp_path, rows)
-    graph = found.graph
-    assert [op.duration_ns for op in graph.ops] == [5, 5, 20, 0]  # what only frees begins no op
-    about = [(t.size_bytes, str(t.kind), t.persistent) for t in graph.tensors]
-    assert about == [(500, "activation", False), (30, "input", False), (200, "gradient", False),
-                     (1000, "weight", True), (8, "optimizer_state", False)]  # fmt: skip
-    used = [(set(op.reads), set(op.writes)) for op in graph.ops]
-    assert used == [({3}, {0}), (set(), {2}), ({0, 1, 2}, set()), (set(), {4})]
-    assert graph.outputs == (4,)
-    assert found.dropped == {"frees or changes of what was never allocated": 1}
-    assert found.recorded_ns == 30
-    assert as_recorded(graph, 30) == "replayed as recorded: 30 ns a step, recorded 30 ns (+0.00 %), peak 1.73 kB"
-    assert found.kept["recorded peak"] == "1.73 kB"
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        {},
-        [],
-        [[-1, 1, 5, 0]],
-        [[1, 5, 5, 0]],
-        [[1, 1, 5, 8]],
-        [[1, 1, 5]],
-        [[1, True, 5, 0]],
-        [[-2, 1, 5, 0]],
-        [[2**63, 1, 5, 0]],
-    ],
-)
-def test_what_is_no_memory_timeline_is_told(tmp_path, rows):
-    with pytest.raises(ConfigError, match=r"is a list of \[time, action, bytes, category\]"):
-        timeline(tmp_path, rows)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -443,13 +384,10 @@ def test_names_of_kernels_are_short():
     assert short("<lambda>") == "<lambda>"
 
 
-SAMPLES = sorted((DATA / "kineto").glob("*.gz")) if DATA else []
+SAMPLES = sorted(f for f in (DATA / "kineto").glob("*.gz") if ".raw" not in f.name) if DATA else []
 
 
 @pytest.mark.skipif(not DATA, reason=ABSENT)
 def test_published_traces_replay_within_one_per_cent():
-    found = [hosim.read_memory_timeline(f) if ".raw" in f.name else hosim.read_kineto(f) for f in SAMPLES]
-    for one in found:
+    for one in map(hosim.read_kineto, SAMPLES):
         assert abs(off(one)) <= one.recorded_ns / 10_000
-    timeline = found[-1]
-    assert timeline.kept["recorded peak"] == timeline.kept["most at once"]

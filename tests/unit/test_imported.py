@@ -134,7 +134,6 @@ SAMPLES = {
     "hyper_offload/*.json": "graph",
     "chakra/*.gz": "chakra",
     "kineto/*trace.json.gz": "kineto",
-    "kineto/*.raw.gz": "memory-timeline",
     "pytorch_et/*et.json*": "pytorch-trace",
     "requests/*": "requests",
 }

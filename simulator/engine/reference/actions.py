@@ -58,8 +58,8 @@ class RankLink:
 
     Attributes
     ----------
-    source, target, is_blocking
-        Ids of the tiers that it joins; whether the host waits for each copy.
+    source, target, latency_ns, is_blocking
+        Ids of the tiers that it joins; its latency [ns]; whether the host waits for each copy.
     queue, channels, free
         Its line; its channels as a SimPy resource, and those that are free. Links of one copy queue share all three.
     path
@@ -70,7 +70,7 @@ class RankLink:
 
     def __init__(self, index: int, link: Link, tiers: Sequence[str], clock: simpy.Environment) -> None:
         self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
-        self.is_blocking = link.blocking
+        self.latency_ns, self.is_blocking = link.latency_ns, link.blocking
         self.queue, self.channels = Queue(), simpy.Resource(clock, link.channels)
         self.free = list(range(link.channels))
         self.path: Path | None = None
@@ -150,6 +150,8 @@ class ComputeAction(Action):
     duration_ns, chosen_bytes
         If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
         first is negative.
+    sources
+        What it reads in place -> the tier that it loads it from.
     lacked
         What it lacked when its turn came, the last copy first (`Rank.lacked_tensor`); None before.
     meeting
@@ -163,6 +165,7 @@ class ComputeAction(Action):
     reads: tuple[int, ...]
     duration_ns: int = -1
     chosen_bytes: int = 0
+    sources: dict[int, int] = field(default_factory=dict)
     lacked: list[tuple[int, int]] | None = None
     meeting: Any = None
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 import simpy
 
-from simulator.cost import chosen_op, device_of, expected_op, memory_rate_cap, roofline, unit_work
+from simulator.cost import chosen_op, device_of, expected_op, loaded_bytes, memory_rate_cap, roofline, unit_work
 from simulator.cost.collectives import phases
-from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
+from simulator.cost.service import FULL_RATE, Phase, fabric_rate_cap, phase_work, stages, work
 from simulator.engine.reference.actions import ComputeAction
+from simulator.engine.reference.clock import ISSUE_MASK
 from simulator.engine.reference.ledger import PEER, Ledger
 from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rank import Rank, Steps
 from simulator.graph import Collective, Op
 from simulator.hardware import Hardware
+from simulator.trace import LOADS, packer
+
+_load_row = packer(LOADS)
 
 
 class Communicator:
@@ -101,10 +106,10 @@ class Communicator:
         """Begin a flow for each member that sends something."""
         for phase in stage:
             fabric = self._fabrics[phase.fabric]
-            cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
+            cap, needed = fabric_rate_cap(fabric), phase_work(phase, fabric)
             for member, _, compute in self._arrived.values():
                 if (path := self._path(phase.fabric, member.id)) is not None:
-                    yield self._network.flow(path, cap, work, compute.key)
+                    yield self._network.flow(path, cap, needed, compute.key)
 
 
 MEMORY = "memory"
@@ -134,7 +139,14 @@ class Kernels:
         Op -> its communicator and its collective.
     paths
         Paths of devices whose kernels share something; all other kernels but collectives take their time alone.
+
+    Attributes
+    ----------
+    loads
+        Takes the rows of what is read in place.
     """
+
+    loads: bytearray
 
     def __init__(
         self,
@@ -156,22 +168,38 @@ class Kernels:
         unit, share, arithmetic = unit_work(op, self._hardware)
         (_, traffic), reach = roofline(op, self._hardware), memory_rate_cap(device_of(op, self._hardware).rates)
         flows = ((op.device, unit), share, arithmetic), ((op.device, MEMORY), reach, traffic)
-        return [(self._paths[name], cap, work) for name, cap, work in flows if work]
+        return [(self._paths[name], cap, needed) for name, cap, needed in flows if needed]
 
     def run(self, compute: ComputeAction) -> Steps:
-        """Run a kernel: it ends with the last of its flows, and not before its time alone is over."""
-        rank, op = self.rank, compute.op
+        """Run a kernel: it ends with the last of its flows and loads, and not before its time alone is over."""
+        rank, op, node = self.rank, compute.op, self._ops[compute.op]
         if op in self._meets:
             communicator, collective = self._meets[op]
             yield from communicator.arrive(rank, self._ledger, compute, collective)
             return
         flows, clock = self._flows[op], rank.clock
         if flows and compute.duration_ns >= 0:
-            flows = self._flows_of(chosen_op(self._ops[op], compute.chosen_bytes))
+            flows = self._flows_of(chosen_op(node, compute.chosen_bytes))
+        elif flows and compute.sources:
+            away = sum(rank.columns.size_bytes[tensor] for tensor in compute.sources)
+            flows = self._flows_of(replace(node, read_bytes=max(0, node.read_bytes - away)))
         until_ns = clock.now + rank.duration_ns(compute)
-        if flows:
-            if launch_ns := device_of(self._ops[op], self._hardware).rates.launch_ns:  # it takes no bandwidth
+        if flows or compute.sources:
+            launch_ns = device_of(node, self._hardware).rates.launch_ns
+            if launch_ns and node.duration_ns is None:  # it takes no bandwidth
                 yield clock.timeout(launch_ns)
-            network = rank.network
-            yield clock.all_of([network.flow(path, cap, work, compute.key) for path, cap, work in flows])
+            loading = [clock.process(self._load(compute, tier)) for tier in dict.fromkeys(compute.sources.values())]
+            yield clock.all_of([*(rank.network.flow(*flow, compute.key) for flow in flows), *loading])
         yield clock.end_after(max(0, until_ns - clock.now))
+
+    def _load(self, compute: ComputeAction, tier: int) -> Steps:
+        """Load what a compute reads in another tier, after the latency of the link."""
+        rank, clock = self.rank, self.rank.clock
+        sizes = (rank.columns.size_bytes[tensor] for tensor, source in compute.sources.items() if source == tier)
+        size, (link, path), start_ns = loaded_bytes(self._ops[compute.op], sum(sizes)), rank.loads[tier], clock.now
+        if link.latency_ns:
+            yield clock.timeout(link.latency_ns)
+        if needed := work(size, path.unit):
+            yield rank.network.flow(path, FULL_RATE, needed, compute.key)
+        row = (compute.key & ISSUE_MASK, compute.op, link.index, size, start_ns, clock.now)
+        self.loads += _load_row(rank.id, *row)

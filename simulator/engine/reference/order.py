@@ -140,7 +140,9 @@ class Order:
         compute = ComputeAction(self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
-        if (missing := self.issued.missing(compute.reads, tier)) is not None:
+        compute.sources = self._sources(reads, tier) if columns.in_place else {}
+        in_tier = (tensor for tensor in compute.reads if tensor not in compute.sources)
+        if (missing := self.issued.missing(in_tier, tier)) is not None:
             rule = "what a compute reads is valid in the tier that its device works in"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
@@ -162,6 +164,15 @@ class Order:
         if tier == columns.compute_tier:
             self._previous = compute
         return compute
+
+    def _sources(self, reads: tuple[int, ...], tier: int) -> dict[int, int]:
+        """Rule 3: find from where a compute loads what it may read in place and will not find in its tier."""
+        states, sources = self.issued.state, dict[int, int]()
+        for tensor in reads:
+            if tensor in self._columns.in_place and states[tier][tensor] != VALID:
+                valid = [source for source in self._rank.loads if states[source][tensor] == VALID]
+                sources.update({tensor: valid[0]} if valid else {})
+        return sources
 
     def _stand_in_line(self, compute: ComputeAction, writes: tuple[int, ...]) -> None:
         """Rule 8, between streams: note what is ahead of a compute that takes room, and of those after it."""

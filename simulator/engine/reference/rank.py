@@ -13,7 +13,7 @@ from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
 from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink
 from simulator.engine.reference.clock import FREE, ISSUE_MASK, START, Clock
-from simulator.engine.reference.network import Network
+from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rooms import Gate, Room, RoomClaim
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE, COPY
@@ -52,6 +52,8 @@ class Rank:
         How many of its computes have ended.
     waits_for_ends
         Whether a copy waits for the end of the last compute before it, not for its start.
+    loads
+        Tier -> the link over which kernels load from it, and the path of that; none where nothing is read in place.
     kernel
         What a compute does from its start to its end.
     gate
@@ -73,6 +75,7 @@ class Rank:
         self.tier, self._recorder = columns.compute_tier, recorder
         self.streams = [Queue() for _ in range(columns.streams)]
         self.links: list[RankLink] = []
+        self.loads: dict[int, tuple[RankLink, Path]] = {}
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
         self.transfers: dict[int, list[CopyAction]] = {}
@@ -125,17 +128,21 @@ class Rank:
         It lacks a tensor on which something earlier has not ended, or that it reads and that is not valid. The first is
         the one whose last copy was issued first (rule 11). A tensor that is there stays until the head runs.
         """
-        valid = self.valid[compute.tier]
         if compute.lacked is None:
-            named = {tensor for tensor in compute.reads if not valid[tensor]}
+            named = {tensor for tensor in compute.reads if not self._is_valid(compute, tensor)}
             named.update(tensor for tensor, moves in compute.moves.items() if not _all_ended(moves))
             compute.lacked = sorted(((self._last_copy(t, compute.key), t) for t in named), reverse=True)
         while compute.lacked:
             tensor = compute.lacked[-1][1]
-            if (not valid[tensor] and tensor in compute.reads) or not _all_ended(compute.moves.get(tensor, ())):
+            is_missing = tensor in compute.reads and not self._is_valid(compute, tensor)
+            if is_missing or not _all_ended(compute.moves.get(tensor, ())):
                 return tensor
             compute.lacked.pop()
         return None
+
+    def _is_valid(self, compute: ComputeAction, tensor: int) -> bool:
+        """Return whether a tensor is valid where a compute reads it."""
+        return self.valid[compute.sources.get(tensor, compute.tier) if compute.sources else compute.tier][tensor]
 
     def _last_copy(self, tensor: int, before: int) -> int:
         """Return the key of the last copy of the tensor that was issued before and has not ended, or `NO_COPY`."""

@@ -44,7 +44,8 @@ def run(
     compiled = {key: Columns(program, hardware) for key, program in distinct.items()}
     columns = {rank: compiled[id(programs[rank])] for rank in simulated}
     contended = memories({rank: of.device for rank, of in columns.items() if of.is_contended})
-    shared = Shared.of(hardware, budget_bytes, stands_in, contended)
+    reads_in_place = any(of.in_place for of in columns.values())
+    shared = Shared.of(hardware, budget_bytes, stands_in, contended, reads_in_place=reads_in_place)
     machine = Machine(hardware, shared, {rank: of.roles for rank, of in columns.items()})
     stored, ranks = Stored.of(programs, hardware, stands_in), list[SimulatedRank]()
 
@@ -155,8 +156,9 @@ class SimulatedRank:
             if (collective := ops[op].collective) is not None:
                 meets[op] = machine.communicator(rank.id, call), collective
         paths = machine.kernel_paths(rank.id)
-        if meets or paths:
-            rank.kernel = Kernels(rank, self._ledger, ops, rank.columns.device, meets, paths).run
+        if meets or paths or rank.columns.in_place:
+            kernels = Kernels(rank, self._ledger, ops, rank.columns.device, meets, paths)
+            rank.kernel, kernels.loads = kernels.run, machine.recorder.loads
 
     def blocked(self, *, is_alone: bool) -> tuple[list[str], list[str]]:
         """Explain what this rank lacks, and which ranks it waits for, if it is not done."""

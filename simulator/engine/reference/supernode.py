@@ -90,6 +90,9 @@ class Machine:
             for other in others:
                 links[other].share_queue(links[first])
         rank.links = list(links.values())
+        if rank.columns.in_place:
+            of_tier = hardware.loads.items()
+            rank.loads = {t: (rank.links[i], self.path(self._shared.load_path(i, rank.id))) for t, i in of_tier}
 
     def kernel_paths(self, rank: int) -> dict[tuple[str, str], Path]:
         """Return the paths of a rank's kernels through units and memory, by device, where they share these."""

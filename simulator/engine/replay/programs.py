@@ -75,8 +75,8 @@ class ReplayedProgram:
         self._program, self.device, self.is_contended, self.reason = program, program.device or hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
-        if graph.on_host:
-            self.reason = "the host computes"
+        if graph.on_host or graph.in_place:
+            self.reason = "the host computes" if graph.on_host else "ops may read in place"
             return
         written = None if plan.fixed is not None else written_out(program, hardware)
         if program.allocator != "ideal" or any(link.blocking for link in hardware.links.values()):
