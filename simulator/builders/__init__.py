@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from simulator.builders import inference, stage
+from simulator.builders import inference, replicas, stage
 from simulator.builders.inference import (
     CachedLayers,
     Iteration,
@@ -56,14 +56,14 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     Returns
     -------
     Job
-        The graphs, and which rank runs which. A graph from a file is run by all ranks that its groups name, for as many
-        steps as the workload says, or else the file.
+        The graphs, and which rank runs which. A graph from a file is run by all ranks that its groups name, or by the
+        replicas that the workload states, for as many steps as the workload says, or else the file.
 
     Raises
     ------
     ConfigError
         If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops, or
-        the model cannot be spread over ranks as the workload says.
+        the model or the graph cannot be spread over ranks as the workload says.
     """
     where = f"workload {workload.name}"
     if workload.model is not None:
@@ -75,6 +75,8 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
             graph = graph.repeated(workload.steps, where)
         named = (rank for group in graph.groups for ranks in group.members for rank in ranks)
         job = Job.of(graph, 1 + max(named, default=0))
+        if workload.parallel.ranks == "all":
+            job = replicas.spread(graph, workload.parallel, where)
     else:
         raise ConfigError(where, "a graph comes from a model or a file", "neither", "name one of the two")
     must, found = "a replica is one rank that meets no other", f"a graph of {job.ranks} ranks"

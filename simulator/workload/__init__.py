@@ -66,7 +66,7 @@ class Workload(Document):
         op by op, as Hugging Face transformers does in PyTorch: a norm saves its input in fp32 and the normalised one,
         each head of latent attention has a full key, and its output is copied.
     parallel
-        How the model is spread over ranks.
+        How the model is spread over ranks, or how many replicas run the graph, and what they share.
     chunk
         With phase ``prefill``: how many tokens of each prompt of ``sequence`` tokens run at a time; default: all.
     new_tokens
@@ -170,7 +170,7 @@ class Workload(Document):
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split()}
+        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split(), "parallel"}
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
@@ -189,6 +189,7 @@ class Workload(Document):
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
+        self.parallel.check_use(is_graph=self.model is None)
         if self.model is not None:
             self._check_model(self.model)
 

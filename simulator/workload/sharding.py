@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from simulator.document import MOST_RANKS, Count, CountOrNone, FewOrNone, Layers, Part, Ranks
-from simulator.units import require, would_divide
+from simulator.units import Bytes, require, would_divide
 from simulator.workload.attention_kinds import Attention
 
 
@@ -312,6 +312,9 @@ class Parallel(Part):
         What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
     gathers_ahead
         With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
+    bucket
+        For a graph from a file: gradients are reduced, and weights gathered, in buckets that are full once they have
+        this size; default: 25 MiB, and 1 MiB for the first, as in PyTorch.
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
@@ -335,6 +338,7 @@ class Parallel(Part):
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
     gathers_ahead: FewOrNone = 1
+    bucket_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="bucket")
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[Layers, ...] | None = None
@@ -374,6 +378,19 @@ class Parallel(Part):
         stages = self.pipeline if self.layers is None else len(self.layers)
         found = f"{stages} for {self.pipeline} stages"
         require(stages == self.pipeline, "layers says how many each stage has", found, "layers")
+
+    def check_use(self, *, is_graph: bool) -> None:
+        """Refuse what a graph from a file, or a model, cannot be spread by."""
+        stated, of_graph = self.model_fields_set, {"ranks", "data", "zero_stage", "gathers_ahead", "bucket_bytes"}
+        if not is_graph:
+            must, do = "bucket is for a graph from a file", "remove it: what a model's block has moves together"
+            require("bucket_bytes" not in stated, must, "a model", "parallel", "bucket", do=do)
+            return
+        must, do = "ranks of a graph are replicas: data, zero_stage, gathers_ahead and bucket", "remove it"
+        odd = next(iter(sorted(stated - of_graph)), None)
+        require(odd is None, must, str(odd), "parallel", str(odd), do=do)
+        must, do = "all replicas of a graph are ranks", "add 'ranks: all'"
+        require(self.ranks == "all" or not stated, must, self.ranks, "parallel", "ranks", do=do)
 
 
 class Pools(Part):
