@@ -22,6 +22,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+_OF_GRAPH = {"ranks", "data", "zero_stage", "gathers_ahead", "bucket_bytes"}
+"""Keys of `parallel` for a graph."""
 _INFERENCE = ("prefill", "decode")
 _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
@@ -189,7 +191,12 @@ class Workload(Document):
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
-        self.parallel.check_use(is_graph=self.model is None)
+        stated = self.parallel.model_fields_set
+        odd = sorted(stated - _OF_GRAPH if self.graph else stated & {"bucket_bytes"})
+        must, do = "a graph has replicas (data, zero_stage, gathers_ahead, bucket), a model no bucket", "remove it"
+        require(not odd, must, ", ".join(odd), "parallel", *odd[:1], do=do)
+        fits = self.model or self.parallel.ranks == "all" or not stated
+        require(fits, "all replicas of a graph are ranks", "one", "parallel", "ranks", do="set it to all")
         if self.model is not None:
             self._check_model(self.model)
 

@@ -265,9 +265,8 @@ class KvBlocks(Part):
         must = "no more sequences have a block in a tensor than a batch has"
         require(self.together(batch) <= batch, must, f"{self.sequences} of {batch:,}", "kv", "sequences", do="lower it")
         found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
-        must = f"a KV cache has at most {MOST:,} blocks"
         do = "raise kv.block or kv.sequences, or lower batch or sequence"
-        require(found <= MOST, must, f"{found:,}", "kv", "block", do=do)
+        require(found <= MOST, f"a KV cache has at most {MOST:,} blocks", f"{found:,}", "kv", "block", do=do)
         must = f"the tokens of a step read at most {MOST_READS:,} blocks"
         do = "raise kv.block or chunk, or lower new_tokens"
         require(found * times <= MOST_READS, must, f"{found:,} blocks, {times:,} times", "kv", "block", do=do)
@@ -285,8 +284,7 @@ class Parallel(Part):
 
     With ``ranks: one`` the graph is the slice of one rank: `data` and `zero_stage` say how much optimizer state it
     holds, and nothing is communicated. With ``ranks: all`` every rank has a graph, with all communication: data *
-    context * tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and
-    `layouts` map dimensions of weights to its axes.
+    context * tensor * pipeline ranks in a device matrix; `layouts` map dimensions of weights to its axes.
 
     Attributes
     ----------
@@ -313,8 +311,7 @@ class Parallel(Part):
     gathers_ahead
         With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
     bucket
-        For a graph from a file: gradients are reduced, and weights gathered, in buckets that are full once they have
-        this size; default: 25 MiB, and 1 MiB for the first, as in PyTorch.
+        For a graph from a file: from which size on a bucket is full; default: 25 MiB, 1 MiB for the first (PyTorch).
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
@@ -322,11 +319,11 @@ class Parallel(Part):
     layers
         Layers of each stage; default: as even as possible, more in the first stages.
     axis_names
-        Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
-        first to share a node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
+        Axes of the device matrix, the slowest first: ranks along the last axis are neighbours, and the first to share a
+        node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
     layouts
-        Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``);
-        for experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
+        Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``); for
+        experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
     """
 
     ranks: Literal["one", "all"] = "one"
@@ -348,7 +345,7 @@ class Parallel(Part):
     @property
     def device_matrix(self) -> dict[str, int]:
         """Axis -> how many ranks it has, in order; expert ranks are replicas that share experts."""
-        names = list(self.axis_names)
+        names = [*self.axis_names]
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
         expert = min(self.expert, self.data)
@@ -366,8 +363,8 @@ class Parallel(Part):
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
         alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "context": 1, "sequence": False}
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
+        must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
         for key, value in alone.items():
-            must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
             fits = self.ranks == "all" or getattr(self, key) == value
             require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
         must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
@@ -379,19 +376,6 @@ class Parallel(Part):
         found = f"{stages} for {self.pipeline} stages"
         require(stages == self.pipeline, "layers says how many each stage has", found, "layers")
 
-    def check_use(self, *, is_graph: bool) -> None:
-        """Refuse what a graph from a file, or a model, cannot be spread by."""
-        stated, of_graph = self.model_fields_set, {"ranks", "data", "zero_stage", "gathers_ahead", "bucket_bytes"}
-        if not is_graph:
-            must, do = "bucket is for a graph from a file", "remove it: what a model's block has moves together"
-            require("bucket_bytes" not in stated, must, "a model", "parallel", "bucket", do=do)
-            return
-        must, do = "ranks of a graph are replicas: data, zero_stage, gathers_ahead and bucket", "remove it"
-        odd = next(iter(sorted(stated - of_graph)), None)
-        require(odd is None, must, str(odd), "parallel", str(odd), do=do)
-        must, do = "all replicas of a graph are ranks", "add 'ranks: all'"
-        require(self.ranks == "all" or not stated, must, self.ranks, "parallel", "ranks", do=do)
-
 
 class Pools(Part):
     """Prefill ranks and decode ranks; each holds the whole model.
@@ -399,8 +383,7 @@ class Pools(Part):
     Attributes
     ----------
     prefill
-        Ranks that run the prompts and send their KV cache on: the first ranks. A multiple of `decode`; decode ranks
-        get equal shares of them, in order.
+        Ranks that run prompts and send their KV cache on: the first ranks; decode ranks get equal shares, in order.
     decode
         Ranks that receive KV caches and generate tokens.
     new_tokens
