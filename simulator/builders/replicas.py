@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain
 
 from simulator.errors import insist
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, Op, OpKind, TensorKind, check_sums
@@ -106,10 +106,6 @@ class _Replicas:
         self.tensors.append(replace(like, name=f"{like.name}.{end}", persistent=False))
         return self.held[now, tensor]
 
-    def whole_bytes(self, tensors: Iterable[int]) -> int:
-        """Return the size of tensors together, as the graph states it [B]."""
-        return sum(self.graph.tensors[t].size_bytes for t in tensors)
-
     def last_writes(self, kinds: Sequence[TensorKind], *, by_update: bool) -> dict[int, int]:
         """Return the last op before the update, or of it, that writes each tensor of some kinds, in this order."""
         last = dict[int, int]()
@@ -122,14 +118,14 @@ class _Replicas:
 
     def buckets(self, tensors: Iterable[int]) -> Iterator[list[int]]:
         """Divide tensors into buckets, in their order."""
-        size_bytes, bucket = self.parallel.bucket_bytes, list[int]()
-        limits = chain([size_bytes or _FIRST_BYTES], repeat(size_bytes or _BUCKET_BYTES))
-        limit_bytes = next(limits)
+        stated_bytes, bucket = self.parallel.bucket_bytes, list[int]()
+        left_bytes = stated_bytes or _FIRST_BYTES
         for tensor in tensors:
             bucket.append(tensor)
-            if self.whole_bytes(bucket) >= limit_bytes:
+            left_bytes -= self.graph.tensors[tensor].size_bytes
+            if left_bytes <= 0:
                 yield bucket
-                bucket, limit_bytes = [], next(limits)
+                bucket, left_bytes = [], stated_bytes or _BUCKET_BYTES
         if bucket:
             yield bucket
 
@@ -141,15 +137,16 @@ class _Replicas:
         layer, slash, _ = near.name.rpartition("/")
         shared = "weights" if kind is CollectiveKind.ALL_GATHER else "grads"
         name = f"{layer}{slash}{shared}.{kind}.{sum(map(len, self.beside.values()))}"
-        sizes = [sum(self.tensors[t].size_bytes for t in ids) for ids in ways]
-        op = Op(name, tuple(reads), tuple(writes), *sizes, kind=OpKind.COLLECTIVE, phase=near.phase)
-        self.beside[place].append(replace(op, collective=Collective(kind, "data", self.whole_bytes(of))))
+        read_bytes, write_bytes = (sum(self.tensors[t].size_bytes for t in ids) for ids in ways)
+        size_bytes = sum(self.graph.tensors[t].size_bytes for t in of)
+        op = Op(name, tuple(reads), tuple(writes), read_bytes, write_bytes, phase=near.phase, kind=OpKind.COLLECTIVE)
+        self.beside[place].append(replace(op, collective=Collective(kind, "data", size_bytes)))
 
-    def must(self, rule: str, odd: str | None, do: str) -> None:
+    def refuse(self, rule: str, odd: str | None, do: str) -> None:
         """Refuse what is odd, if something is."""
         insist(odd is None, self.where, rule, str(odd), do)
 
-    def first(self, tensors: Iterable[int]) -> str | None:
+    def named(self, tensors: Iterable[int]) -> str | None:
         """Return the name and kind of the first of some tensors."""
         return next((f"{self.tensors[t].name!r} of kind {self.tensors[t].kind}" for t in sorted(tensors)), None)
 
@@ -159,9 +156,9 @@ class _Replicas:
         due = [t for t in last if t in self.used[True] or not self.used[True]]
         do = 'give them "kind": "gradient" in the graph, and ops of the optimizer "phase": "update"'
         rule = "gradients that replicas add up are marked, and an op before the update writes them"
-        self.must(rule, None if due else "none", do)
+        self.refuse(rule, None if due else "none", do)
         lasting = [t for t in due if stage > 1 and self.tensors[t].persistent]
-        self.must("a gradient in shards is new in each step", self.first(lasting), "set zero_stage to 0 or 1")
+        self.refuse("a gradient in shards is new in each step", self.named(lasting), "set zero_stage to 0 or 1")
         kind = CollectiveKind.REDUCE_SCATTER if stage else CollectiveKind.ALL_REDUCE
         for bucket in self.buckets(due):
             made = [self.hold(_UPDATE, t, "shard") for t in bucket] if stage > 1 else bucket
@@ -172,17 +169,17 @@ class _Replicas:
         """Give each rank its part of the update; gather the weights then, unless they stay in shards."""
         before, update = self.used
         do = 'give ops of the optimizer "phase": "update", or set zero_stage to 0'
-        self.must("ZeRO cuts the update", None if update else "no op of that phase", do)
+        self.refuse("ZeRO cuts the update", None if update else "no op of that phase", do)
         states = {t for t in update if self.tensors[t].kind is TensorKind.OPTIMIZER_STATE}
         do = 'give its op "phase": "update", or the tensor another kind'
-        self.must("the update alone uses states", self.first(states & before), do)
+        self.refuse("the update alone uses states", self.named(states & before), do)
         written = {t for now, _, op in self.ops if now == _UPDATE for t in op.writes}
         odd = {t for t in written if self.tensors[t].persistent and self.tensors[t].kind not in _MARKED}
         do = 'give it "kind": "weight" or "optimizer_state" in the graph'
-        self.must("what the update writes is marked", self.first(odd), do)
+        self.refuse("what the update writes is marked", self.named(odd), do)
         timed = (op.name for now, _, op in self.ops if now == _UPDATE and (op.duration_ns or op.op_class != "vector"))
         rule = "an update that ranks share is of class vector, and its time is modelled"
-        self.must(rule, next(timed, None), "set zero_stage to 0")
+        self.refuse(rule, next(timed, None), "set zero_stage to 0")
         self.cut(states | {t for t in update - before if not self.tensors[t].persistent})
         last = self.last_writes(_WEIGHTS, by_update=True)
         for bucket in self.buckets(last) if self.parallel.zero_stage < 3 else ():

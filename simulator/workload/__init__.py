@@ -192,7 +192,7 @@ class Workload(Document):
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
         stated = self.parallel.model_fields_set
-        odd = sorted(stated - _OF_GRAPH if self.graph else stated & {"bucket_bytes"})
+        odd = sorted(stated - _OF_GRAPH) if self.graph else ["bucket"] * ("bucket_bytes" in stated)
         must, do = "a graph has replicas (data, zero_stage, gathers_ahead, bucket), a model no bucket", "remove it"
         require(not odd, must, ", ".join(odd), "parallel", *odd[:1], do=do)
         fits = self.model or self.parallel.ranks == "all" or not stated

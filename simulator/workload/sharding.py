@@ -322,8 +322,8 @@ class Parallel(Part):
         Axes of the device matrix, the slowest first: ranks along the last axis are neighbours, and the first to share a
         node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
     layouts
-        Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``); for
-        experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
+        Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``);
+        for experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
     """
 
     ranks: Literal["one", "all"] = "one"
