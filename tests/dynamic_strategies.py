@@ -22,7 +22,7 @@ def graphs_of(
     return st.builds(moe, st.integers(1, layers), experts, **drawn, **more)
 
 
-graphs = graphs_of()
+graphs = graphs_of(updates=st.booleans())
 _stickiness = st.sampled_from([0.0, 0.7, 1.0])
 _zipf = st.builds(
     DrawsOrigin, distribution=st.just("zipf"), skew=st.sampled_from([0.5, 1.1, 3.0]), stickiness=_stickiness

@@ -40,6 +40,7 @@ class Action:
     c: int
     named: dict[int, bool] = field(default_factory=dict)
     needs: Sequence[int] = ()
+    writes: Sequence[int] = ()
     chosen: Sequence[int] = ()
     after: list[Action] = field(default_factory=list)
     line: list[Action] = field(default_factory=list)
@@ -106,13 +107,14 @@ class Order:
 
     def _compute(self, action: Action) -> None:
         op = self.given.graph.ops[action.a]
-        action.named = {t: t in op.writes for t in (*op.reads, *op.writes)}
-        action.needs = op.reads
+        action.needs, action.writes = op.reads, op.writes
         if op.dynamic is not None and self.given.chosen is not None:
             step = self.times.get(action.a, 0)
             self.times[action.a] = step + 1
             action.chosen = self.given.chosen(action.a, step)
-            action.needs = [t for t in op.reads if t not in op.dynamic.candidates or t in action.chosen]
+            left = {*op.dynamic.candidates} - {*action.chosen}
+            action.needs, action.writes = ([t for t in ids if t not in left] for ids in (op.reads, op.writes))
+        action.named = {t: t in action.writes for t in (*op.reads, *op.writes)}
 
     def _waits(self, action: Action, other: Action) -> bool:
         """Rule 5: actions on a tensor take effect in issue order, only reads overlap; a sync waits for all of them.
@@ -152,11 +154,11 @@ class Order:
             op = self.given.graph.ops[action.a]
             action.line = line
             self.last = action if op.device == "accelerator" else self.last
-            if op.workspace_bytes or any(self.sizes[t] for t in op.writes if tier not in self.places[t]):
+            if op.workspace_bytes or any(self.sizes[t] for t in action.writes if tier not in self.places[t]):
                 self.taker[tier], self.needed[tier] = [action], []
             else:
-                used = [(tier, t) for t in action.named if t in action.needs or t in op.writes]
+                used = [(tier, t) for t in action.named if t in action.needs or t in action.writes]
                 self.needed[tier] += [(action.b, self.brought[place]) for place in used if place in self.brought]
-            for t in op.writes:
+            for t in action.writes:
                 self.places[t].add(tier)
                 self.valid[t] = {tier}

@@ -75,8 +75,8 @@ class ReplayedProgram:
         self._program, self._hardware, self.is_contended, self.reason = program, hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
-        if graph.on_host:
-            self.reason = "the host computes"
+        if graph.on_host or (program.draws is not None and graph.updated):
+            self.reason = "the host computes" if graph.on_host else "ops update what they choose"
             return
         written = None if plan.fixed is not None else written_out(program, hardware)
         if program.allocator != "ideal" or any(link.blocking for link in hardware.links.values()):
