@@ -1,5 +1,6 @@
 """Any graph over replicas: exact timelines, against models that the builders know, and what is refused."""
 
+import re
 from collections import Counter
 from functools import cache
 from math import ceil
@@ -9,6 +10,7 @@ from building import build
 from documents import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import ROOT
 from rank_stories import cluster, perform, spans
 
 import simulator as hosim
@@ -323,3 +325,20 @@ def test_a_model_has_no_buckets() -> None:
 
 def test_one_replica_is_the_graph_itself() -> None:
     assert spread(step(), Parallel(ranks="all"), "w").graphs[0] == step()
+
+
+def test_the_table_of_the_guide_is_what_comes_out(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    guide = (ROOT / "docs" / "how-to" / "many-ranks.md").read_text(encoding="utf-8")
+    graph_jsonl.write(build(load("tiny_train", "workload").document), tmp_path / "tiny.jsonl")
+    (tmp_path / "tiny.yaml").write_text("schema: hosim/workload/1\nname: tiny\ngraph: tiny.jsonl\n")
+    shown = re.findall(r"^\| (\d) \| (.+) \| ([\d.]+) ms \| (\d+) MB \| (\d+) % \|$", guide, re.MULTILINE)
+    assert len(shown) == 4
+    for stage, _, step_ms, peak_mb, under in shown:
+        fields = {"ranks": "all", "data": 8, "zero_stage": int(stage), "bucket": "2 MiB"}
+        row = hosim.run(
+            hardware="dgx_h100", workload=tmp_path / "tiny.yaml", policies=["resident"],
+            set={f"workload.parallel.{key}": value for key, value in fields.items()},
+        ).summary.iloc[0]  # fmt: skip
+        assert f"{row['step_ns'] / 1e6:.2f}" == step_ms
+        assert f"{row['peak_hbm_bytes'] / 1e6:.0f}" == peak_mb
+        assert f"{100 * row['masked_fraction']:.0f}" == under
