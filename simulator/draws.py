@@ -1,9 +1,10 @@
 """Choices of dynamic reads in each step: drawn from a distribution with a seed, or read from a file; and delays.
 
 Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
-a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
-another, each with its share among those that the sample has not drawn yet. Draws follow from the graph, the
-distribution, the seed and the rank alone. Ranks that run the same graph have the same shares, as they have the same
+a layer, and what it chooses may stick from one draw to the next. An op that updates takes the choice of the op before
+it that chose alike by the same reveal, if there is one. Each of its samples draws its candidates one after another,
+each with its share among those that the sample has not drawn yet. Draws follow from the graph, the distribution, the
+seed and the rank alone. Ranks that run the same graph have the same shares, as they have the same
 router, and each draws for itself; choices recorded in a file hold for each of them.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, log1p, sqrt
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ _TRIES = 3
 """Draws of a candidate that may be held already, which is quick, before one is drawn from the others alone."""
 
 Floats = NDArray[np.float64]
+_Of = TypeVar("_Of")
 
 _SEEDS_APART = 1_000_003  # distance between the seeds of two ranks
 
@@ -146,7 +149,7 @@ def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[f
     ConfigError
         If a file does not fit the graph.
     """
-    return {op: tuple(shares.tolist()) for op, shares in _shares(graph, origin, seed).items()}
+    return {op: tuple(shares.tolist()) for op, shares in _with_updates(graph, _shares(graph, origin, seed)).items()}
 
 
 def drawn(
@@ -184,7 +187,7 @@ def drawn(
         alike.setdefault((len(reads.candidates), reads.samples, reads.each, len(ops)), {})[reads] = ops
     for group in alike.values():
         flags |= _draw_group(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
-    return Draws(graph, hardware, own_seed, dict(sorted(flags.items())))
+    return Draws(graph, hardware, own_seed, dict(sorted(_with_updates(graph, flags).items())))
 
 
 def _draw_group(
@@ -241,9 +244,28 @@ def _draw_others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
 def _choosers(graph: Graph) -> dict[DynamicReads, list[int]]:
     """Group ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
     ops_of: dict[DynamicReads, list[int]] = {}
+    updates = _chosen_before(graph)
     for op, reads in graph.dynamic_reads.items():
-        ops_of.setdefault(replace(reads, revealed_by=-1), []).append(op)
+        if op not in updates:
+            ops_of.setdefault(replace(reads, revealed_by=-1, updates=False), []).append(op)
     return ops_of
+
+
+def _chosen_before(graph: Graph) -> dict[int, int]:
+    """Return, for each op that updates what another op has chosen, that op."""
+    last, before = dict[DynamicReads, int](), dict[int, int]()
+    for op, reads in graph.dynamic_reads.items():
+        alike = replace(reads, updates=False)
+        if reads.updates and alike in last:
+            before[op] = last[alike]
+        else:
+            last[alike] = op
+    return before
+
+
+def _with_updates(graph: Graph, of_ops: dict[int, _Of]) -> dict[int, _Of]:
+    """Add what holds of ops that choose to the ops that update what these have chosen."""
+    return of_ops | {op: of_ops[other] for op, other in _chosen_before(graph).items()}
 
 
 def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
@@ -289,8 +311,10 @@ def _shares_of_file(origin: Shares, choosers: Mapping[DynamicReads, list[int]]) 
 
 def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
     """Return the recorded choices of each op in each step."""
-    flags = dict[int, Bools]()
+    flags, updates = dict[int, Bools](), _chosen_before(graph)
     for op, reads in graph.dynamic_reads.items():
+        if op in updates:
+            continue
         name, least, count = graph.ops[op].name, reads.each, len(reads.candidates)
         most, flags[op] = min(count, reads.samples * least), np.zeros((graph.steps, count), bool)
         for step in range(graph.steps):
@@ -300,7 +324,7 @@ def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
                 found = ", ".join(map(str, sorted(chosen)[-5:])) or "nothing"
                 raise ConfigError(origin.source, rule, found, "take the file of this model and batch, or lower steps")
             flags[op][step, list(chosen)] = True
-    return flags
+    return _with_updates(graph, flags)
 
 
 def _frequency_shares(graph: Graph, origin: Routing) -> dict[int, Floats]:

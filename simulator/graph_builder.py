@@ -99,8 +99,7 @@ class GraphBuilder:
         self.groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members were checked for this kind
         self._sound_names = set[str]()  # classes and data types of ops that were checked
-        self._sizes: list[int] = []
-        self._shared: set[int] = set()
+        self._sizes, self._shared = list[int](), set[int]()
         self._present: set[int] = set()  # from the start, or written by an op so far
         self._early: dict[int, tuple[str, int]] = {}  # read before it is written -> first reader, its line
 
@@ -117,8 +116,7 @@ class GraphBuilder:
             raise self._name_error("tensor", name)
         if type(size_bytes) is not int or not 0 <= size_bytes <= LARGEST:
             raise self._number_error("tensor", name, "size_bytes", size_bytes)
-        tensor_kind = _TENSOR_KINDS.get(kind)
-        if tensor_kind is None:
+        if (tensor_kind := _TENSOR_KINDS.get(kind)) is None:
             raise self._choice_error("tensor", name, "kind", kind, _TENSOR_KINDS)
         if shared not in (None, "node", "supernode"):
             raise self._choice_error("tensor", name, "shared", shared, ("node", "supernode"))
@@ -156,7 +154,7 @@ class GraphBuilder:
         self.groups[name] = Group(name, meeting)
 
     def dynamic_reads(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1,
-                      each: int = 1) -> DynamicReads:  # fmt: skip
+                      each: int = 1, updates: bool = False) -> DynamicReads:  # fmt: skip
         """Return the dynamic reads of the op that is added next, for its field `dynamic`.
 
         Parameters
@@ -165,7 +163,7 @@ class GraphBuilder:
             Its name, for messages.
         revealed_by, candidates
             Names of an op and of tensors that were added before.
-        samples, each
+        samples, each, updates
             As in `simulator.graph.DynamicReads`.
 
         Raises
@@ -184,7 +182,7 @@ class GraphBuilder:
             must = "each of some samples chooses at least one and at most all candidates"
             found = f"{samples!r} samples that choose {each!r} of {len(ids):,}"
             raise self._error("op", op, must, found, "correct samples or each, or name more candidates")
-        return DynamicReads(revealing, ids, samples, each)
+        return DynamicReads(revealing, ids, samples, each, updates)
 
     def op(
         self,
@@ -222,14 +220,14 @@ class GraphBuilder:
         if kind == "delay" or more.get("spread"):
             more |= self._of_delay(name, kind, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
-        certain: Iterable[int] = read_ids
+        certain: list[Iterable[int]] = [read_ids, write_ids]
         if dynamic := more.get("dynamic"):
             self._check_dynamic_reads(name, dynamic, kind, read_ids, write_ids)
-            certain, more["repeatable"] = {*read_ids}.difference(dynamic.candidates), False
+            certain, more["repeatable"] = [{*ids}.difference(dynamic.candidates) for ids in certain], False
         if "read_bytes" not in more:
-            more["read_bytes"] = sum([self._sizes[t] for t in certain])
+            more["read_bytes"] = sum([self._sizes[t] for t in certain[0]])
         if "write_bytes" not in more:
-            more["write_bytes"] = sum([self._sizes[t] for t in write_ids])
+            more["write_bytes"] = sum([self._sizes[t] for t in certain[1]])
         for t in filterfalse(self._present.__contains__, read_ids):
             self._early.setdefault(t, (name, self.line))
         if self._shared and not self._shared.isdisjoint(write_ids):
@@ -274,9 +272,8 @@ class GraphBuilder:
         for t in filterfalse(self._present.__contains__, ids):
             must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
             raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
-        groups = tuple(self.groups.values())
-        graph = Graph(self._name, tuple(self._tensors), self._streamed(), ids, groups=groups)
-        graph = graph.repeated(steps, self._where)
+        tensors, groups = tuple(self._tensors), tuple(self.groups.values())
+        graph = Graph(self._name, tensors, self._streamed(), ids, groups=groups).repeated(steps, self._where)
         check_sums(graph, self._where)
         return graph
 
@@ -292,8 +289,8 @@ class GraphBuilder:
         return self._error(noun, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
 
     def _choice_error(self, noun: str, name: str, field: str, value: str, choices: Collection[str]) -> ConfigError:
-        must, do = f"{field} is one of {', '.join(choices)}", f"choose one of these{suggestion(value, choices)}"
-        return self._error(noun, name, must, repr(value), do)
+        do = f"choose one of these{suggestion(value, choices)}"
+        return self._error(noun, name, f"{field} is one of {', '.join(choices)}", repr(value), do)
 
     def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
         try:
@@ -358,12 +355,12 @@ class GraphBuilder:
                              writes: tuple[int, ...]) -> None:  # fmt: skip
         if kind != "compute":
             raise self._error("op", op, "an op with dynamic reads is of kind compute", f"kind {kind}", "correct it")
-        only_read = frozenset(reads).difference(writes)
-        odd = next((t for t in dynamic.candidates if t not in only_read), None)
+        right = frozenset(reads).intersection(writes) if dynamic.updates else frozenset(reads).difference(writes)
+        odd = next((t for t in dynamic.candidates if t not in right), None)
         if odd is not None:
-            must = "a candidate is among the op's reads, and not among its writes"
-            found = f"{self._tensors[odd].name!r}, {'written' if odd in writes else 'not among its reads'}"
-            raise self._error("op", op, must, found, "correct the lists")
+            must = f"a candidate is among the op's reads, and {'also' if dynamic.updates else 'not'} among its writes"
+            found = "not among its reads" if odd not in reads else "written" if odd in writes else "only read"
+            raise self._error("op", op, must, f"{self._tensors[odd].name!r}, {found}", "correct the lists, or updates")
 
     def _check_collective(self, op: str, kind: str, fields: OpFields) -> None:
         collective = fields.get("collective")

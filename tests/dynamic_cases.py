@@ -22,16 +22,17 @@ __all__ = ["DDR", "HBM", "chosen_flags", "machine", "moe", "on_demand", "plan_of
 
 def moe(
     layers: int = 2, experts: int = 3, *, size: int = 10, samples: int = 1, each: int = 1, steps: int = 2,
-    readers: int = 1, early: bool = False,
+    readers: int = 1, early: bool = False, updates: bool = False,
 ) -> Graph:  # fmt: skip
     """Layers of a router ``L0/route``, an op ``L0/shared`` and an op ``L0/experts``, one after another.
 
     With more readers, ``L0/experts.1`` and so on read experts that the same router reveals; early, all routers come
-    before the first layer.
+    before the first layer. With updates, ``L0/update`` of each layer, the last one first, writes what it has chosen.
     """
     b = GraphBuilder("moe")
     b.tensor("x", 0, persistent=True)
     last = "x"
+    of_layers: list[list[str]] = []
 
     def route(layer: int) -> None:
         b.tensor(f"L{layer}/routed", 1)
@@ -62,6 +63,12 @@ def moe(
                 dynamic=dynamic,
             )
         last = f"L{layer}/out"
+        of_layers.append(names)
+    for layer in range(layers if updates else 0)[::-1]:
+        names, how = of_layers[layer], {"samples": samples, "each": each, "updates": True}
+        dynamic = b.dynamic_reads("u", f"L{layer}/route", names, **how)  # type: ignore[arg-type]
+        more = {"read_bytes": 0, "write_bytes": 0}
+        b.op(f"L{layer}/update", [last, *names], names, dynamic=dynamic, **more)  # type: ignore[arg-type]
     return b.build(steps=steps)
 
 
@@ -80,6 +87,8 @@ def chosen_flags(graph: Graph, choices: Mapping[str, list[list[int]]]) -> dict[i
 def on_demand(graph: Graph, keep: int = 0, asked: list[tuple[int, int]] | None = None):  # type: ignore[no-untyped-def]  # noqa: C901
     """A runtime that syncs behind each router and brings what is chosen; of these, `keep` stay until others come.
 
+    What an op updates it copies home, as it knows what that is.
+
     Parameters
     ----------
     graph
@@ -90,11 +99,14 @@ def on_demand(graph: Graph, keep: int = 0, asked: list[tuple[int, int]] | None =
         Takes (op, how many steps were issued before) of each look at what is chosen.
     """
     reveals = {op.dynamic.revealed_by: i for i, op in enumerate(graph.ops) if op.dynamic}
+    is_updated = bool(graph.updated)
+    keep = 0 if is_updated else keep
     dies = {t: max(i for i, op in enumerate(graph.ops) if t in (*op.reads, *op.writes))
             for t, tensor in enumerate(graph.tensors) if not tensor.persistent}  # fmt: skip
 
-    def steps(view: View) -> Iterator[Code]:
+    def steps(view: View) -> Iterator[Code]:  # noqa: C901
         here: list[int] = []
+        brought: dict[int, tuple[int, ...]] = {}
         issued = 0
         for _ in range(graph.steps):
             for op, what in enumerate(graph.ops):
@@ -105,14 +117,21 @@ def on_demand(graph: Graph, keep: int = 0, asked: list[tuple[int, int]] | None =
                     issued += 1
                     if asked is not None:
                         asked.append((reveals[op], issued))
-                    for tensor in view.chosen(reveals[op]):
+                    brought[reveals[op]] = view.chosen(reveals[op])
+                    for tensor in brought[reveals[op]]:
                         if tensor in here:
                             here.remove(tensor)
                         else:
                             yield COPY, tensor, DDR, HBM
                             issued += 1
                         here.append(tensor)
-                if what.dynamic:
+                if what.dynamic and what.dynamic.updates:
+                    for tensor in brought[op]:
+                        here.remove(tensor)
+                        yield COPY, tensor, HBM, DDR
+                        yield DETACH, tensor, HBM, 0
+                        issued += 2
+                elif what.dynamic and not is_updated:
                     while len(here) > keep:
                         yield DETACH, here.pop(0), HBM, 0
                         issued += 1

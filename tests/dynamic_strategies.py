@@ -23,6 +23,8 @@ def graphs_of(
 
 
 graphs = graphs_of()
+updating = graphs_of(updates=st.booleans())
+"""Some of them update what they have chosen."""
 _stickiness = st.sampled_from([0.0, 0.7, 1.0])
 _zipf = st.builds(
     DrawsOrigin, distribution=st.just("zipf"), skew=st.sampled_from([0.5, 1.1, 3.0]), stickiness=_stickiness

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from simulator.builders import inference, stage
+from simulator.builders import inference, replicas, stage
 from simulator.builders.inference import (
     CachedLayers,
     Iteration,
@@ -61,14 +61,14 @@ def build_job(
     Returns
     -------
     Job
-        The graphs, and which rank runs which. A graph from a file is run by all ranks that its groups name, for as many
-        steps as the workload says, or else the file.
+        The graphs, and which rank runs which. A graph from a file is run by all ranks that its groups name, or by the
+        replicas that the workload states, for as many steps as the workload says, or else the file.
 
     Raises
     ------
     ConfigError
         If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops, or
-        the model cannot be spread over ranks as the workload says.
+        the model or the graph cannot be spread over ranks as the workload says.
     """
     if isinstance(workload, JobDocument):
         return build_programs(workload, lambda work: (build_job(work, base_dir, read_graph), layouts(work)))
@@ -82,6 +82,8 @@ def build_job(
             graph = graph.repeated(workload.steps, where)
         named = (rank for group in graph.groups for ranks in group.members for rank in ranks)
         job = Job.of(graph, 1 + max(named, default=0))
+        if workload.parallel.ranks == "all":
+            job = replicas.spread(graph, workload.parallel, where)
     else:
         raise ConfigError(where, "a graph comes from a model or a file", "neither", "name one of the two")
     must, found = "a replica is one rank that meets no other", f"a graph of {job.ranks} ranks"

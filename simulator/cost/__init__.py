@@ -192,8 +192,11 @@ def duration_ns(op: Op, hardware: Hardware) -> int:
 
 
 def chosen_op(op: Op, chosen_bytes: int) -> Op:
-    """Return an op with dynamic reads as one that reads so much of its candidates [B], and all it reads for certain."""
-    return op if op.duration_ns is not None else replace(op, read_bytes=op.read_bytes + chosen_bytes)
+    """Return an op with dynamic reads as one that uses so much of its candidates [B], and all it uses for certain."""
+    if op.duration_ns is not None:
+        return op
+    written_bytes = chosen_bytes if op.dynamic is not None and op.dynamic.updates else 0
+    return replace(op, read_bytes=op.read_bytes + chosen_bytes, write_bytes=op.write_bytes + written_bytes)
 
 
 def expected_op(op: Op, sizes: Sequence[int]) -> Op:

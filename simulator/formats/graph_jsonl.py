@@ -47,7 +47,9 @@ op       `device`           accelerator, or host: the cores of the machine's hos
 op       `dynamic`          reads that are known only at run time: an object of `revealed_by` (an   none
                             earlier op), `candidates` (tensors among `reads`; the chosen ones add
                             their size to `read_bytes`), `samples` (number of samples that
-                            choose; 1) and `each` (different candidates per sample; 1)
+                             choose; 1), `each` (different candidates per sample; 1) and `updates`
+                             (what is chosen is written, too, and all candidates are among
+                             `writes`; false)
 op       `spread`           how a delay varies from rank to rank about its duration: an object of      none
                             `distribution` (uniform, exponential, lognormal) and `deviation_ns`
                             (standard deviation; of exponential the mean, and not stated)
@@ -110,6 +112,7 @@ class _DynamicReads(jsonl.Record, total=False):
     candidates: Required[jsonl.Names]
     samples: int
     each: int
+    updates: bool
 
 
 class _Collective(jsonl.Record, total=False):
@@ -239,6 +242,7 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
     read, written, left = (sum(graph.tensors[t].size_bytes for t in ids) for ids in (op.reads, op.writes, chosen))
     record: dict[str, object] = {"op": op.name}
     record |= {key: [names[t] for t in ids] for key, ids in (("reads", op.reads), ("writes", op.writes)) if ids}
+    written -= left if op.dynamic and op.dynamic.updates else 0
     record |= _stated(op, _PLAIN | {"read_bytes": read - left, "write_bytes": written})
     if op.collective:
         record.pop("kind", None)
@@ -248,7 +252,7 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
         record["spread"] = {"distribution": op.spread.distribution, **_stated(op.spread, {"deviation_ns": 0})}
     if op.dynamic:
         dynamic = {"revealed_by": graph.ops[op.dynamic.revealed_by].name, "candidates": [names[t] for t in chosen]}
-        record["dynamic"] = dynamic | _stated(op.dynamic, {"samples": 1, "each": 1})
+        record["dynamic"] = dynamic | _stated(op.dynamic, {"samples": 1, "each": 1, "updates": False})
     return record
 
 

@@ -269,13 +269,14 @@ class Graph:
 
     @property
     def certain(self) -> Self:
-        """The graph with nothing but what ops read for certain, without what dynamic reads choose."""
+        """The graph with nothing but what ops use for certain, without what dynamic reads choose."""
         if not self.dynamic_reads:
             return self
         ops = list(self.ops)
         for op, reads in self.dynamic_reads.items():
             candidates = frozenset(reads.candidates)
-            ops[op] = replace(ops[op], reads=tuple([t for t in ops[op].reads if t not in candidates]), dynamic=None)
+            read, written = ([t for t in ids if t not in candidates] for ids in (ops[op].reads, ops[op].writes))
+            ops[op] = replace(ops[op], reads=tuple(read), writes=tuple(written), dynamic=None)
         return replace(self, ops=tuple(ops))
 
     @cached_property
@@ -283,6 +284,12 @@ class Graph:
         """Candidates of dynamic reads that persist and that no op writes: copies of them may outlast a step."""
         persistent = {t for t in self.candidates if self.tensors[t].persistent}
         return frozenset(persistent.difference(*(op.writes for op in self.ops)) if persistent else ())
+
+    @cached_property
+    def updated(self) -> frozenset[int]:
+        """Candidates that some op writes once it has chosen them, and none for certain."""
+        updated = frozenset().union(*(reads.candidates for reads in self.dynamic_reads.values() if reads.updates))
+        return updated.difference(*(op.writes for op in self.certain.ops)) if updated else updated
 
     @property
     def candidates(self) -> frozenset[int]:

@@ -84,7 +84,7 @@ class DynamicReads:
     """Reads of an op that are known only at run time: some of its candidates.
 
     Each of some samples (tokens, sequences) chooses so many different candidates; the op reads the union. Such an op is
-    not repeatable.
+    not repeatable. Whoever knows nothing of dynamic reads takes all candidates as read, and as written if one is.
 
     Attributes
     ----------
@@ -96,12 +96,16 @@ class DynamicReads:
         How many choose.
     each
         How many different candidates each of them chooses.
+    updates
+        Whether the op writes what it has chosen, in place; all candidates are among its writes, too. It chooses what
+        the op before it has chosen that reads the same candidates, by the same number of samples, of the same reveal.
     """
 
     revealed_by: int
     candidates: tuple[int, ...]
     samples: int = 1
     each: int = 1
+    updates: bool = False
 
     @property
     def expected(self) -> int:

@@ -37,7 +37,7 @@ def step_starts(graph: Graph, home: Sequence[int], hardware: Hardware, codes: Bl
         return list(range(0, graph.steps * lap, lap))
     starts, ran, unlike = [0], set[int](), set[tuple[int, int]]()
     compute_tier, host_tier = hardware.compute_tier_id, hardware.host_tier_id
-    exists, may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
+    exists, may_stay, ops = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable, graph.certain.ops
 
     def hold(tensor: int, tier: int, *, held: bool) -> None:
         is_home = home[tensor] == tier
@@ -49,7 +49,7 @@ def step_starts(graph: Graph, home: Sequence[int], hardware: Hardware, codes: Bl
             break
         if kind == COMPUTE:
             ran.add(a)
-            for tensor in graph.ops[a].writes:
+            for tensor in ops[a].writes:  # what was chosen is held already
                 hold(tensor, host_tier if a in graph.on_host else compute_tier, held=True)
         elif kind == COPY:
             hold(a, c, held=True)

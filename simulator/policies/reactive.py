@@ -82,7 +82,7 @@ def plan(problem: Problem, options: Options) -> Plan:
         If pinned tensors and the working set of some op exceed the budget together.
     """
     dynamic = DynamicReaders(problem, on_demand=options.dynamic == "on_demand")
-    dynamic.check("reactive")
+    dynamic.check("reactive", writes_back=True)
     sets = WorkingSets(dynamic)
     evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)
     look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
@@ -170,7 +170,8 @@ def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -
 
 def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
     """Mark copies of what an op wrote as stale, and free tensors that are dead after it."""
-    for tensor in sets.ops[op].writes:
+    dynamic = sets.dynamic.readers.get(op)
+    for tensor in (*sets.ops[op].writes, *(cache.awaited.get(op, ()) if dynamic and dynamic.updates else ())):
         cache.is_clean[tensor] = False
     for tensor in sets.problem.lifetimes.dead_after[op]:
         cache.leave(tensor)
@@ -194,8 +195,11 @@ def _look_ahead(sets: WorkingSets, cache: RuntimeCache, op: int, base: int, into
 
 
 def _end_step(sets: WorkingSets, cache: RuntimeCache, *, is_last: bool) -> None:
-    """Bring persistent tensors home (candidates of dynamic reads after the last step only), and release the outputs."""
-    may_stay = () if is_last else sets.dynamic.candidates
+    """Bring persistent tensors home (what dynamic reads choose and no op writes after the last step only).
+
+    Release the outputs.
+    """
+    may_stay = () if is_last else sets.dynamic.candidates & sets.problem.graph.cacheable
     for tensor in sets.guests:
         if tensor in cache.resident and tensor not in may_stay:
             cache.evict(tensor)

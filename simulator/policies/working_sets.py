@@ -110,8 +110,15 @@ class DynamicReaders:
         taken = accumulate(self.problem.sizes[t] for t in order)
         return frozenset(t for t, size in zip(order, taken, strict=True) if size <= room_bytes)
 
-    def check(self, policy: str) -> None:
+    def check(self, policy: str, *, writes_back: bool = False) -> None:
         """Refuse dynamic reads that cannot be handled at run time.
+
+        Parameters
+        ----------
+        policy
+            Its name, for messages.
+        writes_back
+            Whether it copies home what ops update of what they have chosen, in each step.
 
         Raises
         ------
@@ -119,7 +126,8 @@ class DynamicReaders:
             If a candidate may change or does not persist, or a revealing op writes nothing that could be synced.
         """
         graph = self.problem.graph
-        odd = next(iter(self.candidates - graph.cacheable), None)
+        updated = {t for t in graph.updated if graph.tensors[t].persistent} if writes_back else frozenset[int]()
+        odd = next(iter(self.candidates - graph.cacheable - updated), None)
         if odd is not None:
             name = graph.tensors[odd].name
             must, do = "what is handled at run time persists, and no op writes it", "keep its home in the compute tier"

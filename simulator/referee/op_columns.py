@@ -132,7 +132,9 @@ class ProgramColumns:
         dynamic = {op: np.array(reads.candidates) for op in draws.chosen_flags if (reads := self.graph.ops[op].dynamic)}
         behind = len(self.graph.ops) + np.arange(len(dynamic))
         op_ids = np.repeat(behind, [*map(len, dynamic.values())])
-        candidates = Uses(op_ids, np.concatenate([*dynamic.values()]), np.ones_like(op_ids, bool), op_ids < 0)
+        updates = [reads.updates for op in dynamic if (reads := self.graph.ops[op].dynamic)]
+        writes = np.repeat(np.array(updates, bool), [*map(len, dynamic.values())])
+        candidates = Uses(op_ids, np.concatenate([*dynamic.values()]), np.ones_like(op_ids, bool), writes)
         program.uses = Uses(*(np.concatenate(columns) for columns in zip(certain, candidates, strict=True)))
         first = len(certain.op) + np.searchsorted(op_ids, behind)
         program._draws, program._candidates_from = draws, dict(zip(dynamic, first.tolist(), strict=True))

@@ -214,12 +214,14 @@ class PlanWalk:
 
     def _compute(self, op_id: int, stream: int) -> None:
         op, tiers, state = self._graph.ops[op_id], self._tiers, self._state
-        tier, reads = self._host_tier if op.device == "host" else self._compute_tier, op.reads
+        tier, reads, writes = self._host_tier if op.device == "host" else self._compute_tier, op.reads, op.writes
         if op.device != (device := self._device_of.setdefault(stream, op.device)):
             must, found = "ops of one stream are of one device", f"one of the {op.device} after others of the {device}"
             self._tell_error(("two devices on a stream", NOWHERE), must, found, "issue it on another stream")
         if op.dynamic is not None and self._draws is not None:
-            reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
+            chosen = self._draws.chosen(op_id, self._steps_done)
+            reads, unchosen = (*self._certain[op_id], *chosen), {*op.dynamic.candidates}.difference(chosen)
+            writes = tuple([t for t in writes if t not in unchosen])
         for t in reads:
             if state[t * tiers + tier] != VALID:
                 loads = self._loads if t in self._graph.in_place else ()
@@ -231,7 +233,7 @@ class PlanWalk:
             self._check_turn(op_id, stream)
         if self._has_barriers:
             self._check_barrier(op)
-        for t in op.writes:
+        for t in writes:
             for place in range(t * tiers, (t + 1) * tiers):
                 if state[place] == VALID:
                     self._put(place, STALE)
@@ -290,7 +292,8 @@ class PlanWalk:
         if self._state[tensor * self._tiers + source] != VALID:
             self._refuse_read(tensor, source, f"a copy (action {self._position[0]:,})")
         place = tensor * self._tiers + target
-        if self._state[place] == VALID and place not in self._owed:
+        is_unsure = self._draws is not None and target != self._compute_tier and tensor in self._graph.updated
+        if self._state[place] == VALID and place not in self._owed and not is_unsure:
             kind = "double prefetch" if target == self._compute_tier else "double store"
             found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
             must = "a copy has work to do: its target is absent or stale"

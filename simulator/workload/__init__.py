@@ -24,6 +24,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+_OF_GRAPH = {"ranks", "data", "zero_stage", "gathers_ahead", "bucket_bytes"}
+"""Keys of `parallel` for a graph."""
 _INFERENCE = ("prefill", "decode")
 _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
 _KEYS = {
@@ -68,7 +70,7 @@ class Workload(Document):
         op by op, as Hugging Face transformers does in PyTorch: a norm saves its input in fp32 and the normalised one,
         each head of latent attention has a full key, and its output is copied.
     parallel
-        How the model is spread over ranks.
+        How the model is spread over ranks, or how many replicas run the graph, and what they share.
     chunk
         With phase ``prefill``: how many tokens of each prompt of ``sequence`` tokens run at a time; default: all.
     new_tokens
@@ -196,7 +198,7 @@ class Workload(Document):
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split(), "in_place"}
+        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split(), "in_place", "parallel"}
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
@@ -215,6 +217,12 @@ class Workload(Document):
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
+        stated = self.parallel.model_fields_set
+        odd = sorted(stated - _OF_GRAPH) if self.graph else ["bucket"] * ("bucket_bytes" in stated)
+        must, do = "a graph has replicas (data, zero_stage, gathers_ahead, bucket), a model no bucket", "remove it"
+        require(not odd, must, ", ".join(odd), "parallel", *odd[:1], do=do)
+        fits = self.model or self.parallel.ranks == "all" or not stated
+        require(fits, "all replicas of a graph are ranks", "one", "parallel", "ranks", do="set it to all")
         if self.model is not None:
             self._check_model(self.model)
 

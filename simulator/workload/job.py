@@ -117,8 +117,8 @@ class Edge(Part):
     stale
         By how many rounds older than necessary what `to` reads is. It waits in so many buffers of `to`.
     back
-        Of tensors: `to`, which stands before `from`, on other ranks, reads it in the same round, as gradients go back to
-        where features came from.
+        Of tensors: `to`, which stands before `from` and on other ranks, reads it in the same round, as gradients go
+        back to where features came from.
     """
 
     from_: Key = Field(alias="from")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from simulator.document import MOST_RANKS, Count, CountOrNone, FewOrNone, Layers, Part, Ranks
-from simulator.units import require
+from simulator.units import Bytes, require
 
 
 class Format(NamedTuple):
@@ -219,8 +219,7 @@ class Parallel(Part):
 
     With ``ranks: one`` the graph is the slice of one rank: `data` and `zero_stage` say how much optimizer state it
     holds, and nothing is communicated. With ``ranks: all`` every rank has a graph, with all communication: data *
-    context * tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and
-    `layouts` map dimensions of weights to its axes.
+    context * tensor * pipeline ranks in a device matrix; `layouts` map dimensions of weights to its axes.
 
     Attributes
     ----------
@@ -246,6 +245,8 @@ class Parallel(Part):
         What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
     gathers_ahead
         With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
+    bucket
+        For a graph from a file: from which size on a bucket is full; default: 25 MiB, 1 MiB for the first (PyTorch).
     micro_batches
         How many batches a step runs one after another, accumulating gradients.
     schedule
@@ -260,8 +261,8 @@ class Parallel(Part):
     layers
         Layers of each (virtual) stage; default: as even as possible, more in the first stages.
     axis_names
-        Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
-        first to share a node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
+        Axes of the device matrix, the slowest first: ranks along the last axis are neighbours, and the first to share a
+        node. ``expert``, if left out, comes after ``data``, and ``context`` before ``tensor``.
     layouts
         Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``);
         for experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
@@ -276,6 +277,7 @@ class Parallel(Part):
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
     gathers_ahead: FewOrNone = 1
+    bucket_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="bucket")
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
     chunks: Count = 1
@@ -287,7 +289,7 @@ class Parallel(Part):
     @property
     def device_matrix(self) -> dict[str, int]:
         """Axis -> how many ranks it has, in order; expert ranks are replicas that share experts."""
-        names = list(self.axis_names)
+        names = [*self.axis_names]
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
         expert = min(self.expert, self.data)
@@ -312,8 +314,8 @@ class Parallel(Part):
             "woven": False,
         }
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
+        must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
         for key, value in alone.items():
-            must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
             fits = self.ranks == "all" or getattr(self, key) == value
             require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
         must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
@@ -348,8 +350,7 @@ class Pools(Part):
     Attributes
     ----------
     prefill
-        Ranks that run the prompts and send their KV cache on: the first ranks. A multiple of `decode`; decode ranks
-        get equal shares of them, in order.
+        Ranks that run prompts and send their KV cache on: the first ranks; decode ranks get equal shares, in order.
     decode
         Ranks that receive KV caches and generate tokens.
     new_tokens

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from dynamic_cases import chosen_flags, machine, on_demand, plan_of, play
-from dynamic_strategies import graphs, machines, origins, seeds
+from dynamic_strategies import graphs, machines, origins, seeds, updating
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from replays import rows
@@ -29,7 +29,7 @@ def recorded(plan: Plan, trace) -> Plan:  # type: ignore[no-untyped-def]
     return replace(plan, actions=steps, repeats=1)
 
 
-@given(graphs, origins, seeds, machines(), st.integers(0, 4), st.booleans(), st.booleans())
+@given(updating, origins, seeds, machines(), st.integers(0, 4), st.booleans(), st.booleans())
 def test_the_referee_agrees_with_the_engine(
     graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware, keep: int, looks: bool, contended: bool
 ) -> None:
@@ -47,7 +47,7 @@ def test_the_referee_agrees_with_the_engine(
     check_trace(graph, hardware, [RankPlan(record, draws)], again)
 
 
-@given(graphs, origins, seeds, machines(), st.integers(0, 4))
+@given(updating, origins, seeds, machines(), st.integers(0, 4))
 def test_a_host_that_selects_ahead_of_the_clock_changes_nothing(
     graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware, keep: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_two_runs_that_differ_in_a_draw_issue_the_same_steps_until_its_reveal(
     assert times[0] == times[1]
 
 
-@given(graphs, origins, seeds, machines())
+@given(updating, origins, seeds, machines())
 def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     assert Limits(order, hardware, plan.home).step(math.inf).ns <= summarise(graph, hardware, trace)["step_ns"]
 
 
-@given(graphs, origins, seeds)
+@given(updating, origins, seeds)
 def test_draws_follow_from_graph_origin_and_seed(graph: Graph, origin: DrawsOrigin, seed: int) -> None:
     """Each op reads the union of what its samples choose: between `each`, and `samples` times as many."""
     hardware = machine()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 from digest_cases import DYNAMIC
 from dynamic_cases import DDR, HBM, machine, moe
@@ -31,6 +32,7 @@ from simulator.scenario import DrawsOrigin, Switches
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
 graphs = graphs_of(samples=2, readers=st.integers(1, 2), early=st.booleans())
+updating = graphs_of(samples=2, readers=st.integers(1, 2), early=st.booleans(), updates=st.just(True))
 FEW = 12
 """Room for what these graphs make [B]."""
 origins = st.builds(
@@ -94,6 +96,39 @@ def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
         return
     trace = run(p, plan, drawn(graph, hardware, origin, seed))
     assert trace.status == "ok"
+
+
+UPDATING = [("reactive", {"dynamic": "on_demand", "evict": evict}) for evict in ("lru", "lfu", "hot")]
+UPDATING += [("reactive", {}), ("static", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), UPDATING)
+@given(graph=updating, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
+def test_what_ops_update_is_right_in_any_room_that_a_policy_accepts(
+    name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
+) -> None:
+    """On demand goes home what was chosen alone; who knows nothing of draws copies all candidates home."""
+    hardware = machine()
+    p = problem(graph, hardware, origin, least(graph) + spare)
+    try:
+        plan = POLICIES[name].plan(p, options)
+    except CapacityError:
+        assert options.get("dynamic") != "on_demand", "what is chosen has room"
+        return
+    draws = drawn(graph, hardware, origin, seed)
+    trace = run(p, plan, draws)
+    assert trace.status == "ok"
+    spans = trace.spans.whole()
+    experts = [t for t, tensor in enumerate(graph.tensors) if tensor.kind == "expert" and p.homes[t] == DDR]
+    out = (
+        (spans["kind"] == COPY) & (spans["track"] == hardware.link_names.index("d2h")) & np.isin(spans["item"], experts)
+    )
+    chosen = {(op, step): {*draws.chosen(op, step)} for op in draws.chosen_flags for step in range(graph.steps)}
+    due = sum(len(of) for (op, _), of in chosen.items() if graph.ops[op].dynamic.updates)
+    if options.get("dynamic") == "on_demand":
+        assert int(out.sum()) == due
+    else:
+        assert int(out.sum()) == len(experts) * graph.steps
 
 
 @pytest.mark.parametrize(("name", "options"), DYNAMIC)

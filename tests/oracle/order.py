@@ -40,6 +40,7 @@ class Action:
     c: int
     named: dict[int, bool] = field(default_factory=dict)
     needs: Sequence[int] = ()
+    writes: Sequence[int] = ()
     chosen: Sequence[int] = ()
     sources: dict[int, int] = field(default_factory=dict)
     after: list[Action] = field(default_factory=list)
@@ -107,8 +108,7 @@ class Order:
 
     def _compute(self, action: Action) -> None:
         op = self.given.graph.ops[action.a]
-        action.named = {t: t in op.writes for t in (*op.reads, *op.writes)}
-        action.needs = op.reads
+        action.needs, action.writes = op.reads, op.writes
         for t in self.given.graph.in_place.intersection(op.reads):  # rule 3: what it does not find it may load
             elsewhere = [tier for tier in self.loads if tier in self.valid[t]]
             if self.tier not in self.valid[t] and elsewhere and op.device == "accelerator":
@@ -117,7 +117,9 @@ class Order:
             step = self.times.get(action.a, 0)
             self.times[action.a] = step + 1
             action.chosen = self.given.chosen(action.a, step)
-            action.needs = [t for t in op.reads if t not in op.dynamic.candidates or t in action.chosen]
+            left = {*op.dynamic.candidates} - {*action.chosen}
+            action.needs, action.writes = ([t for t in ids if t not in left] for ids in (op.reads, op.writes))
+        action.named = {t: t in action.writes for t in (*op.reads, *op.writes)}
 
     def _waits(self, action: Action, other: Action) -> bool:
         """Rule 5: actions on a tensor take effect in issue order, only reads overlap; a sync waits for all of them.
@@ -157,11 +159,11 @@ class Order:
             op = self.given.graph.ops[action.a]
             action.line = line
             self.last = action if op.device == "accelerator" else self.last
-            if op.workspace_bytes or any(self.sizes[t] for t in op.writes if tier not in self.places[t]):
+            if op.workspace_bytes or any(self.sizes[t] for t in action.writes if tier not in self.places[t]):
                 self.taker[tier], self.needed[tier] = [action], []
             else:
-                used = [(tier, t) for t in action.named if t in action.needs or t in op.writes]
+                used = [(tier, t) for t in action.named if t in action.needs or t in action.writes]
                 self.needed[tier] += [(action.b, self.brought[place]) for place in used if place in self.brought]
-            for t in op.writes:
+            for t in action.writes:
                 self.places[t].add(tier)
                 self.valid[t] = {tier}

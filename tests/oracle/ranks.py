@@ -218,7 +218,7 @@ class Rank:
         if action.kind == COPY:
             return [] if self.held[action.c][action.a] else [(action.a, self.sizes[action.a])]
         op = self.given.graph.ops[action.a]
-        new = [(t, self.sizes[t]) for t in op.writes if not self.held[self.tier_of(action)][t]]
+        new = [(t, self.sizes[t]) for t in action.writes if not self.held[self.tier_of(action)][t]]
         return [(item, size) for item, size in (*new, (-1 - action.a, op.workspace_bytes)) if size]
 
     def ahead_in_line(self, compute: Action) -> list[Action]:
@@ -263,7 +263,8 @@ class Rank:
         costs, rate = self.hardware.compute, self.hardware.tiers[self.hardware.compute_tier].bandwidth_bytes_per_s
         assert rate is not None
         assert costs.achieved_bandwidth_fraction == 1.0
-        traffic = op.read_bytes + op.write_bytes + sum(self.sizes[t] for t in compute.chosen)
+        times = 2 if op.dynamic is not None and op.dynamic.updates else 1
+        traffic = op.read_bytes + op.write_bytes + times * sum(self.sizes[t] for t in compute.chosen)
         return costs.launch_ns - (-work(traffic, int(rate * memory)) >> 32)
 
     def _pace(self) -> tuple[Fraction, Fraction]:
@@ -290,7 +291,7 @@ class Rank:
             self._hold(tier, action.a)
             return True
         op = self.given.graph.ops[action.a]
-        for t in op.writes:
+        for t in action.writes:
             self._hold(tier, t)
         self._change(tier, -1 - action.a, op.workspace_bytes)
         return True
@@ -324,7 +325,7 @@ class Rank:
         """What it wrote is valid in the tier of its device, and stale elsewhere."""
         compute.end_ns, op, worked_in = self.now, self.given.graph.ops[compute.a], self.tier_of(compute)
         self._give(compute, worked_in, -1 - compute.a, op.workspace_bytes)
-        for t in op.writes:
+        for t in compute.writes:
             for tier in range(len(self.names)):
                 self.valid[tier][t] = tier == worked_in
 

@@ -145,8 +145,8 @@ class ComputeAction(Action):
     ----------
     tier
         The tier that its device works in.
-    reads
-        What it does read: of what it may choose, only what it has chosen.
+    reads, writes
+        What it does read and write: of what it may choose, only what it has chosen.
     duration_ns, chosen_bytes
         If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
         first is negative.
@@ -163,6 +163,7 @@ class ComputeAction(Action):
     tier: int
     queue: Queue
     reads: tuple[int, ...]
+    writes: tuple[int, ...]
     duration_ns: int = -1
     chosen_bytes: int = 0
     sources: dict[int, int] = field(default_factory=dict)

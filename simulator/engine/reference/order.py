@@ -38,6 +38,7 @@ class Reveals:
         self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
         of_op = enumerate(columns.reads)
         self._certain = [tuple([t for t in reads if t not in chosen_by.get(op, ())]) for op, reads in of_op]
+        self._written = {op: graph.certain.ops[op].writes for op, reads in self._reads_of.items() if reads.updates}
         self._durations = {op: draws.durations_ns(op) for op in self._reads_of}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._reads_of}
         self.steps = dict.fromkeys(self._reads_of, 0)
@@ -46,7 +47,7 @@ class Reveals:
         }
 
     def set_reads(self, compute: ComputeAction) -> None:
-        """Set what this issue of its op reads, and what that takes."""
+        """Set what this issue of its op reads and writes, and what that takes."""
         op = compute.op
         if op in self._reveals:
             self._reveals[op] = self._reveals[op][0] + 1, compute
@@ -54,7 +55,10 @@ class Reveals:
         if op in self.steps:
             step = self.steps[op]
             self.steps[op] += 1
-            compute.reads = (*self.draws.chosen(op, step), *self._certain[op])
+            chosen = self.draws.chosen(op, step)
+            compute.reads = (*chosen, *self._certain[op])
+            if op in self._written:
+                compute.writes = (*chosen, *self._written[op])
             compute.duration_ns, compute.chosen_bytes = self._durations[op][step], self._chosen_bytes[op][step]
 
     def is_revealed(self, op: int) -> bool:
@@ -121,7 +125,8 @@ class Order:
         self.number, self._streams = 0, rank.streams
         self._routes = {(link.source, link.target): link for link in reversed(rank.links)}
         self.dynamic = None if program.draws is None else Reveals(program.graph, program.draws, columns)
-        self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
+        updated = program.graph.updated if self.dynamic else frozenset[int]()
+        self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier, updated)
         self._uses: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)  # tensor -> stream -> last compute
         self._writes: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)
         self._last: dict[int, ComputeAction] = {}  # stream -> last compute
@@ -136,10 +141,13 @@ class Order:
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
         now, columns = self._clock.now, self._columns
-        reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
-        compute = ComputeAction(self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads)
+        reads, queue, tier = columns.reads[op], self._streams[stream], columns.tiers[op]
+        compute = ComputeAction(
+            self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads, writes=columns.writes[op]
+        )
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
+        writes = compute.writes
         compute.sources = self._sources(reads, tier) if columns.in_place else {}
         in_tier = (tensor for tensor in compute.reads if tensor not in compute.sources)
         if (missing := self.issued.missing(in_tier, tier)) is not None:

@@ -156,7 +156,7 @@ class Rank:
     def wanted(self, compute: ComputeAction) -> Wanted:
         """Return the places that a compute takes in its tier, the workspace last."""
         held, sizes, op = self.held[compute.tier], self.columns.size_bytes, compute.op
-        wanted = [(tensor, sizes[tensor]) for tensor in self.columns.writes[op] if not held[tensor] and sizes[tensor]]
+        wanted = [(tensor, sizes[tensor]) for tensor in compute.writes if not held[tensor] and sizes[tensor]]
         if workspace_bytes := self.columns.workspace_bytes[op]:
             wanted.append((workspace(op, compute.stream), workspace_bytes))
         return wanted
@@ -164,7 +164,7 @@ class Rank:
     def _begin(self, compute: ComputeAction) -> None:
         """Let a compute start, with its places."""
         op = compute.op
-        self.hold(self.columns.writes[op], compute.tier)
+        self.hold(compute.writes, compute.tier)
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(compute.tier, -1 - op, workspace_bytes)
         compute.queue.start_first(self.clock.now)
@@ -188,7 +188,7 @@ class Rank:
             self._record(compute.tier, -1 - op, -workspace_bytes)
             self.rooms[compute.tier].release(workspace_bytes, workspace(op, compute.stream))
         for tier, valid in enumerate(self.valid):
-            for tensor in self.columns.writes[op]:
+            for tensor in compute.writes:
                 valid[tensor] = tier == compute.tier
         self.computes_ended += 1
         compute.end()

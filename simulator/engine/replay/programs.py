@@ -75,8 +75,13 @@ class ReplayedProgram:
         self._program, self.device, self.is_contended, self.reason = program, program.device or hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
-        if graph.on_host or graph.in_place:
-            self.reason = "the host computes" if graph.on_host else "ops may read in place"
+        reasons = {
+            "the host computes": bool(graph.on_host),
+            "ops may read in place": bool(graph.in_place),
+            "ops update what they choose": program.draws is not None and bool(graph.updated),
+        }
+        self.reason = next((reason for reason, holds in reasons.items() if holds), "")
+        if self.reason:
             return
         written = None if plan.fixed is not None else written_out(program, hardware)
         if program.allocator != "ideal" or any(link.blocking for link in hardware.links.values()):
