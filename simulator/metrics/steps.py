@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -173,14 +175,20 @@ class Instances:
     """
 
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
-        self.ranks, sharing = len(trace.stands_in), hardware.topology.sharing
+        self.ranks, self._stands_in = len(trace.stands_in), np.array(trace.stands_in)
         self._repeated_bytes = trace.repeated_bytes
-        by_tier = [instances(sharing[tier.scope], trace.stands_in) for tier in hardware.tiers.values()]
+        self._sharing = [hardware.topology.sharing[tier.scope] for tier in hardware.tiers.values()]
+        by_tier = [instances(sharing, trace.stands_in) for sharing in self._sharing]
         self._member, self._count = (np.array(column) for column in zip(*by_tier, strict=True))
 
     def of(self, rows: Block) -> Ints:
         """Return the instance of each row of the residencies, as its tier's id times `ranks`, plus its number."""
         return np.asarray(rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]])
+
+    def like(self, tier: int) -> Ints:
+        """Return, for each instance of a tier, that which tells of it: without simulated ranks it is like another."""
+        shown = self._member[tier, self._stands_in[:: self._sharing[tier]]]
+        return np.asarray(tier * self.ranks + shown)
 
     def delta_bytes(self, rows: Block) -> Ints:
         """Return how much each row changes what its instance holds [B]."""
@@ -196,6 +204,50 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
     instance, most = instances_of.of(rows), np.zeros((len(hardware.tiers), instances_of.ranks), np.int64)
     np.maximum.at(most.reshape(-1), instance, running(instance, instances_of.delta_bytes(rows)))
     return dict(zip(hardware.tier_names, most.max(axis=1).tolist(), strict=True))
+
+
+def mean_bytes(hardware: Hardware, trace: Trace, window: tuple[int, int]) -> dict[str, int]:
+    """Average what each tier holds over a stretch of time, and over its instances; rounded down [B].
+
+    Parameters
+    ----------
+    hardware, trace
+        The machine and the trace.
+    window
+        Start and end of the stretch, which is not empty [ns].
+    """
+    rows, instances_of, (start, end) = trace.residencies.whole(), Instances(hardware, trace), window
+    left_ns = end - np.clip(rows["time_ns"], start, end)
+    instance, delta = instances_of.of(rows), instances_of.delta_bytes(rows)
+    at_start, within = left_ns == end - start, (left_ns > 0) & (left_ns < end - start)
+    held = np.zeros(len(hardware.tiers) * instances_of.ranks, np.int64)
+    np.add.at(held, instance[at_start], delta[at_start])
+    byte_ns = held.astype(object) * (end - start)  # more than 64 bits hold
+    np.add.at(byte_ns, instance[within], delta[within].astype(object) * left_ns[within])
+    like = {name: instances_of.like(tier) for tier, name in enumerate(hardware.tier_names)}
+    return {name: sum(byte_ns[shown]) // (len(shown) * (end - start)) for name, shown in like.items()}
+
+
+def in_use(hardware: Hardware, trace: Trace, row: Mapping[str, Any]) -> dict[str, float]:
+    """Count how much of the tiers with a capacity is in use, on average over the measured step and at most.
+
+    Parameters
+    ----------
+    hardware, trace
+        The machine and the trace.
+    row
+        Figures of its row: the step, what was before it, and the peaks. Without a step there are no figures.
+    """
+    if not row["step_ns"]:
+        return {}
+    used = {"in_use": mean_bytes(hardware, trace, (row["warmup_ns"], row["warmup_ns"] + row["step_ns"]))}
+    used["peak_in_use"] = {name: row[f"peak_{name}_bytes"] for name in hardware.tier_names}
+    finite = {name: tier for name, tier in hardware.tiers.items() if tier.capacity_bytes != inf}
+    return {
+        f"{column}_{name}_fraction": tier.held_bytes(used_bytes[name]) / tier.capacity_bytes
+        for column, used_bytes in used.items()
+        for name, tier in finite.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
