@@ -1,6 +1,6 @@
 """Builders: a workload becomes a job, which is one graph for all ranks, or several.
 
-Models of all families are built from a decoder's parts (`DecoderModel.decoder`). A workload that names a graph file is
+Models of all families but recommenders are built from a decoder's parts (`DecoderModel.decoder`). A workload that names a graph file is
 read by a function that the caller passes in, because builders know no formats.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from simulator.builders import inference, stage
+from simulator.builders import inference, recommender, stage
 from simulator.builders.inference import (
     CachedLayers,
     Iteration,
@@ -27,7 +27,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.interrupts import no_garbage_search
 from simulator.layout import Weight
-from simulator.workload import Model, Parallel, Workload
+from simulator.workload import DlrmModel, Model, Parallel, Workload
 
 __all__ = [
     "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration",
@@ -66,7 +66,9 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
         the model cannot be spread over ranks as the workload says.
     """
     where = f"workload {workload.name}"
-    if workload.model is not None:
+    if isinstance(workload.model, DlrmModel):
+        job = recommender.build(workload, workload.model)
+    elif workload.model is not None:
         _check_size(workload, workload.model, is_built=True)
         job = _builder(workload, workload.model)(lay(workload, workload.model))
     elif workload.graph is not None and read_graph is not None:
@@ -95,20 +97,22 @@ def check(workload: Workload) -> None:
     ConfigError
         If there are too many ops or tensors, or the model cannot be spread over ranks as the workload says.
     """
-    if workload.model is not None and workload.phase != "requests":
+    if isinstance(workload.model, DlrmModel):
+        recommender.check(workload, workload.model)
+    elif workload.model is not None and workload.phase != "requests":
         _check_size(workload, workload.model)
     layouts(workload)
 
 
 def layouts(workload: Workload) -> dict[str, Weight]:
-    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools.
+    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools and recommenders.
 
     Raises
     ------
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if workload.model is None or workload.phase in ("serve", "requests"):
+    if workload.model is None or isinstance(workload.model, DlrmModel) or workload.phase in ("serve", "requests"):
         return {}
     return lay(workload, workload.model).by_name
 

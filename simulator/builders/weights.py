@@ -16,7 +16,20 @@ from typing import NamedTuple
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Attention, DecoderModel, Dense, Experts, Gqa, Layer, Linear, Lora, Mla, Model, Workload
+from simulator.workload import (
+    Attention,
+    DecoderModel,
+    Dense,
+    DlrmModel,
+    Experts,
+    Gqa,
+    Layer,
+    Linear,
+    Lora,
+    Mla,
+    Model,
+    Workload,
+)
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -390,6 +403,8 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
     """
     if workload.model is None:
         return None
+    if isinstance(workload.model, DlrmModel):
+        return workload.model.parameters, workload.model.parameters
     laid, every, active = lay(workload, workload.model), 0, 0
     for block, weights in laid.weights.items():
         for weight in weights.values():

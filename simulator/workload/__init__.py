@@ -9,15 +9,27 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
-from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
+from simulator.workload.models import (
+    AnyModel,
+    Checkpoint,
+    DecoderModel,
+    Dense,
+    Experts,
+    Layer,
+    LlamaModel,
+    Lora,
+    Model,
+    Other,
+)
+from simulator.workload.dlrm import DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
-    "Dense", "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora",
-    "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides",
+    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
+    "DecoderModel", "Dense", "DlrmModel", "EmbeddingTable", "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora",
+    "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides",
     "Sparse", "Workload",
 ]  # fmt: skip
 
@@ -38,6 +50,11 @@ _KEYS = {
     ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
     (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
 }
+_OF_RECOMMENDER = frozenset(
+    "model phase batch outputs steps optimizer dtypes dtypes.compute dtypes.gradients "
+    "dtypes.optimizer_bytes_per_parameter parallel parallel.ranks parallel.data parallel.micro_batches".split()
+)
+"""Keys for what the others of a decoder say nothing."""
 _WITH_MASTER = 12
 """Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
 _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
@@ -116,7 +133,7 @@ class Workload(Document):
     """
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
-    model: Model | None = None
+    model: AnyModel | None = None
     phase: Literal["train", "serve", "prefill", "decode", "requests"] = "train"
     batch: Count = 1
     sequence: Count = 2048
@@ -147,6 +164,8 @@ class Workload(Document):
         """Tokens that all ranks train on, read or add in a step; None for pools, and for a graph that states none."""
         if self.phase == "decode":
             return self.replicas * self.batch * self.new_tokens
+        if isinstance(self.model, DlrmModel):
+            return None
         stated = self.model is not None or "sequence" in self.model_fields_set
         return self._sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
 
@@ -189,8 +208,22 @@ class Workload(Document):
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
-        if self.model is not None:
+        if isinstance(self.model, DlrmModel):
+            self._check_recommender()
+        elif self.model is not None:
             self._check_model(self.model)
+
+    def _check_recommender(self) -> None:
+        """Refuse what only decoders have, and ranks that have a part of the model and do not meet."""
+        must, do = "a recommender is trained", "set phase to train"
+        require(self.phase == "train", must, f"phase {self.phase}", "phase", do=do)
+        of_parts = {f"{key}.{name}" for key in ("dtypes", "parallel") for name in getattr(self, key).model_fields_set}
+        for key in sorted({*of_parts, *(self.model_fields_set & {"sequence", "replicas", *_PHASES})} - _OF_RECOMMENDER):
+            must = "a recommender is spread over data ranks, by model.sharding, and has no tokens, layers or experts"
+            require(False, must, key, *key.split("."), do=f"remove {key}")
+        must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
+        fits = self.parallel.ranks == "all" or self.parallel.data == 1
+        require(fits, must, f"data {self.parallel.data} with ranks: one", "parallel", "data", do=do)
 
     def _check_model(self, model: Model) -> None:
         """Refuse a model family that the phase does not support, and settings that do not suit its attention."""

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, StrictBool, Tag
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
+from simulator.workload.dlrm import DlrmModel
 
 
 class Dense(Part):
@@ -260,8 +261,10 @@ class LlamaModel(Part):
         return DecoderModel(family="decoder", attention=attention, feed_forward=feed_forward, **alike)
 
 
-Model = Annotated[
-    Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")],
+Model = LlamaModel | DecoderModel
+"""The dimensions of a decoder."""
+AnyModel = Annotated[
+    Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")] | Annotated[DlrmModel, Tag("dlrm")],
     Discriminator(_family),
 ]
 """The dimensions of a model of any family; ``llama`` if none is named."""
