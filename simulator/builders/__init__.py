@@ -1,7 +1,7 @@
 """Builders: a workload becomes a job, which is one graph for all ranks, or several.
 
-Models of all families but recommenders are built from a decoder's parts (`DecoderModel.decoder`). A workload that names a graph file is
-read by a function that the caller passes in, because builders know no formats.
+Models of all families but recommenders are built from a decoder's parts (`DecoderModel.decoder`). A workload that names
+a graph file is read by a function that the caller passes in, because builders know no formats.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     where = f"workload {workload.name}"
     if isinstance(workload.model, DlrmModel):
         job = recommender.build(workload, workload.model)
-    elif workload.model is not None:
-        _check_size(workload, workload.model, is_built=True)
-        job = _builder(workload, workload.model)(lay(workload, workload.model))
+    elif workload.decoder is not None:
+        _check_size(workload, workload.decoder, is_built=True)
+        job = _builder(workload, workload.decoder)(lay(workload, workload.decoder))
     elif workload.graph is not None and read_graph is not None:
         graph = read_graph((base_dir or Path()) / workload.graph)
         if "steps" in workload.model_fields_set:
@@ -99,22 +99,22 @@ def check(workload: Workload) -> None:
     """
     if isinstance(workload.model, DlrmModel):
         recommender.check(workload, workload.model)
-    elif workload.model is not None and workload.phase != "requests":
-        _check_size(workload, workload.model)
+    elif workload.decoder is not None and workload.phase != "requests":
+        _check_size(workload, workload.decoder)
     layouts(workload)
 
 
 def layouts(workload: Workload) -> dict[str, Weight]:
-    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools and recommenders.
+    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools.
 
     Raises
     ------
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if workload.model is None or isinstance(workload.model, DlrmModel) or workload.phase in ("serve", "requests"):
+    if workload.decoder is None or workload.phase in ("serve", "requests"):
         return {}
-    return lay(workload, workload.model).by_name
+    return lay(workload, workload.decoder).by_name
 
 
 def weight_bytes(workload: Workload) -> int:

@@ -49,7 +49,7 @@ from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, DlrmModel, Linear, Pools, Workload
+from simulator.workload import Attention, DecoderModel, Linear, Pools, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -245,10 +245,10 @@ def decoder_of(workload: Workload) -> DecoderModel:
     ConfigError
         If it has none.
     """
-    if workload.model is None or isinstance(workload.model, DlrmModel):
-        where = f"workload {workload.name}"
-        raise ConfigError(where, "requests are served by a model", "a graph", "choose a workload with a model")
-    return workload.model.decoder
+    if workload.decoder is None:
+        where, found = f"workload {workload.name}", "a recommender" if workload.model else "a graph"
+        raise ConfigError(where, "requests are served by a decoder", found, "choose a workload with a decoder")
+    return workload.decoder.decoder
 
 
 def least_iteration(workload: Workload) -> Iteration:

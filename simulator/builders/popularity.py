@@ -6,24 +6,22 @@ share of their rows. Sums of shares are exact up to row 1,024, and integrals beh
 
 - n lookups touch a row of share p with probability 1 - (1 - p)^n.
 - A cache of the hottest rows lacks all others.
-- A cache of those used last lacks a row that t lookups have left out; t is such that t lookups touch as many rows as
-  the cache holds (Che et al., IEEE JSAC 20(7), 2002; why it holds: Fricker et al., arXiv 1202.3974).
+- A cache of those used last has what the last t lookups touched, where t is such that these fill it (Che et al., IEEE
+  JSAC 20(7), 2002; why that is so close: Fricker et al., arXiv 1202.3974). So n lookups more lack what n + t touch and
+  t do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from functools import cache
 from itertools import accumulate, pairwise
-from math import expm1, fsum, inf, log, log1p
 from typing import NamedTuple
 
-from simulator.workload.dlrm import RowCache
+from simulator.workload import RowCache
 
-_HOTTEST = 1024
-"""Rows that each have a bin of their own, and are summed one by one."""
-_GROWTH = 100
-"""Part of all before it that a bin has."""
+_HOTTEST = 1024  # rows that each have a bin of their own, and are summed one by one
+_GROWTH = 100  # part of all before it that a bin has
 _HALVINGS = 100
 
 Law = tuple[tuple[int, float], ...]
@@ -32,52 +30,55 @@ Law = tuple[tuple[int, float], ...]
 
 @cache
 def zipf(rows: int, skew: float, block: int = 1) -> Law:
-    """Make the bins of a table of `rows` rows, in blocks of `block` rows each."""
-    first = [0.0, *accumulate(r**-skew for r in range(1, min(rows, _HOTTEST) + 1))]
+    """Make the bins of a table of `rows` rows, in blocks of `block` neighbouring rows."""
+    first = [0.0, *accumulate(math.pow(r, -skew) for r in range(1, min(rows, _HOTTEST) + 1))]
 
     def mass(last: int) -> float:
         if last <= _HOTTEST:
             return first[last]
-        low, high = _HOTTEST + 0.5, last + 0.5
-        power = 1 - skew
-        return first[-1] + (log(high / low) if power == 0 else (high**power - low**power) / power)
+        low, high, power = _HOTTEST + 0.5, last + 0.5, 1 - skew
+        return first[-1] + (
+            math.log(high / low) if power == 0 else (math.pow(high, power) - math.pow(low, power)) / power
+        )
 
     ends, blocks = [0], -(-rows // block)
     while ends[-1] < blocks:
-        grown = ends[-1] // _GROWTH if ends[-1] >= _HOTTEST else 1
-        ends.append(min(blocks, ends[-1] + grown))
+        ends.append(min(blocks, ends[-1] + (ends[-1] // _GROWTH if ends[-1] >= _HOTTEST else 1)))
     shares = [mass(min(rows, end * block)) / mass(rows) for end in ends]
     steps = zip(pairwise(ends), pairwise(shares), strict=True)
     return tuple((end - start, (until - since) / (end - start)) for (start, end), (since, until) in steps)
 
 
-def touched(law: Law, lookups: float, weigh: Callable[[float], float] = lambda _: 1.0) -> float:
-    """Return how many rows, or blocks, lookups touch; of each as much as `weigh` says of its share."""
-    return fsum(count * _touches(share, lookups) * weigh(share) for count, share in law)
-
-
-def _touches(share: float, lookups: float) -> float:
-    return 1.0 if share >= 1 else -expm1(lookups * log1p(-share))
+def touched(law: Law, lookups: float, coldest: int | None = None) -> float:
+    """Return how many rows, or blocks, lookups touch; only of so many of the `coldest`, if that is given."""
+    left, by_bin = coldest, list[float]()
+    for count, share in reversed(law):
+        taken = count if left is None else min(count, left)
+        left = None if left is None else left - taken
+        by_bin.append(taken * (1.0 if share >= 1 else -math.expm1(lookups * math.log1p(-share))))
+    return math.fsum(by_bin)
 
 
 class Use(NamedTuple):
-    """What the lookups of a batch do with a table; whole numbers.
+    """What the lookups of a batch do with a table.
 
     Attributes
     ----------
-    lookups, missed_lookups
-        How many there are, and how many of them find their row not in the cache.
-    rows
-        Different rows that they touch.
-    cached_rows, missed_rows
-        Rows that stay in the cache, and rows that come in; of whole blocks.
+    lookups, touched
+        How many there are, and how many different rows they touch.
+    cached, missed, rest
+        Rows that stay in the cache, those that a batch brings in beside them, and all others.
     """
 
     lookups: int
-    missed_lookups: int
-    rows: int
-    cached_rows: int
-    missed_rows: int
+    touched: int
+    cached: int
+    missed: int
+    rest: int
+
+    def part(self, ranks: int) -> Use:
+        """Return what falls to each of some ranks that divide the rows evenly, rounded up."""
+        return Use(*(-(-count // ranks) for count in self))
 
 
 @cache
@@ -86,34 +87,24 @@ def use(rows: int, skew: float, lookups: int, kept: RowCache | None) -> Use:
 
     A cache of the rows used last has room for those that come in; one of the hottest rows keeps its own beside them.
     """
-    touched_rows = min(rows, lookups, round(touched(zipf(rows, skew), lookups)))
+    different = min(rows, lookups, round(touched(zipf(rows, skew), lookups)))
     if kept is None:
-        return Use(lookups, 0, touched_rows, rows, 0)
-    law, room = zipf(rows, skew, kept.block), int(kept.share * rows) // kept.block
-    left_out = _outlived(law, room) if kept.by == "lru" else inf
-    lacks = (lambda share: 1 - _touches(share, left_out)) if kept.by == "lru" else (lambda _: 1.0)
-    cold = law if kept.by == "lru" else _behind(law, room)
-    missed_rows = min(kept.block * round(touched(cold, lookups, lacks)), rows)
-    missed_lookups = min(lookups, round(lookups * fsum(count * share * lacks(share) for count, share in cold)))
-    cached_rows = room * kept.block - (missed_rows if kept.by == "lru" else 0)
-    return Use(lookups, missed_lookups, touched_rows, cached_rows, min(missed_rows, rows - max(cached_rows, 0)))
+        return Use(lookups, different, rows, 0, 0)
+    law, room, missed = zipf(rows, skew, kept.block), int(kept.share * rows) // kept.block, 0
+    if kept.by == "lru":
+        missed = kept.block * round(touched(law, _filling(law, room) + lookups) - room)
+    cached = room * kept.block - missed
+    if kept.by != "lru":
+        missed = kept.block * round(touched(law, lookups, -(-rows // kept.block) - room))
+    missed = min(missed, rows - cached)
+    return Use(lookups, different, cached, missed, rows - cached - missed)
 
 
-def _behind(law: Law, room: int) -> Law:
-    """Return what is behind the hottest `room` rows."""
-    cold = list[tuple[int, float]]()
-    for count, share in law:
-        taken = min(count, room)
-        room -= taken
-        cold += [(count - taken, share)] if count > taken else []
-    return tuple(cold)
-
-
-def _outlived(law: Law, room: int) -> float:
-    """Return how many lookups touch `room` different rows: a row that they leave out has left the cache."""
+def _filling(law: Law, room: int) -> float:
+    """Return how many lookups touch `room` different rows."""
     low, high = 0.0, 1.0
     while touched(law, high) < room:
-        low, high = high, 2 * high
+        high *= 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if touched(law, middle) < room else (low, middle)

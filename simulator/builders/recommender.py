@@ -5,14 +5,13 @@ the tables, so that rows and results are those of one batch, and exchanges of a 
 
 *Tables.* What a rank has of a table is up to three persistent tensors: rows that stay in the cache (``t0.3/cached``),
 those that a batch brings in (``missed``) and all others (``rest``), which no op uses. The lookup reads the first two,
-the update writes them. How many rows each has follows from the skew (`popularity`).
+the update writes them. How many rows each has follows from the skew (`simulator.builders.popularity`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 from simulator.builders.popularity import Use, use
 from simulator.errors import insist
@@ -21,254 +20,173 @@ from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.units import counted
 from simulator.workload import ADAM_FLOPS, DlrmModel, Workload
 
-ID_BYTES = 8
-"""Size of what names a row: int64, as in PyTorch."""
-_OF_ROW_UPDATE = 6
-"""FLOPs for each element of a row's update: Adagrad's square, sum, root, division, scaling and subtraction."""
-
-
-class Held(NamedTuple):
-    """A table as a rank holds it: all of it, or an equal part of its rows and of what they are used for.
-
-    Attributes
-    ----------
-    name
-        Prefix of its tensors.
-    lookups, touched, cached, missed, rest
-        Numbers of lookups in a batch, of different rows that they touch, and of rows in each of its tensors.
-    """
-
-    name: str
-    lookups: int
-    touched: int
-    cached: int
-    missed: int
-    rest: int
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Its tensors, with how many rows each has."""
-        parts = {"cached": self.cached, "missed": self.missed, "rest": self.rest}
-        return {f"{self.name}/{part}": rows for part, rows in parts.items() if rows}
-
-    @property
-    def used(self) -> list[str]:
-        """Its tensors that ops use."""
-        return [name for name in self.rows if not name.endswith("/rest")]
+_ID_BYTES = 8  # of what names a row: int64, as in PyTorch
+_ROW_FLOPS = 6  # for each element of a row: Adagrad's square, sum, root, division, scaling and subtraction
+_Share = tuple[int, ...]  # how many tables of each entry of the model a rank has
 
 
 def build(workload: Workload, model: DlrmModel) -> Job:
-    """Build a graph for each number of tables that ranks hold.
+    """Build a graph for each share of the tables that some rank has.
+
+    Raises
+    ------
+    ConfigError
+        As `check`.
+    """
+    shares = check(workload, model)
+    unlike = [*dict.fromkeys(shares)]
+    most = max(map(sum, unlike))
+    graphs = tuple(_Step(workload, model, share, most).build() for share in unlike)
+    labels = tuple(", ".join(f"{count} of t{index}" for index, count in enumerate(share)) for share in unlike)
+    return Job(workload.name, graphs, tuple(map(unlike.index, shares)), labels)
+
+
+def check(workload: Workload, model: DlrmModel) -> list[_Share]:
+    """Return for each rank its share of the tables, which are dealt out in turn; or all, of which it has some rows.
 
     Raises
     ------
     ConfigError
         If there are too many ops or tensors, some rank has no table, or a cache is too small.
     """
-    shares = check(workload, model)
-    unlike = list(dict.fromkeys(shares))
-    most = max(sum(count for _, count in share) for share in unlike)
-    graphs = tuple(_Step(workload, model, _held(workload, model, share)).build(most) for share in unlike)
-    labels = tuple(
-        f"{workload.name} of {counted(len(list(_held(workload, model, share))), 'table')}" for share in unlike
-    )
-    return Job(workload.name, graphs, tuple(map(unlike.index, shares)), labels if len(graphs) > 1 else (workload.name,))
-
-
-Share = tuple[tuple[int, int], ...]
-"""Entries of the model's tables, and how many of each a rank has."""
-
-
-def check(workload: Workload, model: DlrmModel) -> list[Share]:
-    """Deal out the tables to ranks, in turn, and refuse what cannot be; by rank, what it has.
-
-    Raises
-    ------
-    ConfigError
-        As `build`.
-    """
     ranks, tables, where = workload.parallel.data, model.vectors - 1, f"workload {workload.name}"
-    by_rows = model.sharding == "rows"
+    by_rows, entries = model.sharding == "rows", [i for i, t in enumerate(model.tables) for _ in range(t.count)]
     must, do = "each rank has a table", "lower parallel.data, or set model.sharding to rows"
     insist(by_rows or tables >= ranks, where, must, f"{counted(tables, 'table')} for {ranks:,} ranks", do)
-    for index, found in enumerate(_uses(workload, model)):
+    for index, counts in enumerate(_uses(workload, model)):
         must, do = (
-            "a cache has room for a block of rows, and, by lru, for all that a batch brings in",
-            "raise its share",
+            "a cache has room for a block, and by lru for all rows that a batch brings in",
+            "raise model.cache.share",
         )
-        rows = f"{found.cached_rows + found.missed_rows:,} rows, and {found.missed_rows:,} come in"
-        insist(found.cached_rows > 0, f"{where}, model.tables.{index}", must, f"{rows} of a cache", do)
-    on_rank = tables if by_rows else -(-tables // ranks)
-    times = 1 + workload.parallel.micro_batches
-    check_run(times * (on_rank + 4 * len(model.layers) + 6), workload.steps, where, (times + 2) * on_rank)
-    if by_rows:
-        return [tuple((index, table.count) for index, table in enumerate(model.tables))] * ranks
-    entries = [index for index, table in enumerate(model.tables) for _ in range(table.count)]
-    return [tuple(sorted(Counter(entries[rank::ranks]).items())) for rank in range(ranks)]
+        found = f"{counts.missed:,} that come in, and {counts.cached:,} beside"
+        insist(counts.cached > 0, f"{where}, model.tables.{index}", must, found, do)
+    held, times = tables if by_rows else -(-tables // ranks), 1 + workload.parallel.micro_batches
+    check_run(times * (held + 2 * len(model.layers) + 4), workload.steps, where, (times + 2) * held)
+    dealt = (Counter(entries if by_rows else entries[rank::ranks]) for rank in range(ranks))
+    return [tuple(counts[index] for index in range(len(model.tables))) for counts in dealt]
 
 
 def _uses(workload: Workload, model: DlrmModel) -> list[Use]:
-    """Count what a batch of all ranks does with each entry of the tables."""
-    samples, kept = workload.samples or 0, model.cache
-    return [use(table.rows, model.skew, max(1, round(samples * table.lookups)), kept) for table in model.tables]
-
-
-def _held(workload: Workload, model: DlrmModel, share: Share) -> Iterator[Held]:
-    """Yield the tables of a rank."""
-    parts, uses = workload.parallel.data if model.sharding == "rows" else 1, _uses(workload, model)
-    for index, count in share:
-        found, rows = uses[index], model.tables[index].rows
-        cached, missed = -(-found.cached_rows // parts), -(-found.missed_rows // parts)
-        rest = max(0, -(-rows // parts) - cached - missed)
-        for number in range(count):
-            lookups, touched = -(-found.lookups // parts), -(-found.rows // parts)
-            yield Held(f"t{index}.{number}", lookups, touched, cached, missed, rest)
+    """Count what a batch of all ranks does with a table of each entry."""
+    samples = workload.samples or 0
+    return [use(table.rows, model.skew, round(samples * table.lookups) or 1, model.cache) for table in model.tables]
 
 
 class _Step:
-    """The step of one rank, as it is built."""
+    """The step of one rank, as it is built; `most` is the largest number of tables of a rank."""
 
-    def __init__(self, workload: Workload, model: DlrmModel, held: Iterator[Held]) -> None:
-        self.workload, self.model, self.held = workload, model, list(held)
-        self.graph = GraphBuilder(workload.name, f"workload {workload.name}")
-        self.size, self.samples, self.ranks = workload.dtypes.element_bytes, workload.batch, workload.parallel.data
+    def __init__(self, workload: Workload, model: DlrmModel, share: _Share, most: int) -> None:
+        self.dtypes, self.model, self.steps = workload.dtypes, model, workload.steps
+        self.graph, self.phase = GraphBuilder(workload.name, f"workload {workload.name}"), "forward"
+        self.samples, self.ranks, by_rows = workload.batch, workload.parallel.data, model.sharding == "rows"
         self.parts = [f"mb{i}" for i in range(workload.parallel.micro_batches)]
-        self.phase = "forward"
+        self.sums_bytes = workload.batch * self.ranks * model.dim * self.dtypes.element_bytes
+        self.exchanged_bytes = self.sums_bytes * max(most, -(-(model.vectors - 1) // self.ranks))
+        kinds = CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER
+        self.there, self.back = kinds if by_rows else (CollectiveKind.ALL_TO_ALL,) * 2
+        uses = [each.part(self.ranks if by_rows else 1) for each in _uses(workload, model)]
+        self.tables = {f"t{i}.{k}": uses[i] for i, count in enumerate(share) for k in range(count)}
+        self.bottom_out = f"bottom.{len(model.bottom) - 2}.out"
+        names = [*model.layers]
+        self.inputs = dict(zip(names, ("", *(f"{name}.out" for name in names)), strict=False)) | {"top.0": "features"}
 
-    def build(self, most: int) -> Graph:
-        """Build the graph; `most` is the largest number of tables of a rank, with which all wait in an exchange."""
+    def build(self) -> Graph:
+        """Build the graph."""
         self._declare()
-        of_tables = self.ranks * self.samples * most * self.model.dim * self.size
-        exchanged_bytes = max(of_tables, self.samples * (self.model.vectors - 1) * self.model.dim * self.size)
         for part in self.parts:
-            self._look_up(part, exchanged_bytes)
+            self._look_up(part)
         for part in self.parts:
             self._forward(part)
-            self._backward(part, exchanged_bytes)
+            self._backward(part)
+        grads = [f"{name}.grad" for name in self.model.layers]
+        size_bytes = sum(self.model.layer_parameters.values()) * self.dtypes.gradient_bytes
+        self._meet("bwd/grads", CollectiveKind.ALL_REDUCE, size_bytes, grads, grads)
         self._update()
-        return self.graph.build(steps=self.workload.steps)
+        return self.graph.build(steps=self.steps)
 
     def _declare(self) -> None:
-        optimizer, dtypes = self.workload.optimizer, self.workload.dtypes
-        for name, (inputs, outputs) in self.model.layers.items():
-            shape = inputs + 1, outputs
-            states = (inputs + 1) * outputs * dtypes.optimizer_bytes_per_parameter
-            if optimizer is not None:
-                states = optimizer.state_bytes(shape, 1, self.size, is_matrix=True)
-            self.graph.tensor(f"{name}.weight", (inputs + 1) * outputs * self.size, "weight", persistent=True)
-            self.graph.tensor(f"{name}.state", states, "optimizer_state", persistent=True)
-            self.graph.tensor(f"{name}.grad", (inputs + 1) * outputs * dtypes.gradient_bytes, "gradient")
-        if self.ranks > 1:
-            self.graph.group("data", [range(self.ranks)])
-        for name, rows in (item for table in self.held for item in table.rows.items()):
-            self.graph.tensor(name, rows * self.model.row_bytes, "weight", persistent=True)
+        """Add the ranks that meet, and what persists."""
+        self.graph.group("data", [range(self.ranks)])
+        sizes = {"weight": self.dtypes.element_bytes, "optimizer_state": self.dtypes.optimizer_bytes_per_parameter}
+        for name, count in self.model.layer_parameters.items():
+            for kind, size in sizes.items():
+                self.graph.tensor(f"{name}.{kind}", count * size, kind, persistent=True)
+            self.graph.tensor(f"{name}.grad", count * self.dtypes.gradient_bytes, "gradient")
+        for name, counts in self.tables.items():
+            for rows in ("cached", "missed", "rest"):
+                size_bytes = getattr(counts, rows) * self.model.row_bytes
+                self.graph.tensor(f"{name}/{rows}", size_bytes, "weight", persistent=True)
 
-    def _made(self, name: str, *elements: int, kind: str = "activation") -> str:
-        """Add a tensor of the micro-batch's samples, so many elements each; return its name."""
-        size_bytes = self.samples * self.size
-        for count in elements:
-            size_bytes *= count
-        self.graph.tensor(name, size_bytes, kind)
+    def _made(self, name: str, width: int) -> str:
+        """Add a tensor of so many elements for each of the rank's samples; return its name."""
+        self.graph.tensor(name, self.samples * width * self.dtypes.element_bytes)
         return name
 
     def _op(self, name: str, reads: list[str], writes: list[str], **more: Unpack[OpFields]) -> None:
-        kind = "collective" if more.get("collective") else "compute"
-        dtype = self.workload.dtypes.compute
-        self.graph.op(name, reads, writes, kind, **OpFields(phase=self.phase, dtype=dtype, **more))
+        is_vector = "read_bytes" in more or self.phase == "update"
+        more |= {"phase": self.phase, "dtype": self.dtypes.compute, "op_class": "vector" if is_vector else "matmul"}
+        self.graph.op(name, reads, writes, "collective" if "collective" in more else "compute", **more)
 
     def _meet(self, name: str, kind: CollectiveKind, size_bytes: int, reads: list[str], writes: list[str]) -> None:
-        if self.ranks > 1:
-            self._op(name, reads, writes, collective=Collective(kind, "data", size_bytes))
+        self._op(name, reads, writes, collective=Collective(kind, "data", size_bytes))
 
-    def _look_up(self, part: str, exchanged_bytes: int) -> None:
-        """Send the names of rows to who has them, look them up, add them up for each sample, and send the sums back."""
-        model, parts, sums = self.model, len(self.parts), list[str]()
-        if self.ranks > 1:
-            ids_bytes = -(-sum(table.lookups for table in self.held) * ID_BYTES // parts)
-            self.graph.tensor(f"{part}/ids", ids_bytes)
-            whole = round(self.samples * sum(table.count * table.lookups for table in model.tables)) * ID_BYTES
-            self._meet(f"{part}/fwd/ids", CollectiveKind.ALL_TO_ALL, whole, [], [f"{part}/ids"])
-        for table in self.held:
-            sums.append(self._made(f"{part}/{table.name}.sum", self.ranks, model.dim))
-            lookups = -(-table.lookups // parts)
-            reads, row_bytes = [*table.used, *([f"{part}/ids"] if self.ranks > 1 else [])], model.row_bytes
-            read_bytes = lookups * (row_bytes - model.row_state_bytes + ID_BYTES)
-            self._op(f"{part}/fwd/{table.name}", reads, [sums[-1]], read_bytes=read_bytes, flops=lookups * model.dim)
-        if self.ranks > 1:
-            made = self._made(f"{part}/embeddings", model.vectors - 1, model.dim)
-            kind = CollectiveKind.REDUCE_SCATTER if model.sharding == "rows" else CollectiveKind.ALL_TO_ALL
-            self._meet(f"{part}/fwd/embeddings", kind, exchanged_bytes, sums, [made])
-
-    def _embeddings(self, part: str) -> list[str]:
-        if self.ranks > 1:
-            return [f"{part}/embeddings"]
-        return [f"{part}/{table.name}.sum" for table in self.held]
+    def _look_up(self, part: str) -> None:
+        """Send names of rows to who has these, add up the rows of each sample, and send the sums back."""
+        model, parts, sums = self.model, len(self.parts), [f"{part}/{name}.sum" for name in self.tables]
+        sent_bytes = round(self.samples * sum(table.count * table.lookups for table in model.tables)) * _ID_BYTES
+        self.graph.tensor(f"{part}/ids", sum(counts.lookups for counts in self.tables.values()) * _ID_BYTES // parts)
+        self._meet(f"{part}/fwd/ids", CollectiveKind.ALL_TO_ALL, sent_bytes, [], [f"{part}/ids"])
+        for (name, counts), made in zip(self.tables.items(), sums, strict=True):
+            self.graph.tensor(made, self.sums_bytes)
+            lookups, reads = -(-counts.lookups // parts), [f"{part}/ids", f"{name}/cached", f"{name}/missed"]
+            read_bytes = lookups * (model.row_bytes - model.row_state_bytes + _ID_BYTES)
+            self._op(f"{part}/fwd/{name}", reads, [made], read_bytes=read_bytes, flops=lookups * model.dim)
+        embeddings = [self._made(f"{part}/embeddings", (model.vectors - 1) * model.dim)]
+        self._meet(f"{part}/fwd/embeddings", self.there, self.exchanged_bytes, sums, embeddings)
 
     def _forward(self, part: str) -> None:
-        """Run the bottom perceptron, beside the last exchange; bring all vectors together; run the top perceptron."""
-        self.phase, taken = "forward", list[str]()
-        samples, model = self.samples, self.model
-        for name, (inputs, outputs) in model.layers.items():
+        """Run the bottom perceptron beside the exchange, multiply all pairs of vectors, and run the top perceptron."""
+        self.phase = "forward"
+        for name, (inputs, outputs) in self.model.layers.items():
             if name == "top.0":
-                pairs = samples * model.vectors**2
-                is_dot = model.interaction == "dot"
-                made = self._made(f"{part}/features", inputs)
-                reads = [*taken, *self._embeddings(part)]
-                self._op(f"{part}/fwd/interaction", reads, [made], flops=2 * pairs * model.dim * is_dot,
-                         workspace_bytes=pairs * self.size * is_dot, op_class="matmul" if is_dot else "vector")  # fmt: skip
-                taken = [made]
-            made = self._made(f"{part}/{name}.out", outputs)
-            self._op(f"{part}/fwd/{name}", [*taken, f"{name}.weight"], [made], flops=2 * samples * inputs * outputs,
-                     op_class="matmul")  # fmt: skip
-            taken = [made]
+                self._multiply_pairs(f"{part}/fwd", 1, [], [self._made(f"{part}/features", inputs)])
+            taken = [f"{part}/{self.inputs[name]}"] if self.inputs[name] else []
+            made, flops = self._made(f"{part}/{name}.out", outputs), 2 * self.samples * inputs * outputs
+            self._op(f"{part}/fwd/{name}", [*taken, f"{name}.weight"], [made], flops=flops)
 
-    def _backward(self, part: str, exchanged_bytes: int) -> None:
-        """Make the gradients of the top, of the tables' sums, which go back to who has them, and of the bottom."""
-        self.phase, layers, model = "backward", [*self.model.layers.items()], self.model
-        given = [f"{part}/{layers[-1][0]}.out"]  # the loss is part of the last layer
-        for at in reversed(range(len(layers))):
-            name, (inputs, outputs) = layers[at]
-            taken = [] if name == "bottom.0" else [f"{part}/{layers[at - 1][0]}.out"]
-            taken = [f"{part}/features"] if name == "top.0" else taken
-            made = [self._made(f"{taken[0]}.grad", inputs)] if taken else []
+    def _multiply_pairs(self, way: str, products: int, given: list[str], made: list[str]) -> None:
+        """Multiply the vectors of each sample, all by all, of which half is used; or go back through that."""
+        pairs, part = self.samples * self.model.vectors**2, way.partition("/")[0]
+        sizes = OpFields(flops=2 * products * pairs * self.model.dim, workspace_bytes=pairs * self.dtypes.element_bytes)
+        reads = [*given, f"{part}/{self.bottom_out}", f"{part}/embeddings"]
+        self._op(f"{way}/interaction", reads, made, **sizes)
+
+    def _backward(self, part: str) -> None:
+        """Make the gradients of the top, of the sums, which go to who has the rows, and of the bottom."""
+        self.phase, given = "backward", [f"{part}/{[*self.model.layers][-1]}.out"]
+        for name, (inputs, outputs) in reversed(self.model.layers.items()):
+            taken = [f"{part}/{self.inputs[name]}"] if self.inputs[name] else []
+            made = [self._made(f"{tensor}.grad", inputs) for tensor in taken]
             earlier = [f"{name}.grad"] if part != self.parts[0] else []
-            self._op(f"{part}/bwd/{name}", [*given, *taken, f"{name}.weight", *earlier], [*made, f"{name}.grad"],
-                     flops=(4 if taken else 2) * self.samples * inputs * outputs, op_class="matmul")  # fmt: skip
+            flops, reads = 2 * (1 + len(taken)) * self.samples * inputs * outputs, [*given, *taken, *earlier]
+            self._op(f"{part}/bwd/{name}", [*reads, f"{name}.weight"], [*made, f"{name}.grad"], flops=flops)
             given = made
             if name == "top.0":
-                given = self._part_again(part, given[0], layers[at - 1][0], exchanged_bytes)
-            if name.endswith(".0") and part == self.parts[-1]:
-                grads = [f"{other}.grad" for other in model.layers if other.startswith(name[:-1])]
-                size_bytes = sum((i + 1) * o for other, (i, o) in layers if f"{other}.grad" in grads)
-                self._meet(f"bwd/{name[:-2]}.grads", CollectiveKind.ALL_REDUCE,
-                           size_bytes * self.workload.dtypes.gradient_bytes, grads, grads)  # fmt: skip
-
-    def _part_again(self, part: str, given: str, bottom: str, exchanged_bytes: int) -> list[str]:
-        """Go back through the interaction, and send the gradients of sums to who has the rows."""
-        model, samples, is_dot = self.model, self.samples, self.model.interaction == "dot"
-        local = self._made(f"{part}/embeddings.grad", model.vectors - 1, model.dim)
-        made = [self._made(f"{part}/{bottom}.grad", model.dim), local]
-        reads = [given, f"{part}/{bottom}.out", *self._embeddings(part)]
-        flops, workspace = (samples * model.vectors**2 * each * is_dot for each in (4 * model.dim, self.size))
-        self._op(f"{part}/bwd/interaction", reads, made, flops=flops, workspace_bytes=workspace,
-                 op_class="matmul" if is_dot else "vector")  # fmt: skip
-        if self.ranks > 1:
-            sums = self._made(f"{part}/sums.grad", self.ranks, len(self.held), model.dim)
-            kind = CollectiveKind.ALL_GATHER if model.sharding == "rows" else CollectiveKind.ALL_TO_ALL
-            self._meet(f"{part}/bwd/embeddings", kind, exchanged_bytes, [local], [sums])
-        return made[:1]
+                given = [self._made(f"{part}/{self.bottom_out}.grad", self.model.dim)]
+                grads = self._made(f"{part}/embeddings.grad", (self.model.vectors - 1) * self.model.dim)
+                self._multiply_pairs(f"{part}/bwd", 2, made, [*given, grads])
+                self.graph.tensor(f"{part}/sums.grad", len(self.tables) * self.sums_bytes)
+                self._meet(f"{part}/bwd/embeddings", self.back, self.exchanged_bytes, [grads], [f"{part}/sums.grad"])
 
     def _update(self) -> None:
         """Update the rows that were touched, and the layers."""
-        self.phase, model = "update", self.model
-        grads = [f"{part}/{'sums' if self.ranks > 1 else 'embeddings'}.grad" for part in self.parts]
-        for table in self.held:
-            changed_bytes = table.touched * model.row_bytes
-            self._op(f"update/{table.name}", [*grads, *table.used], table.used, repeatable=False,
-                     read_bytes=table.lookups * (model.dim * self.size + ID_BYTES) + changed_bytes,
-                     write_bytes=changed_bytes,
-                     flops=(table.lookups + _OF_ROW_UPDATE * table.touched) * model.dim)  # fmt: skip
-        for name, (inputs, outputs) in model.layers.items():
-            changed = [f"{name}.weight", f"{name}.state"]
-            flops = ADAM_FLOPS * (inputs + 1) * outputs
-            self._op(f"update/{name}", [f"{name}.grad", *changed], changed, flops=flops, repeatable=False)
+        self.phase, model, grads = "update", self.model, [f"{part}/sums.grad" for part in self.parts]
+        for name, counts in self.tables.items():
+            changed_bytes, used = counts.touched * model.row_bytes, [f"{name}/cached", f"{name}/missed"]
+            read_bytes = counts.lookups * (model.dim * self.dtypes.element_bytes + _ID_BYTES) + changed_bytes
+            flops = (counts.lookups + _ROW_FLOPS * counts.touched) * model.dim
+            self._op(f"update/{name}", [*grads, *used], used, flops=flops, read_bytes=read_bytes,
+                     write_bytes=changed_bytes)  # fmt: skip
+        for name, count in model.layer_parameters.items():
+            changed = [f"{name}.weight", f"{name}.optimizer_state"]
+            self._op(f"update/{name}", [f"{name}.grad", *changed], changed, flops=ADAM_FLOPS * count)

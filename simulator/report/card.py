@@ -17,7 +17,7 @@ from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Workload
 
 Card = dict[str, str]
 """Name of an amount -> the amount for people, in the order of the card."""
@@ -43,13 +43,15 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     if workload is not None and (counts := parameters(workload)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
+    elif workload is not None and isinstance(workload.model, DlrmModel):
+        card["parameters"] = amount(workload.model.parameters)
     whose = " a rank" if job and job.ranks > 1 else ""
     if job is not None:
         weights, persistent = (max(_bytes(g, kinds) for g in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind)))
         if persistent:
             card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
-    if workload is not None and workload.model is not None and workload.phase != "train":
-        card["KV cache"] = _cache(workload.model.decoder, workload.dtypes.kv_bytes)
+    if workload is not None and workload.decoder is not None and workload.phase != "train":
+        card["KV cache"] = _cache(workload.decoder.decoder, workload.dtypes.kv_bytes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else None if workload is None else workload.tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):

@@ -9,28 +9,17 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
-from simulator.workload.models import (
-    AnyModel,
-    Checkpoint,
-    DecoderModel,
-    Dense,
-    Experts,
-    Layer,
-    LlamaModel,
-    Lora,
-    Model,
-    Other,
-)
-from simulator.workload.dlrm import DlrmModel, EmbeddingTable, RowCache
+from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
+from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
-    "DecoderModel", "Dense", "DlrmModel", "EmbeddingTable", "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora",
-    "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides",
-    "Sparse", "Workload",
+    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
+    "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths",
+    "Linear", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
+    "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -50,11 +39,9 @@ _KEYS = {
     ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
     (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
 }
-_OF_RECOMMENDER = frozenset(
-    "model phase batch outputs steps optimizer dtypes dtypes.compute dtypes.gradients "
-    "dtypes.optimizer_bytes_per_parameter parallel parallel.ranks parallel.data parallel.micro_batches".split()
-)
-"""Keys for what the others of a decoder say nothing."""
+_OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
+                   "parallel": {"ranks", "data", "micro_batches"}}  # fmt: skip
+"""Parts of which a recommender states something, and what."""
 _WITH_MASTER = 12
 """Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
 _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
@@ -160,13 +147,16 @@ class Workload(Document):
     replicas: Ranks = 1
 
     @property
+    def decoder(self) -> Model | None:
+        """Its model, if that is a decoder."""
+        return None if isinstance(self.model, DlrmModel) else self.model
+
+    @property
     def tokens(self) -> int | None:
-        """Tokens that all ranks train on, read or add in a step; None for pools, and for a graph that states none."""
+        """Tokens that all ranks train on, read or add in a step; None for pools, and where there are none."""
         if self.phase == "decode":
             return self.replicas * self.batch * self.new_tokens
-        if isinstance(self.model, DlrmModel):
-            return None
-        stated = self.model is not None or "sequence" in self.model_fields_set
+        stated = self.decoder is not None or "sequence" in self.model_fields_set
         return self._sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
 
     @property
@@ -217,9 +207,14 @@ class Workload(Document):
         """Refuse what only decoders have, and ranks that have a part of the model and do not meet."""
         must, do = "a recommender is trained", "set phase to train"
         require(self.phase == "train", must, f"phase {self.phase}", "phase", do=do)
-        of_parts = {f"{key}.{name}" for key in ("dtypes", "parallel") for name in getattr(self, key).model_fields_set}
-        for key in sorted({*of_parts, *(self.model_fields_set & {"sequence", "replicas", *_PHASES})} - _OF_RECOMMENDER):
-            must = "a recommender is spread over data ranks, by model.sharding, and has no tokens, layers or experts"
+        stated = {key.split(".")[0] for key in _PHASES} - {"batch", "outputs", "steps", *_OF_RECOMMENDER}
+        odd = sorted(stated & self.model_fields_set)
+        odd += [f"{part}.{key}" for part, keys in _OF_RECOMMENDER.items()
+                for key in sorted(getattr(self, part).model_fields_set - keys)]  # fmt: skip
+        must = (
+            "a recommender has no tokens, layers and experts, and its model says how tables are spread over data ranks"
+        )
+        for key in odd[:1]:
             require(False, must, key, *key.split("."), do=f"remove {key}")
         must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
         fits = self.parallel.ranks == "all" or self.parallel.data == 1

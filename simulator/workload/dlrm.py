@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from simulator.document import Count, CountOrNone, Few, Part
 from simulator.units import require
+from simulator.workload.models import DecoderModel, LlamaModel, family_of
 
 Widths = Annotated[tuple[Count, ...], Field(min_length=2, max_length=100)]
 """Widths of a perceptron: of its input, and of what each layer makes."""
@@ -63,7 +64,7 @@ class DlrmModel(Part):
     bottom
         Widths of the perceptron for dense features; the last is `dim` (``--arch-mlp-bot``).
     top
-        Widths of the layers behind the interaction, whose input follows from it (``--arch-mlp-top``).
+        Widths of the layers that take the products of all pairs of vectors (``--arch-mlp-top``).
     tables
         The tables.
     skew
@@ -75,9 +76,6 @@ class DlrmModel(Part):
         Data type of the rows.
     row_state_bytes
         Optimizer state of each row [B]; default: row-wise Adagrad, one fp32 number (FBGEMM, EXACT_ROWWISE_ADAGRAD).
-    interaction
-        What comes together behind the perceptron and the tables: all products of two of them (``dot``), or themselves
-        (``cat``).
     sharding
         What a rank has: whole tables (``tables``), or an equal part of the rows of each (``rows``).
     """
@@ -91,7 +89,6 @@ class DlrmModel(Part):
     cache: RowCache | None = None
     rows_in: Literal["fp32", "bf16", "fp16"] = "fp32"
     row_state_bytes: CountOrNone = 4
-    interaction: Literal["dot", "cat"] = "dot"
     sharding: Literal["tables", "rows"] = "tables"
 
     def _check(self) -> None:
@@ -106,23 +103,28 @@ class DlrmModel(Part):
     @property
     def row_bytes(self) -> int:
         """Size of a row with its optimizer state [B]."""
-        return self.dim * self.element_bytes + self.row_state_bytes
-
-    @property
-    def element_bytes(self) -> int:
-        """Size of an element of a row [B]."""
-        return 4 if self.rows_in == "fp32" else 2
+        return self.dim * (4 if self.rows_in == "fp32" else 2) + self.row_state_bytes
 
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """Layer of a perceptron -> its inputs and outputs, in the order of forward."""
+        """Layer of a perceptron -> its inputs and outputs; those of the top begin with products of pairs of vectors."""
         pairs = self.vectors * (self.vectors - 1) // 2 + self.dim
-        top = (pairs if self.interaction == "dot" else self.vectors * self.dim, *self.top)
-        widths = {"bottom": self.bottom, "top": top}
+        widths = {"bottom": self.bottom, "top": (pairs, *self.top)}
         return {f"{name}.{i}": pair for name, whole in widths.items() for i, pair in enumerate(pairwise(whole))}
 
     @property
+    def layer_parameters(self) -> dict[str, int]:
+        """Layer -> its parameters, biases included."""
+        return {name: (inputs + 1) * outputs for name, (inputs, outputs) in self.layers.items()}
+
+    @property
     def parameters(self) -> int:
-        """Parameters of all tables and of both perceptrons, whose layers have biases."""
-        dense = sum((inputs + 1) * outputs for inputs, outputs in self.layers.values())
-        return dense + sum(table.count * table.rows * self.dim for table in self.tables)
+        """Parameters of all tables and layers."""
+        return sum(self.layer_parameters.values()) + sum(table.count * table.rows * self.dim for table in self.tables)
+
+
+AnyModel = Annotated[
+    Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")] | Annotated[DlrmModel, Tag("dlrm")],
+    Discriminator(family_of),
+]
+"""The dimensions of a model of any family; ``llama`` if none is named."""
