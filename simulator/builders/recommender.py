@@ -1,7 +1,8 @@
 """Training step of a recommender on all ranks: replicas of its perceptrons, and tables that they share.
 
-A batch may run in parts (micro-batches). All lookups stand first, then the perceptrons of each part, then what updates
-the tables, so that rows and results are those of one batch, and exchanges of a part run beside the ops of another.
+A batch may run in parts (micro-batches). First all names of rows go to who has these, then come all lookups, then the
+perceptrons of each part, then what updates the tables: rows and results are those of one batch, and exchanges of a part
+run beside the ops of another.
 
 *Tables.* What a rank has of a table is up to three persistent tensors: rows that stay in the cache (``t0.3/cached``),
 those that a batch brings in (``missed``) and all others (``rest``), which no op uses. The lookup reads the first two,
@@ -93,6 +94,11 @@ class _Step:
     def build(self) -> Graph:
         """Build the graph."""
         self._declare()
+        sent_bytes = round(self.samples * sum(table.count * table.lookups for table in self.model.tables)) * _ID_BYTES
+        got_bytes = sum(counts.lookups for counts in self.tables.values()) * _ID_BYTES // len(self.parts)
+        for part in self.parts:  # before any sums, behind which they would wait
+            self.graph.tensor(f"{part}/ids", got_bytes)
+            self._meet(f"{part}/fwd/ids", CollectiveKind.ALL_TO_ALL, sent_bytes, [], [f"{part}/ids"])
         for part in self.parts:
             self._look_up(part)
         for part in self.parts:
@@ -131,11 +137,8 @@ class _Step:
         self._op(name, reads, writes, collective=Collective(kind, "data", size_bytes))
 
     def _look_up(self, part: str) -> None:
-        """Send names of rows to who has these, add up the rows of each sample, and send the sums back."""
+        """Add up the rows of each sample, and send the sums to who has the samples."""
         model, parts, sums = self.model, len(self.parts), [f"{part}/{name}.sum" for name in self.tables]
-        sent_bytes = round(self.samples * sum(table.count * table.lookups for table in model.tables)) * _ID_BYTES
-        self.graph.tensor(f"{part}/ids", sum(counts.lookups for counts in self.tables.values()) * _ID_BYTES // parts)
-        self._meet(f"{part}/fwd/ids", CollectiveKind.ALL_TO_ALL, sent_bytes, [], [f"{part}/ids"])
         for (name, counts), made in zip(self.tables.items(), sums, strict=True):
             self.graph.tensor(made, self.sums_bytes)
             lookups, reads = -(-counts.lookups // parts), [f"{part}/ids", f"{name}/cached", f"{name}/missed"]
