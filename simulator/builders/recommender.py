@@ -51,19 +51,19 @@ def check(workload: Workload, model: DlrmModel) -> list[_Share]:
         If there are too many ops or tensors, some rank has no table, or a cache is too small.
     """
     ranks, tables, where = workload.parallel.data, model.vectors - 1, f"workload {workload.name}"
-    by_rows, entries = model.sharding == "rows", [i for i, t in enumerate(model.tables) for _ in range(t.count)]
+    by_rows, times = model.sharding == "rows", 1 + workload.parallel.micro_batches
     must, do = "each rank has a table", "lower parallel.data, or set model.sharding to rows"
     insist(by_rows or tables >= ranks, where, must, f"{counted(tables, 'table')} for {ranks:,} ranks", do)
+    held = tables if by_rows else -(-tables // ranks)
+    check_run(
+        times * (held + 2 * len(model.layers) + 4), workload.steps, where, (times + 2) * max(held, tables // times)
+    )
     for index, counts in enumerate(_uses(workload, model)):
-        must, do = (
-            "a cache has room for a block, and by lru for all rows that a batch brings in",
-            "raise model.cache.share",
-        )
-        found = f"{counts.missed:,} that come in, and {counts.cached:,} beside"
+        must, do = "a cache has room for a block, and by lru for all that a batch brings in", "raise model.cache.share"
+        found = f"{counts.missed:,} rows that come in, and {counts.cached:,} beside"
         insist(counts.cached > 0, f"{where}, model.tables.{index}", must, found, do)
-    held, times = tables if by_rows else -(-tables // ranks), 1 + workload.parallel.micro_batches
-    check_run(times * (held + 2 * len(model.layers) + 4), workload.steps, where, (times + 2) * held)
-    dealt = (Counter(entries if by_rows else entries[rank::ranks]) for rank in range(ranks))
+    entries = [index for index, table in enumerate(model.tables) for _ in range(table.count)]
+    dealt = [Counter(entries[rank::ranks]) for rank in range(ranks)] if not by_rows else [Counter(entries)] * ranks
     return [tuple(counts[index] for index in range(len(model.tables))) for counts in dealt]
 
 

@@ -175,20 +175,14 @@ class Instances:
     """
 
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
-        self.ranks, self._stands_in = len(trace.stands_in), np.array(trace.stands_in)
+        self.ranks, sharing = len(trace.stands_in), hardware.topology.sharing
         self._repeated_bytes = trace.repeated_bytes
-        self._sharing = [hardware.topology.sharing[tier.scope] for tier in hardware.tiers.values()]
-        by_tier = [instances(sharing, trace.stands_in) for sharing in self._sharing]
+        by_tier = [instances(sharing[tier.scope], trace.stands_in) for tier in hardware.tiers.values()]
         self._member, self._count = (np.array(column) for column in zip(*by_tier, strict=True))
 
     def of(self, rows: Block) -> Ints:
         """Return the instance of each row of the residencies, as its tier's id times `ranks`, plus its number."""
         return np.asarray(rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]])
-
-    def like(self, tier: int) -> Ints:
-        """Return, for each instance of a tier, that which tells of it: without simulated ranks it is like another."""
-        shown = self._member[tier, self._stands_in[:: self._sharing[tier]]]
-        return np.asarray(tier * self.ranks + shown)
 
     def delta_bytes(self, rows: Block) -> Ints:
         """Return how much each row changes what its instance holds [B]."""
@@ -224,8 +218,12 @@ def mean_bytes(hardware: Hardware, trace: Trace, window: tuple[int, int]) -> dic
     np.add.at(held, instance[at_start], delta[at_start])
     byte_ns = held.astype(object) * (end - start)  # more than 64 bits hold
     np.add.at(byte_ns, instance[within], delta[within].astype(object) * left_ns[within])
-    like = {name: instances_of.like(tier) for tier, name in enumerate(hardware.tier_names)}
-    return {name: sum(byte_ns[shown]) // (len(shown) * (end - start)) for name, shown in like.items()}
+    means = dict[str, int]()
+    for index, (name, tier) in enumerate(hardware.tiers.items()):
+        shown = np.array(trace.stands_in)[:: hardware.topology.sharing[tier.scope]]  # whose instance tells of each
+        of_each = byte_ns[instances_of.of({"tier": np.full_like(shown, index), "rank": shown})]
+        means[name] = sum(of_each) // (len(shown) * (end - start))
+    return means
 
 
 def in_use(hardware: Hardware, trace: Trace, row: Mapping[str, Any]) -> dict[str, float]:
@@ -238,16 +236,14 @@ def in_use(hardware: Hardware, trace: Trace, row: Mapping[str, Any]) -> dict[str
     row
         Figures of its row: the step, what was before it, and the peaks. Without a step there are no figures.
     """
-    if not row["step_ns"]:
-        return {}
-    used = {"in_use": mean_bytes(hardware, trace, (row["warmup_ns"], row["warmup_ns"] + row["step_ns"]))}
-    used["peak_in_use"] = {name: row[f"peak_{name}_bytes"] for name in hardware.tier_names}
-    finite = {name: tier for name, tier in hardware.tiers.items() if tier.capacity_bytes != inf}
-    return {
-        f"{column}_{name}_fraction": tier.held_bytes(used_bytes[name]) / tier.capacity_bytes
-        for column, used_bytes in used.items()
-        for name, tier in finite.items()
-    }
+    first, step_ns, shares = row["warmup_ns"], row["step_ns"], dict[str, float]()
+    means = mean_bytes(hardware, trace, (first, first + step_ns)) if step_ns else {}
+    for name, mean in means.items():
+        tier = hardware.tiers[name]
+        for column, used in (("in_use", mean), ("peak_in_use", row[f"peak_{name}_bytes"])):
+            if tier.capacity_bytes != inf:
+                shares[f"{column}_{name}_fraction"] = tier.held_bytes(used) / tier.capacity_bytes
+    return shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -211,11 +211,8 @@ class Workload(Document):
         odd = sorted(stated & self.model_fields_set)
         odd += [f"{part}.{key}" for part, keys in _OF_RECOMMENDER.items()
                 for key in sorted(getattr(self, part).model_fields_set - keys)]  # fmt: skip
-        must = (
-            "a recommender has no tokens, layers and experts, and its model says how tables are spread over data ranks"
-        )
-        for key in odd[:1]:
-            require(False, must, key, *key.split("."), do=f"remove {key}")
+        must = "a recommender has no tokens, layers and experts, and its model says how tables are spread"
+        require(not odd, must, "".join(odd[:1]), *"".join(odd[:1]).split("."), do="remove it")
         must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
         fits = self.parallel.ranks == "all" or self.parallel.data == 1
         require(fits, must, f"data {self.parallel.data} with ranks: one", "parallel", "data", do=do)

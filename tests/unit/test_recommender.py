@@ -214,7 +214,7 @@ def test_what_cannot_be_spread_or_cached_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequence": 4}, "no tokens, layers and experts.* found sequence; remove sequence"),
+        ({"sequence": 4}, "no tokens, layers and experts.* found sequence; remove it"),
         ({"phase": "decode"}, "a recommender is trained, found phase decode"),
         ({"frozen": ("*",)}, "found frozen"),
         ({"dtypes": {"weights": "fp8"}}, "found dtypes.weights"),
