@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from simulator.document import Count, CountOrNone, Few, Part
 from simulator.units import require
-from simulator.workload.models import DecoderModel, LlamaModel, family_of
+from simulator.workload.models import DecoderModel, LlamaModel, family
 
 Widths = Annotated[tuple[Count, ...], Field(min_length=2, max_length=100)]
 """Widths of a perceptron: of its input, and of what each layer makes."""
@@ -125,6 +125,6 @@ class DlrmModel(Part):
 
 AnyModel = Annotated[
     Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")] | Annotated[DlrmModel, Tag("dlrm")],
-    Discriminator(family_of),
+    Discriminator(family),
 ]
 """The dimensions of a model of any family; ``llama`` if none is named."""

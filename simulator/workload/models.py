@@ -92,7 +92,7 @@ class Experts(Part):
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
 
 
-def family_of(model: object) -> object:
+def family(model: object) -> object:
     """Return the family that a model names, or what it does not: ``llama``."""
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
