@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from simulator.workload import RowCache
@@ -31,22 +31,21 @@ Law = tuple[tuple[int, float], ...]
 @cache
 def zipf(rows: int, skew: float, block: int = 1) -> Law:
     """Make the bins of a table of `rows` rows, in blocks of `block` neighbouring rows."""
-    first = [0.0, *accumulate(math.pow(r, -skew) for r in range(1, min(rows, _HOTTEST) + 1))]
 
-    def mass(last: int) -> float:
-        if last <= _HOTTEST:
-            return first[last]
-        low, high, power = _HOTTEST + 0.5, last + 0.5, 1 - skew
-        return first[-1] + (
-            math.log(high / low) if power == 0 else (math.pow(high, power) - math.pow(low, power)) / power
-        )
+    def mass(start: int, end: int) -> float:
+        """Add up ``r ** -skew`` for the rows after `start` up to `end`; the hottest one by one."""
+        whole = math.fsum(math.pow(r, -skew) for r in range(start + 1, min(end, _HOTTEST) + 1))
+        low, high, power = max(start, _HOTTEST) + 0.5, end + 0.5, 1 - skew
+        if high > low:
+            whole += math.log(high / low) if power == 0 else (math.pow(high, power) - math.pow(low, power)) / power
+        return whole
 
     ends, blocks = [0], -(-rows // block)
     while ends[-1] < blocks:
         ends.append(min(blocks, ends[-1] + (ends[-1] // _GROWTH if ends[-1] >= _HOTTEST else 1)))
-    shares = [mass(min(rows, end * block)) / mass(rows) for end in ends]
-    steps = zip(pairwise(ends), pairwise(shares), strict=True)
-    return tuple((end - start, (until - since) / (end - start)) for (start, end), (since, until) in steps)
+    masses = [mass(start * block, min(rows, end * block)) for start, end in pairwise(ends)]
+    whole, steps = math.fsum(masses), zip(pairwise(ends), masses, strict=True)
+    return tuple((end - start, part / whole / (end - start)) for (start, end), part in steps)
 
 
 def touched(law: Law, lookups: float, coldest: int | None = None) -> float:

@@ -59,7 +59,8 @@ class Workload(Document):
         What runs: a training step (``train``); ``prefill`` of prompts or ``decode`` of new tokens on one rank;
         ``serve``: prefill and decode on two pools of ranks; or ``requests`` that arrive and leave.
     batch
-        Sequences that run together, for each replica and micro-batch; for a graph from a file, those of its step.
+        Sequences (samples, of a recommender) that run together, for each replica and micro-batch; for a graph from a
+        file, those of its step.
     sequence
         Tokens of each sequence. For a graph from a file `sequence` and `batch` serve only to compute tokens and samples
         per second.

@@ -95,6 +95,16 @@ def test_rows_are_in_the_cache_or_come_in_or_rest(by, block, share):
         assert found.cached + (found.missed if by == "lru" else 0) <= room or found.missed == 5000 - found.cached
 
 
+@pytest.mark.parametrize("by", ["static", "lru"])
+@pytest.mark.parametrize("skew", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("rows", [2, 10**9])
+def test_the_evenest_and_the_most_unlike_rows_of_the_largest_tables_are_counted(rows, skew, by):
+    found = use(rows, skew, 10**6, RowCache(share=0.99, by=by))
+    assert found.cached + found.missed + found.rest == rows
+    assert 0 <= found.missed <= min(rows, 10**6)
+    assert skew < 4 or found.missed <= 1
+
+
 def test_a_cache_of_the_hottest_rows_lacks_the_others():
     found = use(1000, 1.0, 500, RowCache(share=0.25))
     cold = math.fsum(1 - (1 - share) ** 500 for share in shares(1000, 1.0)[250:])
