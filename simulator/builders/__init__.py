@@ -1,7 +1,7 @@
 """Builders: a workload becomes a job, which is one graph for all ranks, or several.
 
-Models of all families are built from a decoder's parts (`DecoderModel.decoder`). A workload that names a graph file is
-read by a function that the caller passes in, because builders know no formats.
+Models of all families but recommenders are built from a decoder's parts (`DecoderModel.decoder`). A workload that names
+a graph file is read by a function that the caller passes in, because builders know no formats.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from simulator.builders import inference, replicas, stage
+from simulator.builders import inference, recommender, replicas, stage
 from simulator.builders.inference import (
     CachedLayers,
     Iteration,
@@ -29,7 +29,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.interrupts import no_garbage_search
 from simulator.layout import Weight
-from simulator.workload import Model, Parallel, Workload
+from simulator.workload import DlrmModel, Model, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 __all__ = [
@@ -73,9 +73,11 @@ def build_job(
     if isinstance(workload, JobDocument):
         return build_programs(workload, lambda work: (build_job(work, base_dir, read_graph), layouts(work)))
     where, workload = f"workload {workload.name}", workload.settled[0]
-    if workload.model is not None:
-        _check_size(workload, workload.model, is_built=True)
-        job = _builder(workload, workload.model)(lay(workload, workload.model))
+    if isinstance(workload.model, DlrmModel):
+        job = recommender.build(workload, workload.model)
+    elif workload.decoder is not None:
+        _check_size(workload, workload.decoder, is_built=True)
+        job = _builder(workload, workload.decoder)(lay(workload, workload.decoder))
     elif workload.graph is not None and read_graph is not None:
         graph = read_graph((base_dir or Path()) / workload.graph, workload.views)
         if "steps" in workload.model_fields_set:
@@ -130,8 +132,10 @@ def check(workload: Workload | JobDocument) -> None:
             if (work := program.on(len(workload.placed[name]))) is not None:
                 check(work)
         return
-    if workload.model is not None and workload.phase != "requests":
-        _check_size(workload, workload.model)
+    if isinstance(workload.model, DlrmModel):
+        recommender.check(workload, workload.model)
+    elif workload.decoder is not None and workload.phase != "requests":
+        _check_size(workload, workload.decoder)
     layouts(workload)
 
 
@@ -143,9 +147,9 @@ def layouts(workload: Workload | JobDocument) -> dict[str, Weight]:
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if isinstance(workload, JobDocument) or workload.model is None or workload.phase in ("serve", "requests"):
+    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase in ("serve", "requests"):
         return {}
-    return lay(workload, workload.model).by_name
+    return lay(workload, workload.decoder).by_name
 
 
 def weight_bytes(workload: Workload) -> int:

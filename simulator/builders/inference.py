@@ -245,10 +245,10 @@ def decoder_of(workload: Workload) -> DecoderModel:
     ConfigError
         If it has none.
     """
-    if workload.model is None:
-        where = f"workload {workload.name}"
-        raise ConfigError(where, "requests are served by a model", "a graph", "choose a workload with a model")
-    return workload.model.decoder
+    if workload.decoder is None:
+        where, found = f"workload {workload.name}", "a recommender" if workload.model else "a graph"
+        raise ConfigError(where, "requests are served by a decoder", found, "choose a workload with a decoder")
+    return workload.decoder.decoder
 
 
 def least_iteration(workload: Workload) -> Iteration:

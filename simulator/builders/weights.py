@@ -368,11 +368,11 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
     """Count the parameters of a workload's model: in all, and those that a token goes through.
 
     A token goes through the experts that are chosen for it, and through all else, embeddings included, as model cards
-    count (DeepSeek-V3, arXiv 2412.19437, section 4.2: 671B and 37B). None without a model.
+    count (DeepSeek-V3, arXiv 2412.19437, section 4.2: 671B and 37B). None without a decoder.
     """
-    if workload.model is None:
+    if workload.decoder is None:
         return None
-    laid, every, active = lay(workload, workload.model), 0, 0
+    laid, every, active = lay(workload, workload.decoder), 0, 0
     for block, weights in laid.weights.items():
         for weight in weights.values():
             count = chosen = prod(weight.whole_shape)

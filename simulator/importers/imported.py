@@ -80,9 +80,9 @@ class Imported:
         work = self.workload
         if self.graph is not None:
             return model_card(work, Job.of(self.graph))
-        if work.requests is not None or work.model is None:
+        if work.requests is not None or work.decoder is None:
             return model_card(work, None)
-        ops, tensors = largest_size(work, work.model)
+        ops, tensors = largest_size(work, work.decoder)
         ranks = prod(work.parallel.device_matrix.values()) if work.parallel.ranks == "all" else 1
         is_met = ranks * work.parallel.pipeline <= _MOST_MET
         if is_met and max(ops, tensors) <= _MOST_BUILT:

@@ -141,8 +141,8 @@ def _summary(requests: list[Request]) -> dict[str, str]:
 def _workload(path: Path, name: str, block: int) -> Workload:
     """Make the workload: the model of another workload, and the requests file."""
     base = catalog.read_workload(name)
-    must, do = "requests are served by a model", "name a workload with a model, such as llama31_8b_chat"
-    insist(base.model, f"--model {name}", must, "a graph", do)
+    must, do = "requests are served by a decoder", "name a workload with a model, such as llama31_8b_chat"
+    insist(base.decoder, f"--model {name}", must, "a recommender" if base.model else "a graph", do)
     about: dict[str, Any] = {"model": base.model, "phase": "requests", "requests": Requests(file=".csv", block=block)}
     for table in ("sources", "assumed"):
         origins = getattr(base, table).items()

@@ -18,6 +18,7 @@ from simulator.metrics.ranks import summarise as summarise
 from simulator.metrics.steps import Instances as Instances
 from simulator.metrics.steps import RankRun as RankRun
 from simulator.metrics.steps import keeps_program as keeps_program
+from simulator.metrics.steps import mean_bytes as mean_bytes
 from simulator.metrics.steps import peaks_bytes as peaks_bytes
 from simulator.metrics.steps import repeats as repeats
 from simulator.metrics.steps import step_starts as step_starts

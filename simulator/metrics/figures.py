@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from typing import Literal, get_args
 
 from simulator.hardware import Hardware
@@ -21,7 +22,7 @@ from simulator.trace import CAUSES
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
 Over = Literal[
     "", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier", "process",
-    "loads",
+    "loads", "finite tier",
 ]  # fmt: skip
 Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
@@ -109,6 +110,11 @@ FIGURES = (
            of="run", over="tier", worse="more", is_compared=True),
     Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes`, with what is "
            "lost beside that and what is reserved.", of="run", over="process", worse="more"),
+    Figure("in_use_<>_fraction", "share", "in use <>", "What the tier holds on average over the measured step and over "
+           "its instances that ranks use, with what is lost beside that and what is reserved, as a share of its "
+           "capacity.", over="finite tier"),
+    Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes`, with the same beside it, as a "
+           "share of the capacity.", over="finite tier"),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
            "link that they go via, and of what kernels load; of several ranks the sum.", over="link", is_compared=True,
            over_ranks="sum"),
@@ -133,6 +139,11 @@ FIGURES = (
     Figure("least_step_ns", "ns", "least step", "The shortest step of a rank that the slowest one meets, directly or "
            "over others, and that runs as many steps: the same as `step_ns` once they have settled.", of="ranks"),
     Figure("collective_ns", "ns", "collectives", "Time of the step with a collective of the rank under way.",
+           of="ranks"),
+    Figure("collective_fraction", "share", "share of collectives", "`collective_ns` as a share of `step_ns`, "
+           "masked or not.", of="ranks"),
+    Figure("communication_fraction", "share", "communication", "What of communication is not masked: waits of the "
+           "slowest rank for peers and collectives (`wait_peer_ns`, `wait_collective_ns`) as a share of `step_ns`.",
            of="ranks"),
     Figure("masked_fraction", "share", "masked", "The share of that time, over all ranks, under which they compute.",
            of="ranks"),
@@ -267,6 +278,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "price": ("",) if hardware.states_prices else (),
         "process": [name for name, tier in hardware.tiers.items() if tier.holds_more],
         "loads": [name for name, link in hardware.links.items() if link.loads_bytes_per_s is not None],
+        "finite tier": [name for name, tier in hardware.tiers.items() if tier.capacity_bytes != inf],
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

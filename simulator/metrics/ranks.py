@@ -15,7 +15,7 @@ from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
 from simulator.metrics.figures import figure_of
-from simulator.metrics.steps import RankRun, peaks_bytes
+from simulator.metrics.steps import RankRun, in_use, peaks_bytes
 from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, peak_figures, rank_figures
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
@@ -45,7 +45,9 @@ def summarise(
     """
     job = job if isinstance(job, Job) else Job.of(job, len(trace.issued))
     if job.ranks == 1:
-        return rank_figures(job.graphs[0], hardware, ran or RankRun.of(job.graphs[0], hardware, trace), bound)
+        ran = ran or RankRun.of(job.graphs[0], hardware, trace)
+        row = rank_figures(job.graphs[0], hardware, ran, bound)
+        return row | in_use(hardware, ran.trace, row)
     rows = by_rank(job, hardware, trace)
     whole: dict[str, Any] = peak_figures(hardware, peaks_bytes(hardware, trace))
     if trace.status != "ok":
@@ -65,9 +67,13 @@ def summarise(
         "collective_ns": of_job.pop("collective_ns"),
         **_shares(rows, job.ranks * of_job["step_ns"]),
     }
+    communication_ns = of_job["wait_peer_ns"] + of_job["wait_collective_ns"]
+    for name, time_ns in (("collective", shares["collective_ns"]), ("communication", communication_ns)):
+        shares[f"{name}_fraction"] = time_ns / of_job["step_ns"] if of_job["step_ns"] else None
     by_bus = crowds(hardware, trace)
     shares |= {f"pulling_{name}": crowd.transfers for name, crowd in by_bus.items()}
     shares |= {f"demand_{name}": crowd.demand for name, crowd in by_bus.items()}
+    whole |= in_use(hardware, trace, of_job | whole)
     return {**of_job, **whole, **bound_figures(of_job["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -196,6 +198,52 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
     instance, most = instances_of.of(rows), np.zeros((len(hardware.tiers), instances_of.ranks), np.int64)
     np.maximum.at(most.reshape(-1), instance, running(instance, instances_of.delta_bytes(rows)))
     return dict(zip(hardware.tier_names, most.max(axis=1).tolist(), strict=True))
+
+
+def mean_bytes(hardware: Hardware, trace: Trace, window: tuple[int, int]) -> dict[str, int]:
+    """Average what each tier holds over a stretch of time, and over its instances; rounded down [B].
+
+    Parameters
+    ----------
+    hardware, trace
+        The machine and the trace.
+    window
+        Start and end of the stretch, which is not empty [ns].
+    """
+    rows, instances_of, (start, end) = trace.residencies.whole(), Instances(hardware, trace), window
+    left_ns = end - np.clip(rows["time_ns"], start, end)
+    instance, delta = instances_of.of(rows), instances_of.delta_bytes(rows)
+    at_start, within = left_ns == end - start, (left_ns > 0) & (left_ns < end - start)
+    held = np.zeros(len(hardware.tiers) * instances_of.ranks, np.int64)
+    np.add.at(held, instance[at_start], delta[at_start])
+    byte_ns = held.astype(object) * (end - start)  # more than 64 bits hold
+    np.add.at(byte_ns, instance[within], delta[within].astype(object) * left_ns[within])
+    means = dict[str, int]()
+    for index, (name, tier) in enumerate(hardware.tiers.items()):
+        shown = np.array(trace.stands_in)[:: hardware.topology.sharing[tier.scope]]  # whose instance tells of each
+        of_each = byte_ns[instances_of.of({"tier": np.full_like(shown, index), "rank": shown})]
+        means[name] = sum(of_each) // (len(shown) * (end - start))
+    return means
+
+
+def in_use(hardware: Hardware, trace: Trace, row: Mapping[str, Any]) -> dict[str, float]:
+    """Count how much of the tiers with a capacity is in use, on average over the measured step and at most.
+
+    Parameters
+    ----------
+    hardware, trace
+        The machine and the trace.
+    row
+        Figures of its row: the step, what was before it, and the peaks. Without a step there are no figures.
+    """
+    first, step_ns, shares = row["warmup_ns"], row["step_ns"], dict[str, float]()
+    means = mean_bytes(hardware, trace, (first, first + step_ns)) if step_ns else {}
+    for name, mean in means.items():
+        tier = hardware.tiers[name]
+        for column, used in (("in_use", mean), ("peak_in_use", row[f"peak_{name}_bytes"])):
+            if tier.capacity_bytes != inf:
+                shares[f"{column}_{name}_fraction"] = tier.held_bytes(used) / tier.capacity_bytes
+    return shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -48,13 +48,15 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
     if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
+    elif work is not None and isinstance(work.model, DlrmModel):
+        card["parameters"] = amount(work.model.parameters)
     whose = " a rank" if job and job.ranks > 1 else ""
     if job is not None:
         weights, persistent = (max(_bytes(g, kinds) for g in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind)))
         if persistent:
             card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
-    if work is not None and work.model is not None and work.phase != "train":
-        card["KV cache"] = _cache(work.model.decoder, work.dtypes.kv_bytes)
+    if work is not None and work.decoder is not None and work.phase != "train":
+        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes.kv_bytes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):

@@ -61,7 +61,7 @@ class WhatIf:
         self._axes = {name: Axis(name, paths, f"interact, {name}", units.get(name)) for name, paths in fields.items()}
         capacity = loaded.hardware.tiers[tier].capacity_bytes if budget is None else budget
         self.usual: dict[str, Any] = {"bandwidth": 1, "capacity": capacity}
-        if loaded.workload.model is not None:
+        if loaded.workload.decoder is not None:
             self.usual["sequence"] = loaded.workload.sequence
         self.result: Results | None = None
 

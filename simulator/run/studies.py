@@ -317,7 +317,7 @@ def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int
     insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
     levels = [(NOMINAL, 0.0)]
     for name, given in asked.items():
-        usual = LEVELS[name] if name != SEQUENCE or loaded.workload.model is not None else ()
+        usual = LEVELS[name] if name != SEQUENCE or loaded.workload.decoder is not None else ()
         levels += [(name, level) for level in sorted({*(usual if given is None else given)})]
     for name, level in levels:
         where = f"levels of {name}"
@@ -341,6 +341,6 @@ def _perturbed_fields(loaded: Loaded, name: str, level: float) -> dict[Axis, Any
         return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
     if name == SEQUENCE:
         rule, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
-        insist(tokens is not None and loaded.workload.model, where, rule, "a graph from a file", "leave them out")
+        insist(tokens is not None and loaded.workload.decoder, where, rule, "what has no tokens", "leave them out")
         return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
     return {}

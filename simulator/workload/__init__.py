@@ -10,6 +10,7 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
+from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
@@ -18,9 +19,9 @@ from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
     "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
-    "Dense", "Dtypes", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora",
-    "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sides",
-    "Sparse", "Workload",
+    "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths",
+    "Linear", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
+    "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -42,6 +43,9 @@ _KEYS = {
     ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
     (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
 }
+_OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
+                   "parallel": {"ranks", "data", "micro_batches"}}  # fmt: skip
+"""Parts of which a recommender states something, and what."""
 _WITH_MASTER = 12
 """Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
 _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
@@ -59,7 +63,8 @@ class Workload(Document):
         What runs: a training step (``train``); ``prefill`` of prompts or ``decode`` of new tokens on one rank;
         ``serve``: prefill and decode on two pools of ranks; or ``requests`` that arrive and leave.
     batch
-        Sequences that run together, for each replica and micro-batch; for a graph from a file, those of its step.
+        Sequences (samples, of a recommender) that run together, for each replica and micro-batch; for a graph from a
+        file, those of its step.
     sequence
         Tokens of each sequence. For a graph from a file `sequence` and `batch` serve only to compute tokens and samples
         per second.
@@ -124,7 +129,7 @@ class Workload(Document):
     """
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
-    model: Model | None = None
+    model: AnyModel | None = None
     phase: Literal["train", "serve", "prefill", "decode", "requests"] = "train"
     batch: Count = 1
     sequence: Count = 2048
@@ -152,11 +157,16 @@ class Workload(Document):
     replicas: Ranks = 1
 
     @property
+    def decoder(self) -> Model | None:
+        """Its model, if that is a decoder."""
+        return None if isinstance(self.model, DlrmModel) else self.model
+
+    @property
     def tokens(self) -> int | None:
-        """Tokens that all ranks train on, read or add in a step; None for pools, and for a graph that states none."""
+        """Tokens that all ranks train on, read or add in a step; None for pools, and where there are none."""
         if self.phase == "decode":
             return self.replicas * self.batch * self.new_tokens
-        stated = self.model is not None or "sequence" in self.model_fields_set
+        stated = self.decoder is not None or "sequence" in self.model_fields_set
         return self.sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
 
     @property
@@ -223,8 +233,24 @@ class Workload(Document):
         require(not odd, must, ", ".join(odd), "parallel", *odd[:1], do=do)
         fits = self.model or self.parallel.ranks == "all" or not stated
         require(fits, "all replicas of a graph are ranks", "one", "parallel", "ranks", do="set it to all")
-        if self.model is not None:
+        if isinstance(self.model, DlrmModel):
+            self._check_recommender()
+        elif self.model is not None:
             self._check_model(self.model)
+
+    def _check_recommender(self) -> None:
+        """Refuse what only decoders have, and ranks that have a part of the model and do not meet."""
+        must, do = "a recommender is trained", "set phase to train"
+        require(self.phase == "train", must, f"phase {self.phase}", "phase", do=do)
+        stated = {key.split(".")[0] for key in _PHASES} - {"batch", "outputs", "steps", *_OF_RECOMMENDER}
+        odd = sorted(stated & self.model_fields_set)
+        odd += [f"{part}.{key}" for part, keys in _OF_RECOMMENDER.items()
+                for key in sorted(getattr(self, part).model_fields_set - keys)]  # fmt: skip
+        must = "a recommender has no tokens, layers and experts, and its model says how tables are spread"
+        require(not odd, must, "".join(odd[:1]), *"".join(odd[:1]).split("."), do="remove it")
+        must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
+        fits = self.parallel.ranks == "all" or self.parallel.data == 1
+        require(fits, must, f"data {self.parallel.data} with ranks: one", "parallel", "data", do=do)
 
     def _check_model(self, model: Model) -> None:
         """Refuse a model family that the phase does not support, and settings that do not suit its attention."""

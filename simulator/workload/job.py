@@ -163,6 +163,7 @@ class JobDocument(Document):
     counts: Key | None = None
     idle: Line | None = None
     model: ClassVar[None] = None
+    decoder: ClassVar[None] = None
     graph: ClassVar[None] = None
     requests: ClassVar[None] = None
     sequence: ClassVar[None] = None

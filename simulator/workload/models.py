@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Discriminator, Field, StrictBool, Tag
+from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
@@ -92,7 +92,8 @@ class Experts(Part):
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
 
 
-def _family(model: object) -> object:
+def family(model: object) -> object:
+    """Return the family that a model names, or what it does not: ``llama``."""
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
@@ -260,11 +261,8 @@ class LlamaModel(Part):
         return DecoderModel(family="decoder", attention=attention, feed_forward=feed_forward, **alike)
 
 
-Model = Annotated[
-    Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")],
-    Discriminator(_family),
-]
-"""The dimensions of a model of any family; ``llama`` if none is named."""
+Model = LlamaModel | DecoderModel
+"""The dimensions of a model that is a decoder."""
 
 
 class Lora(Part):

@@ -163,7 +163,7 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
         ),
         (
             "lama",
-            "toy.yaml:3, model.family: family should be one of 'llama', 'decoder', found 'lama'; use one of llama, decoder (did you mean 'llama'?)",
+            "toy.yaml:3, model.family: family should be one of 'llama', 'decoder', 'dlrm', found 'lama'; use one of llama, decoder, dlrm (did you mean 'llama'?)",
         ),
     ],
 )

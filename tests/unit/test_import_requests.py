@@ -254,7 +254,8 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         (AZURE, {"slower": 0.0}, "--slower: it is above 0"),
         (AZURE, {"count": 0}, "--count: it is above 0"),
         (json.dumps(SHAREGPT), {"rate": float("nan")}, "--rate: it is above 0"),
-        (AZURE, {"model": "cosmos3_blocks"}, "--model cosmos3_blocks: requests are served by a model, found a graph"),
+        (AZURE, {"model": "cosmos3_blocks"}, "--model cosmos3_blocks: requests are served by a decoder, found a graph"),
+        (AZURE, {"model": "dlrm_1t2_train"}, "requests are served by a decoder, found a recommender"),
     ],
 )
 def test_a_fault_is_one_message(text, options, said, imported):

@@ -43,6 +43,8 @@ def test_one_step_is_counted_to_the_last_end_of_anything():
         "exposed_h2d_ns": 10,
         "peak_hbm_bytes": 10,
         "peak_ddr_bytes": 10,
+        "in_use_hbm_fraction": 10 / 100,
+        "peak_in_use_hbm_fraction": 10 / 100,
         "moved_d2h_bytes": 10,
         "moved_h2d_bytes": 10,
         "bound_ns": 20,

@@ -132,3 +132,44 @@ def test_ranks_that_never_meet_need_not_be_alike():
     run = perform(cluster(2), [(quick, "compute f; detach a hbm"), (slow, "compute f; detach a hbm")])
     row = metrics.summarise(Job("two", (quick, slow), (0, 1), ("quick", "slow")), cluster(2), run)
     assert row["least_step_ns"] == row["step_ns"] == 30
+
+
+def test_what_waits_for_peers_and_collectives_is_communication_and_what_is_masked_is_not():
+    beside = metrics.summarise(JOB, MACHINE, trace())
+    inline = metrics.summarise(JOB, MACHINE, trace(BESIDE.replace("sum 1", "sum")))
+    columns = ("collective_fraction", "communication_fraction")
+    assert [beside[column] for column in columns] == [40 / 95, (15 + 40) / 95]
+    assert [inline[column] for column in columns] == [40 / 125, (40 + 45) / 125]
+
+
+@pytest.mark.parametrize(("nodes", "ddr"), [(1, 120), (2, 60), (4, 30)])
+@pytest.mark.parametrize("fold", ["never", "auto"])
+def test_memory_in_use_is_the_mean_over_time_and_instances_of_the_capacity(nodes, ddr, fold):
+    """Ranks hold the 30 B of a copy in HBM all the time, and those at home in what nodes share."""
+    g = team("w 30 persistent", "f: w ->, 5 ns", groups={})
+    machine = cluster(4, nodes, scope="supernode", hbm="60 B")
+    run = perform(machine, [(g, "copy w ddr hbm; compute f; detach w hbm")] * 4, "w ddr", fold=fold)
+    row = metrics.summarise(g, machine, run)
+    assert row["in_use_hbm_fraction"] == row["peak_in_use_hbm_fraction"] == 30 / 60
+    twice = 0, 2 * row["step_ns"]
+    assert metrics.mean_bytes(machine, run, twice) == {"hbm": 15, "ddr": ddr}
+    assert set(row) <= set(metrics.columns(machine))
+
+
+def test_ranks_that_are_unlike_count_each_in_the_mean():
+    """Both hold the 40 B for all of 95 ns; one frees the other 50 B once g has ended at 35 ns, the other at 80 ns."""
+    graphs = [team("a 40, b 50", f"f: -> a b, {ns} ns", *OPS, groups=PAIR) for ns in (5, 50)]
+    run = perform(MACHINE, [(g, BESIDE) for g in graphs])
+    row = metrics.summarise(Job("story", tuple(graphs), (0, 1), ("early", "late")), MACHINE, run)
+    mean_bytes = (2 * 95 * 40 + (35 + 80) * 50) // (2 * 95)
+    assert metrics.mean_bytes(MACHINE, run, (0, 95))["hbm"] == mean_bytes == 70
+    assert (row["in_use_hbm_fraction"], row["peak_in_use_hbm_fraction"]) == (70 / 100, 90 / 100)
+
+
+def test_what_is_reserved_and_lost_is_in_use_as_a_driver_shows_it():
+    g = team("w 30 persistent", "f: w ->, 5 ns", groups={})
+    machine = cluster(2)
+    tiers = {**machine.tiers, "hbm": machine.tiers["hbm"].model_copy(update={"reserved_bytes": 20})}
+    machine = machine.model_copy(update={"tiers": tiers})
+    row = metrics.summarise(g, machine, perform(machine, [(g, "compute f")] * 2, "w hbm"))
+    assert row["in_use_hbm_fraction"] == row["peak_in_use_hbm_fraction"] == 50 / 100
