@@ -11,9 +11,9 @@ e_s what follows the last backward (gradients that are still being added up, the
     step = max(max_s(sum_{r < s}(t_r + 2 c) + m t_s) + e_0, max_s(m t_s + e_s))
     peak = max_s(lasting_s + k_s saved_s + the largest rest of one part)
 
-with k_s the micro-batches that stage s has begun and not ended. Where that is above the budget, and a row may move data,
-what is too much goes over the fastest link out of the compute tier and back, once a step if it lasts, else in each
-micro-batch, beside all computes, while all other ranks do the same.
+with k_s the micro-batches that stage s has begun and not ended. Where that is above the budget, and a row may move
+data, what is too much goes over the fastest link out of the compute tier and back, once a step if it lasts, else in
+each micro-batch, beside all computes, while all other ranks do the same.
 
 *Bounds.* With C_s the computes alone in place of t_s, U_0 those of stage 0's update, and nothing else, no step is
 shorter: a step begins and ends on stage 0, and between the first forward that stage s gets from there and the last
@@ -38,10 +38,10 @@ from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
 from simulator.lifetime import NEVER, Lifetimes, live_bytes
 from simulator.plan import FREE
 from simulator.run.placement import home_ids
-from simulator.workload import Model
+from simulator.workload import DecoderModel
 
 _UNIT_LAYERS = 2
-"""Layers of a unit: forward is counted in the last one, backward in the first one, each behind another that is alike."""
+"""Layers of a unit: forward is counted in the last one, backward in the first one, each behind one that is alike."""
 
 
 @dataclass
@@ -138,27 +138,27 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
 
 def _stages(loaded: Loaded) -> Iterator[list[Part]]:
     """Yield the parts of each stage."""
-    workload, model = loaded.workload, _model(loaded)
+    workload, decoder = loaded.workload, decoder_of(loaded)
     builders.layouts(workload)  # refuses what cannot be
     micros = 1 + (workload.parallel.zero_stage > 1)  # then only the second one adds to what there is
     parallel = workload.parallel.model_copy(update={"pipeline": 1, "micro_batches": micros, "layers": None})
     once = workload.model_copy(update={"parallel": parallel, "steps": 1})
-    jobs = builders.of_kinds(once, model, _UNIT_LAYERS)
+    jobs = builders.of_kinds(once, decoder, _UNIT_LAYERS)
     units = {kind: _parts(loaded, job.graphs[0]) for kind, job in jobs.items()}
-    counts, layers = builders.stage_layers(workload, model.decoder.layers, workload.name), 0
+    counts, layers = builders.stage_layers(workload, decoder.layers, workload.name), 0
     for index, count in enumerate(counts):
-        kinds = [units[model.decoder.layer(layer)] for layer in range(layers, layers + count)]
+        kinds = [units[decoder.layer(layer)] for layer in range(layers, layers + count)]
         layers += count
         first, last = index == 0, index == len(counts) - 1
         yield [*[kinds[0]["embed"]] * first, *(parts["layer"] for parts in kinds), *[kinds[-1]["head"]] * last]
 
 
-def _model(loaded: Loaded) -> Model:
-    if loaded.workload.model is None:
-        raise ConfigError(
-            loaded.place("layout"), "layouts are of a model that trains", "none", "name a workload with one"
-        )
-    return loaded.workload.model
+def decoder_of(loaded: Loaded) -> DecoderModel:
+    """Return the parts of the model that is trained."""
+    model = loaded.workload.model
+    if model is None:
+        raise ConfigError(loaded.place("workload"), "a layout is of a model", "a graph", "name a workload with a model")
+    return model.decoder
 
 
 def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:
@@ -192,7 +192,7 @@ def _moved(stage: Sequence[Part], over: int, begun: int, micros: int) -> int | N
 
 
 def _micro_ns(stage: Sequence[Part], zero_stage: int) -> int:
-    """Estimate the time of a micro-batch in a stage, forward and backward, with what its replicas exchange in it [ns]."""
+    """Estimate the time of a micro-batch in a stage, forward and backward, with what its replicas exchange [ns]."""
     forward, backward = (sum(getattr(part, f"{phase}_ns") for part in stage) for phase in ("forward", "backward"))
     if zero_stage > 1:
         forward = max(forward, sum(part.exchange_forward_ns for part in stage))
@@ -226,7 +226,7 @@ def _send_ns(loaded: Loaded) -> int:
     if parallel.pipeline == 1:
         return 0
     cut = parallel.context * (parallel.tensor if parallel.sequence else 1)
-    size = workload.batch * workload.sequence * _model(loaded).decoder.hidden * workload.dtypes.element_bytes // cut
+    size = workload.batch * workload.sequence * decoder_of(loaded).hidden * workload.dtypes.element_bytes // cut
     apart = parallel.data * parallel.context * parallel.tensor
     return collective_ns(Collective(CollectiveKind.SEND, "stages", size), (0, apart), loaded.hardware)
 

@@ -1,7 +1,7 @@
 """`hosim layout search`: all layouts of a training step on so many devices, screened by estimates; the best replayed.
 
-A replay of many micro-batches is made of two of few: once a 1F1B pipeline is full, each further micro-batch adds the same
-time and the same bytes. So a step of m micro-batches is that of a, and (m - a) / (b - a) times what b take more than a.
+A replay of many micro-batches is made of two of few: once a 1F1B pipeline is full, each further micro-batch adds the
+same time and the same bytes. So a step of m micro-batches is that of n, and m - n times what one more adds to it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from simulator.processes import spawned
 from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
 from simulator.run.case import Policies, names_in, rows_named
-from simulator.run.estimates import estimate, room_bytes
+from simulator.run.estimates import decoder_of, estimate, room_bytes
 from simulator.run.grid import Cells, Values, axis
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
 from simulator.scenario import Layouts
 from simulator.units import human
-from simulator.workload import DecoderModel, Experts, Gqa
+from simulator.workload import Experts, Gqa
 
 MOST_LAYOUTS = 50_000
 """Most layouts that are estimated: at a hundredth of a second each they take some minutes on two cores."""
@@ -37,8 +37,8 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "sequence", "zero
 _FIELDS = (*(f"parallel.{name}" for name in _DEGREES), "batch", "parallel.micro_batches")
 """Fields that make a layout; others may be varied, too."""
 _MESH, _BATCH = "data * context * tensor * pipeline is devices", "data * batch * micro_batches is global_batch"
-_FULL = 2, 3
-"""Micro-batches for each stage in the two replays from which a step of more of them is made."""
+_FULL = 4
+"""Micro-batches beyond the number of stages, but at most twice as many, with which a 1F1B pipeline is long full."""
 
 
 def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom said
@@ -137,23 +137,19 @@ def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], 
     usual = {key: Axis(key, (f"workload.{key}",), where) for key in _FIELDS}
     axes = usual | {key: made for key, (made, _) in read.items()}
     short = tuple(replace(made, name=key.removeprefix("parallel.")) for key, made in axes.items())
-    listed = {key: values for key, (_, values) in read.items()}
-    asked = given | {"over": {key: tuple(values) for key, values in listed.items()} or None}
+    listed: dict[str, Sequence[Any]] = {key: values for key, (_, values) in read.items()}
+    asked = {**given, "over": {key: tuple(values) for key, values in listed.items()} or None}
     return short, listed, catalog.question(loaded, Layouts, asked)
 
 
 def _check_model(loaded: Loaded) -> None:
     """Refuse a workload that trains no model, or whose layers of one kind do not train alike."""
     workload, where = loaded.workload, loaded.place("workload")
-    must, is_trained = "layouts are searched for a model that trains", workload.model and workload.phase == "train"
-    insist(is_trained, where, must, workload.name, "name a workload with phase: train")
+    must, do = "layouts are searched for a model that trains", "name a workload with a model, and phase: train"
+    insist(workload.model and workload.phase == "train", where, must, workload.name, do)
     must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
     is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
     insist(is_alike, where, must, "some that do not", do)
-
-
-def _decoder(loaded: Loaded) -> DecoderModel:
-    return loaded.workload.model.decoder  # type: ignore[union-attr] - checked before
 
 
 def _alone(loaded: Loaded) -> Loaded:
@@ -171,7 +167,7 @@ def _made(
 
     Degrees that do not multiply are no layouts, unless it was stated that `data` is one of them.
     """
-    devices, kinds = question.devices, _decoder(loaded).kinds
+    devices, kinds = question.devices, decoder_of(loaded).kinds
     divisors = [degree for degree in range(1, devices + 1) if devices % degree == 0]
     can_gather = all(isinstance(kind.attention, Gqa) and kind.attention.sparse is None for kind in kinds)
     usual = {"tensor": divisors, "pipeline": divisors, "context": divisors if can_gather else [1]}
@@ -194,9 +190,9 @@ def _more(
 ) -> Iterator[Sequence[Any]]:
     """Yield the values of the fields of a layout that depend on its degrees, unless they are stated."""
     tensor, _, context = cuts
-    has_experts = any(isinstance(kind.feed_forward, Experts) for kind in _decoder(loaded).kinds)
+    has_experts = any(isinstance(kind.feed_forward, Experts) for kind in decoder_of(loaded).kinds)
     experts = [degree for degree in range(1, data + 1) if data % degree == 0]
-    yield listed.get("parallel.expert", dict.fromkeys([*experts, data * tensor]) if has_experts else [1])
+    yield listed.get("parallel.expert", [*dict.fromkeys([*experts, data * tensor])] if has_experts else [1])
     yield listed.get("parallel.sequence", [False, True] if tensor > 1 else [False])
     yield listed.get("parallel.zero_stage", [0, 1, 2, 3] if data * context > 1 else [0])
     yield listed.get("batch", [loaded.workload.batch])
@@ -244,26 +240,26 @@ class Replays:
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a layout, or make them of those of two with fewer micro-batches."""
         parallel, cells = loaded.workload.parallel, Cells(self.policies, with_bounds=False)
-        few = [times * parallel.pipeline for times in _FULL]
-        if self.whole or parallel.schedule != "1f1b" or parallel.micro_batches <= few[1]:
+        few = min(2 * parallel.pipeline, parallel.pipeline + _FULL)
+        if self.whole or parallel.schedule != "1f1b" or parallel.micro_batches <= few + 1:
             return cells(loaded, point)
         micros = Axis("micro_batches", ("workload.parallel.micro_batches",), loaded.place("layout"))
-        of_few = [cells(catalog.at(loaded, {micros: each}), point) for each in few]
+        of_few = [cells(catalog.at(loaded, {micros: each}), point) for each in (few, few + 1)]
         of_few = [[row for row in rows if "policy" in row] for rows in of_few]
-        times = (parallel.micro_batches - few[0], few[1] - few[0])
-        return [_continued(*rows, times, loaded.workload.tokens or 0) for rows in zip(*of_few, strict=True)]
+        further, tokens = parallel.micro_batches - few, loaded.workload.tokens or 0
+        return [_continued(less, more, further, tokens) for less, more in zip(*of_few, strict=True)]
 
 
-def _continued(less: Row, more: Row, times: tuple[int, int], tokens: int) -> Row:
-    """Return the row of many micro-batches, from those of few."""
+def _continued(less: Row, more: Row, further: int, tokens: int) -> Row:
+    """Return the row of so many further micro-batches than the lesser of two rows has, of which the other has one."""
     if not less["status"] == more["status"] == "ok":
         return less if less["status"] != "ok" else more
     row = {key: more[key] for key in ("policy", "status", "ranks", "notes")}
     for key in more:
         if key.startswith(("step_ns", "peak_", "wait_")) and type(more[key]) is int and type(less[key]) is int:
-            row[key] = less[key] + (more[key] - less[key]) * times[0] // times[1]
+            row[key] = less[key] + (more[key] - less[key]) * further
     waits = [(each.get("bubble_fraction") or 0) * each["step_ns"] for each in (less, more)]
-    row["bubble_fraction"] = (waits[0] + (waits[1] - waits[0]) * times[0] / times[1]) / row["step_ns"]
+    row["bubble_fraction"] = (waits[0] + (waits[1] - waits[0]) * further) / row["step_ns"]
     return row | {"tokens": tokens, "tokens_per_s": tokens * NS_PER_S / row["step_ns"]}
 
 

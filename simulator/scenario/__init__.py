@@ -16,8 +16,8 @@ from simulator.scenario.question import Frontier, Largest, Layouts, Least, Quest
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest", "Layouts", "Least",
-    "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest",
+    "Layouts", "Least", "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
