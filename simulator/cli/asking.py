@@ -145,7 +145,7 @@ def limits(scenario: str, **more: Any) -> int:
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])
 
 
-class _Spread(click.Group):
+class _ShowOrSearch(click.Group):
     """Takes a workload in place of a command: `hosim layout WORKLOAD` shows its layout."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -154,7 +154,7 @@ class _Spread(click.Group):
         return super().parse_args(context, args if is_named else ["show", *args])
 
 
-@click.group(cls=_Spread, short_help="Show how a workload is spread over ranks; search how it is best.")
+@click.group(cls=_ShowOrSearch, short_help="Show how a workload is spread over ranks; search how it is best.")
 def layout() -> None:
     """Show how a workload is spread over its ranks, or search all layouts of a training step for the best.
 
@@ -187,7 +187,8 @@ def search(scenario: str, **more: Any) -> int:
     faster by the estimate, which is printed as one. Of a 1F1B pipeline that is long full, two replays of fewer
     micro-batches are continued, unless --whole is said. The exit code is 1 if no layout ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    return common.judged(common.run_and_print(hosim.layout_search, scenario, **more).rows)
+    rows = common.run_and_print(hosim.layout_search, scenario, **more).rows
+    return common.judged(rows, none="no layout ran to its end")
 
 
 for _command in (show, search):

@@ -375,8 +375,8 @@ def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -
     best, tried = max((row["tokens_per_s"] for row in ran), default=0), {_layout(row, names) for row in ran}
     left = [row for row in made if _layout(row, names) not in tried]
     slower = sum(row["most_tokens_per_s"] < best for row in left)
-    known = f"{slower:,} cannot be as fast, by a bound, and the others are slower, or lack room, by the estimate alone"
-    yield f"{len(made):,} of {len(screened):,} layouts were estimated; of {len(left):,} that did not run {known}."
+    others = f"{slower:,} cannot be as fast, by a bound, and the others are slower, or lack room, by the estimate alone"
+    yield f"{len(made):,} of {len(screened):,} layouts were estimated; of {len(left):,} that did not run {others}."
     barred = [row for row in screened if row["status"] == "failed"]
     for (rule,), group in sorted(by(barred, "rule").items(), key=lambda pair: -len(pair[1])):
         such = f"such as {_layout(group[0], names)}: {group[0]['found']}"

@@ -45,7 +45,7 @@ _UNIT_LAYERS = 2
 
 
 @dataclass
-class Part:
+class ModelPart:
     """What a part of the model takes and holds on a rank, for a micro-batch.
 
     Attributes
@@ -136,7 +136,7 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
     return Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
 
 
-def _stages(loaded: Loaded) -> Iterator[list[Part]]:
+def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
     """Yield the parts of each stage."""
     workload, decoder = loaded.workload, decoder_of(loaded)
     builders.layouts(workload)  # refuses what cannot be
@@ -166,7 +166,7 @@ def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:
     return max(way + micros * ns for way, ns in zip(accumulate(before, initial=0), times, strict=False))
 
 
-def _peak(stage: Sequence[Part], begun: int) -> int:
+def _peak(stage: Sequence[ModelPart], begun: int) -> int:
     """Estimate the peak of a stage that has so many micro-batches under way [B]."""
     each = sum(part.lasting_bytes + begun * part.saved_bytes for part in stage)
     return each + max(part.spare_bytes for part in stage)
@@ -184,23 +184,23 @@ def _rate(loaded: Loaded) -> int:
     return max(rates)
 
 
-def _moved(stage: Sequence[Part], over: int, begun: int, micros: int) -> int | None:
+def _moved(stage: Sequence[ModelPart], over: int, begun: int, micros: int) -> int | None:
     """Return how much of what is too much goes and comes back in each micro-batch [B]; None if less may move."""
     lasts = min(over, sum(part.lasting_bytes - part.fixed_bytes for part in stage))
     saved = (over - lasts) // begun
     return 2 * (saved + lasts // micros) if saved <= sum(part.saved_bytes for part in stage) else None
 
 
-def _micro_ns(stage: Sequence[Part], zero_stage: int) -> int:
+def _micro_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:
     """Estimate the time of a micro-batch in a stage, forward and backward, with what its replicas exchange [ns]."""
-    forward, backward = (sum(getattr(part, f"{phase}_ns") for part in stage) for phase in ("forward", "backward"))
+    forward, backward = sum(part.forward_ns for part in stage), sum(part.backward_ns for part in stage)
     if zero_stage > 1:
         forward = max(forward, sum(part.exchange_forward_ns for part in stage))
         backward = max(backward, sum(part.exchange_backward_ns for part in stage))
     return forward + backward
 
 
-def _end_ns(stage: Sequence[Part], zero_stage: int) -> int:
+def _end_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:
     """Estimate the time from the end of a stage's last backward to the next step [ns]."""
     back = [(part.backward_ns, part.exchange_backward_ns) for part in reversed(stage)]
     ahead = [(part.forward_ns, part.exchange_update_ns) for part in reversed(stage)]
@@ -231,9 +231,9 @@ def _send_ns(loaded: Loaded) -> int:
     return collective_ns(Collective(CollectiveKind.SEND, "stages", size), (0, apart), loaded.hardware)
 
 
-def _parts(loaded: Loaded, graph: Graph) -> dict[str, Part]:
+def _parts(loaded: Loaded, graph: Graph) -> dict[str, ModelPart]:
     """Count the parts of a unit: a layer, ``layer``, and both ends, ``embed`` and ``head``."""
-    parts = {block: Part() for block in ("embed", "L00", "L01", "head")}
+    parts = {block: ModelPart() for block in ("embed", "L00", "L01", "head")}
     _count_times(loaded, graph, parts)
     _count_sizes(loaded, graph, parts)
     first, last = parts["L00"], parts["L01"]
@@ -241,7 +241,7 @@ def _parts(loaded: Loaded, graph: Graph) -> dict[str, Part]:
     return {"embed": parts["embed"], "layer": first, "head": parts["head"]}
 
 
-def _count_times(loaded: Loaded, graph: Graph, parts: dict[str, Part]) -> None:
+def _count_times(loaded: Loaded, graph: Graph, parts: dict[str, ModelPart]) -> None:
     """Run the ops of a unit in order on their streams, and book what computes take, and wait for, to its parts."""
     streams = bounds.streams_of(graph, loaded.scenario.switches.collectives)
     free, made = dict[int, int](), [0] * len(graph.tensors)
@@ -273,10 +273,10 @@ def _place(name: str) -> tuple[str, str]:
     return micro, rest.partition("/")[0]
 
 
-def _count_sizes(loaded: Loaded, graph: Graph, parts: dict[str, Part]) -> None:
+def _count_sizes(loaded: Loaded, graph: Graph, parts: dict[str, ModelPart]) -> None:
     """Book what lasts, what is saved for backward, and the most of the rest at a time, to the parts of a unit."""
     lifetimes, phases, rest = Lifetimes.of(graph), [op.phase for op in graph.ops], list[int]()
-    here = [*loaded.hardware.tiers].index(loaded.hardware.compute_tier)
+    compute_tier = [*loaded.hardware.tiers].index(loaded.hardware.compute_tier)
     for t, (tensor, home) in enumerate(zip(graph.tensors, home_ids(loaded, [graph])[0], strict=True)):
         micro, block = _place(tensor.name)
         part = parts[block]
@@ -284,8 +284,8 @@ def _count_sizes(loaded: Loaded, graph: Graph, parts: dict[str, Part]) -> None:
         if first == NEVER:
             continue
         if tensor.persistent or phases[last] == "update":
-            part.lasting_bytes += tensor.size_bytes * (home in (here, FREE))
-            part.fixed_bytes += tensor.size_bytes * (home == here)
+            part.lasting_bytes += tensor.size_bytes * (home in (compute_tier, FREE))
+            part.fixed_bytes += tensor.size_bytes * (home == compute_tier)
         elif (phases[first], phases[last]) == ("forward", "backward"):
             part.saved_bytes += tensor.size_bytes * (micro in ("", "mb1"))
         else:

@@ -20,7 +20,7 @@ from simulator.catalog import Axis, Loaded, MistypedError, Named
 from simulator.catalog.shelf import errors_at
 from simulator.cost.service import NS_PER_S
 from simulator.errors import ConfigError, insist
-from simulator.processes import spawned
+from simulator.processes import Make, spawned
 from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
 from simulator.run.case import Policies, names_in, rows_named
@@ -94,27 +94,31 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     insist(made, where, must, f"none to {question.devices:,}", do)
     must, do = f"at most {MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --over parallel.tensor=2,4,8"
     insist(len(made) <= MOST_LAYOUTS, where, must, f"{len(made):,}", do)
-    chosen, tell = loaded.scenario.policies, progress or silent
+    rows = loaded.scenario.policies
     if names := names_in(policies):
-        chosen = tuple(rows_named(loaded.scenario, names))
-    can_move = isinstance(policies, Mapping) or any(choice.policy != "resident" for choice in chosen)
-    workers, base, rows = workers or os.cpu_count() or 1, _alone(loaded), dict[int, Row]()
-    screening = partial(_screening, base, axes, can_move=can_move)
-    with closing(spawned(screening, [*enumerate(made)], workers if len(made) > workers else 0)) as estimates:
+        rows = tuple(rows_named(loaded.scenario, names))
+    can_move = isinstance(policies, Mapping) or any(choice.policy != "resident" for choice in rows)
+    workers, base, tell = workers or os.cpu_count() or 1, _alone(loaded), progress or silent
+    screened = _screened(partial(_screening, base, axes, can_move=can_move), made, workers, tell)
+    able = [row for row in screened if row["status"] == "estimated"]
+    best = sorted(able, key=lambda row: (not row["is_roomy"], -row["estimated_tokens_per_s"]))[: question.replay]
+    points, tier = [tuple(row[axis.name] for axis in axes) for row in best], loaded.hardware.compute_tier
+    study = Study(base, LayoutCells(policies, whole=whole), axes, points, probes=())
+    replayed = _front(_beside(sweep([study], workers, progress), best, axes), tier)
+    varied = [axis.name for axis in axes if len({row[axis.name] for row in screened}) > 1]
+    view = layouts_view(replayed, screened, varied, tier, loaded.scenario.heading)
+    more = {"devices": question.devices, "global_batch": question.global_batch}
+    return Sweep("layouts", [loaded], replayed, view, {"points": replayed, "layouts": screened}, more)
+
+
+def _screened(screening: Make, made: Sequence[tuple[Point, str]], workers: int, tell: Progress) -> Rows:
+    """Estimate layouts in some processes; return a row for each, in order."""
+    rows, processes = dict[int, Row](), workers if len(made) > workers > 1 else 0
+    with closing(spawned(screening, [*enumerate(made)], processes)) as estimates:
         for index, row in estimates:
             rows[index] = row
             tell("layouts are estimated", len(rows), len(made))
-    screened = [rows[index] for index in sorted(rows)]
-    able = [row for row in screened if row["status"] == "estimated"]
-    best = sorted(able, key=lambda row: (not row["is_roomy"], -row["estimated_tokens_per_s"]))[: question.replay]
-    points = [tuple(row[axis.name] for axis in axes) for row in best]
-    replayed = sweep([Study(base, Replays(policies, whole=whole), axes, points, probes=())], workers, progress)
-    found = _front(_beside(replayed, best, axes), loaded.hardware.compute_tier)
-    found = found or [{"policy": ALL, "status": "infeasible", "notes": "no layout can be, and has room"}]
-    varied = [axis.name for axis in axes if len({row[axis.name] for row in screened}) > 1]
-    view = layouts_view(found, screened, varied, loaded.hardware.compute_tier, loaded.scenario.heading)
-    more = {"devices": question.devices, "global_batch": question.global_batch}
-    return Sweep("layouts", [loaded], found, view, {"points": found, "layouts": screened}, more)
+    return [rows[index] for index in sorted(rows)]
 
 
 def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Sequence[Any]], Layouts]:
@@ -207,23 +211,23 @@ def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callabl
         row: Row = {axis.name: value for axis, value in zip(axes, point, strict=True)}
         try:
             insist(not why, "layout", why, "another number")
-            at = catalog.at(base, dict(zip(axes, point, strict=True)))
-            told = estimate(at, can_move=can_move)
-            must, room = f"what has its home in {tier} has room there", room_bytes(at)
-            insist(told.least_bytes <= room, "layout", must, f"{human(told.least_bytes, 'B')} at least")
+            laid = catalog.at(base, dict(zip(axes, point, strict=True)))
+            estimated = estimate(laid, can_move=can_move)
+            must, least = f"what has its home in {tier} has room there", estimated.least_bytes
+            insist(least <= room_bytes(laid), "layout", must, f"{human(least, 'B')} at least")
         except ConfigError as error:
             return {**row, "status": "failed", "rule": error.must, "found": error.found}
-        row |= {"status": "estimated", "is_roomy": told.is_roomy, "tokens": at.workload.tokens}
-        row |= {"estimated_step_ns": told.step_ns, f"estimated_peak_{tier}_bytes": told.peak_bytes}
-        row |= {"least_step_ns": told.least_step_ns, f"least_peak_{tier}_bytes": told.least_bytes}
-        per_s = (at.workload.tokens or 0) * NS_PER_S
-        return row | {"estimated_tokens_per_s": per_s / told.step_ns, "most_tokens_per_s": per_s / told.least_step_ns}
+        tokens = (laid.workload.tokens or 0) * NS_PER_S
+        row |= {"status": "estimated", "is_roomy": estimated.is_roomy, "estimated_step_ns": estimated.step_ns}
+        row |= {f"estimated_peak_{tier}_bytes": estimated.peak_bytes, f"least_peak_{tier}_bytes": least}
+        row |= {"least_step_ns": estimated.least_step_ns, "estimated_tokens_per_s": tokens / estimated.step_ns}
+        return row | {"most_tokens_per_s": tokens / estimated.least_step_ns}
 
     return screen
 
 
 @dataclass(eq=False)
-class Replays:
+class LayoutCells:
     """Measures layouts: all rows of each.
 
     Attributes
@@ -266,8 +270,8 @@ def _continued(less: Row, more: Row, further: int, tokens: int) -> Row:
 def _beside(replayed: Rows, screened: Rows, axes: Sequence[Axis]) -> Rows:
     """Add to each row what was estimated for its layout; the most tokens per second first."""
     names = [axis.name for axis in axes]
-    told = {tuple(row[name] for name in names): row for row in screened}
-    rows = [{**told[tuple(row[name] for name in names)], "policy": ALL, **row} for row in replayed]
+    estimates = {tuple(row[name] for name in names): row for row in screened}
+    rows = [{**estimates[tuple(row[name] for name in names)], "policy": ALL, **row} for row in replayed]
     return sorted(rows, key=lambda row: -(row.get("tokens_per_s") or 0))
 
 
