@@ -37,6 +37,7 @@ _NAMES = {
     "report.changes": "Diff diff",
     "run": "run",
     "run.grid": "sweep",
+    "run.layouts": "layout_search",
     "run.questions": "crossover frontier largest least pareto",
     "run.results": "Result Results",
     "run.sliders": "interact",

@@ -70,6 +70,7 @@ from simulator.report.changes import Diff as Diff
 from simulator.report.changes import diff as diff
 from simulator.run import run as run
 from simulator.run.grid import sweep as sweep
+from simulator.run.layouts import layout_search as layout_search
 from simulator.run.questions import crossover as crossover
 from simulator.run.questions import frontier as frontier
 from simulator.run.questions import largest as largest

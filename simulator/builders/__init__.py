@@ -24,17 +24,17 @@ from simulator.builders.inference import (
     limited_reaches,
 )
 from simulator.builders.programs import build_programs
-from simulator.builders.weights import Laid, lay
+from simulator.builders.weights import Laid, lay, stage_layers
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.interrupts import no_garbage_search
 from simulator.layout import Weight
-from simulator.workload import DlrmModel, Model, Parallel, Workload
+from simulator.workload import DlrmModel, Layer, Model, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 __all__ = [
     "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration",
-    "largest_size", "layouts", "least_iteration", "limited_reaches", "weight_bytes",
+    "largest_size", "layouts", "least_iteration", "limited_reaches", "of_kinds", "stage_layers", "weight_bytes",
 ]  # fmt: skip
 
 ReadGraph = Callable[[Path, Literal["reads", "writes"]], Graph]
@@ -199,15 +199,31 @@ def _sizes(workload: Workload, model: Model, fews: tuple[int, ...]) -> Iterator[
     if checkpoint := workload.checkpoint:
         fewest["checkpoint"] = checkpoint.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
-    build = _builder(once, model)
-    for kind in model.decoder.kinds:
-        sizes = list[tuple[int, int]]()
-        for few in fews:
-            graphs = build(lay(once, model.decoder.of_kind(kind, few))).graphs
-            sizes.append((max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)))
+    for jobs in zip(*(of_kinds(once, model, few).values() for few in fews), strict=True):
+        by_job = (job.graphs for job in jobs)
+        sizes = [(max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)) for graphs in by_job]
         ends = zip(sizes[0], sizes[-1], strict=True)
         ops, tensors = (first + (layers - 1) * (last - first) for first, last in ends)
         yield times * ops, tensors
+
+
+def of_kinds(workload: Workload, model: Model, layers: int) -> dict[Layer, Job]:
+    """Build, for each kind of layer, what ranks run of the model with a few layers, all of this kind.
+
+    Parameters
+    ----------
+    workload, model
+        How it runs, and the model.
+    layers
+        How many layers.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be spread over ranks as the workload says.
+    """
+    build = _builder(workload, model)
+    return {kind: build(lay(workload, model.decoder.of_kind(kind, layers))) for kind in model.decoder.kinds}
 
 
 def _builder(workload: Workload, model: Model) -> Callable[[Laid], Job]:

@@ -13,7 +13,7 @@ from functools import partial
 from glob import escape
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from simulator import inputs
 from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, check_tiers, driven, sourced, unfixed
@@ -37,7 +37,7 @@ from simulator.catalog.shelf import (
 from simulator.catalog.text import scalar
 from simulator.document import Document
 from simulator.errors import insist
-from simulator.scenario import Frontier, Question, Scenario, Unstated
+from simulator.scenario import Frontier, Layouts, Question, Scenario, Unstated
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 from simulator.workload.job import JobDocument
@@ -49,6 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+Asked = TypeVar("Asked", bound=Question | Layouts)
 Named = str | Path | Scenario | Loaded
 """A scenario: a name in the catalogue, a path that ends in ``.yaml``, the document, or the `Loaded` read from it."""
 
@@ -264,7 +265,7 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
     return value
 
 
-def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> Question:
+def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Asked:
     """Complete a question about a scenario from its document and from options.
 
     Parameters

@@ -13,8 +13,8 @@ from typing import NoReturn
 import click
 
 from simulator import __version__, interrupts
-from simulator.cli.asking import crossover, frontier, largest, least, limits
-from simulator.cli.documents import calibrate, check, diff, graph, import_, layout, list_, schema
+from simulator.cli.asking import crossover, frontier, largest, layout, least, limits
+from simulator.cli.documents import calibrate, check, diff, graph, import_, list_, schema
 from simulator.cli.plans import export, lint
 from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
 from simulator.cli.torch_steps import torch

@@ -9,6 +9,7 @@ import click
 
 import simulator as hosim
 from simulator.cli import common
+from simulator.cli.documents import show
 
 _SEARCHED = (
     click.option("--at-most", metavar="VALUE", help="The largest value that is tried."),
@@ -142,3 +143,53 @@ def limits(scenario: str, **more: Any) -> int:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     statuses = common.run_and_print(hosim.limits, scenario, **more).more["statuses"]
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])
+
+
+class _ShowOrSearch(click.Group):
+    """Takes a workload in place of a command: `hosim layout WORKLOAD` shows its layout."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Put ``show`` before a workload, and before its options."""
+        is_named = not args or args[0] in (*self.commands, *context.help_option_names)
+        return super().parse_args(context, args if is_named else ["show", *args])
+
+
+@click.group(cls=_ShowOrSearch, short_help="Show how a workload is spread over ranks; search how it is best.")
+def layout() -> None:
+    """Show how a workload is spread over its ranks, or search all layouts of a training step for the best.
+
+    `hosim layout WORKLOAD` is short for `hosim layout show WORKLOAD`.
+    """
+
+
+@common.command("Search all layouts on so many devices.", "scenario", "policy", "set", "workers", "json", "out")
+@click.option("--devices", type=click.IntRange(1), help="How many ranks there are.")
+@click.option("--global-batch", type=click.IntRange(1), help="Sequences of all replicas in a step.")
+@click.option("--memory", metavar="SIZE", help="Budget of the compute tier. Short for --set budget=SIZE.")
+@click.option("--over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Restrict or vary a field.")
+@click.option("--replay", type=click.IntRange(1), help="Layouts that are replayed. [default: 8]")
+@click.option("--whole", is_flag=True, help="Replay all micro-batches, however many.")
+def search(scenario: str, **more: Any) -> int:
+    """Search the layouts of the training step of SCENARIO: estimate all, and replay the best under every policy.
+
+    \b
+    Examples:
+      hosim layout search layout_llama3_70b_128
+      hosim layout search mine.yaml --devices 128 --global-batch 512 --memory "58 GB"
+        --over parallel.tensor=2,4,8 --over batch=1,2 --out results/layouts
+      hosim layout search mine.yaml --over parallel.context=1 --over parallel.schedule=gpipe,1f1b
+
+    By default all degrees of data, tensor, pipeline, context and expert parallelism are tried that multiply to the
+    devices, and all that they allow of sequence and zero_stage; --over restricts these, or varies other fields
+    of the workload. Micro-batches follow from the global batch. Options default to the scenario's key `layout:`.
+
+    A layout is left out without a replay only if it cannot be, or cannot have room (a lower bound), or if others are
+    faster by the estimate, which is printed as one. Of a 1F1B pipeline that is long full, two replays of fewer
+    micro-batches are continued, unless --whole is said. The exit code is 1 if no layout ran to its end.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    rows = common.run_and_print(hosim.layout_search, scenario, **more).rows
+    return common.judged(rows, none="no layout ran to its end")
+
+
+for _command in (show, search):
+    layout.add_command(_command)

@@ -182,9 +182,9 @@ def graph(workload: str, out: Path) -> None:
     click.echo("\n".join(write_graphs(workload, out)))
 
 
-@common.command("Show what every rank holds, and what ranks communicate.", "json")
+@common.command("Show what every rank holds, and what ranks communicate.", "json", name="show")
 @click.argument("workload", callback=common.native)
-def layout(workload: str, as_json: bool) -> None:
+def show(workload: str, as_json: bool) -> None:
     """Show how WORKLOAD is spread over its ranks: who holds what, how weights are cut, what a step communicates.
 
     \b

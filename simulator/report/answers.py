@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
-from simulator.report.tables import Column, figures, filled, occurring
+from simulator.report.tables import WAITS, Column, figures, filled, occurring
 from simulator.report.views import Panel, Row, Rows, Section, SweepView, by
 from simulator.scenario import Question
 from simulator.units import counted, human, parse, unit_of
@@ -304,3 +304,80 @@ def _assumed(rows: Rows) -> Iterator[str]:
             yield f"The answer depends on {counted(len(names), f'{origin} figure')}: {listed(names)}."
     if strong and all(row["origin"] in ("cited", "mine") for row in strong):
         yield "The answer depends on no assumed figure by 0.05 % or more."
+
+
+def layouts_view(rows: Rows, screened: Rows, names: Sequence[str], tier: str, title: str) -> SweepView:
+    """Show the layouts that were replayed, and what is known of the others.
+
+    Parameters
+    ----------
+    rows, screened
+        The replayed rows, and all layouts: see `simulator.run.layouts`.
+    names
+        The fields in which layouts differ.
+    tier
+        The compute tier.
+    title
+        The title.
+    """
+    peak, ran = f"peak_{tier}_bytes", [row for row in rows if row["status"] == "ok"]
+    columns = [
+        *figures(rows, ("policy",)),
+        *(Column(name, (row.get(name, ABSENT) for row in rows), left=False) for name in names),
+    ]
+    columns += figures(
+        rows,
+        {
+            "estimated_step_ns": "estimate",
+            **{key: figure_of(key).head for key in ("status", "step_ns", "tokens_per_s", peak)},
+        },
+    )
+    columns += figures(rows, occurring(rows, ("bubble_fraction", *WAITS)))
+    columns.append(Column("front", ("*" if row.get("front") else "" for row in rows)))
+    table = [Section(columns=filled(columns))]
+    front = [{**row, "set": "Pareto front"} for row in ran if row["front"]]
+    points = [*front, *({**row, "set": "replayed"} for row in ran if not row["front"])]
+    made = [row for row in screened if row["status"] == "estimated"]
+    points += [
+        {
+            peak: row[f"estimated_{peak}"],
+            "tokens_per_s": row["estimated_tokens_per_s"],
+            "set": "estimated, if nothing moves",
+        }
+        for row in made
+    ]
+    loose = ("replayed", "estimated, if nothing moves")
+    panel = Panel("tokens/s", f"peak of {tier}", "", points, peak, "tokens_per_s", "B", of="set", loose=loose)
+    sentences = [*_layouts_found(ran, front, names, peak), *_layouts_left(ran, screened, made, names)]
+    return SweepView(title, table, sentences, [panel] if points else [])
+
+
+def _layout(row: Row, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {row[name]}" for name in names)
+
+
+def _layouts_found(ran: Rows, front: Rows, names: Sequence[str], peak: str) -> Iterator[str]:
+    """Say which layout is fastest, which others no one beats, and how far estimates were off."""
+    for row in ran[:1]:
+        much = f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s, with a step of {quantity(row['step_ns'], 'ns')}"
+        yield f"{row['policy']} with {_layout(row, names)} makes the most that was replayed: {much}."
+    for row in front[1:]:
+        less = f"{quantity(row[peak], 'B')}, {ratio(row['tokens_per_s'] / front[0]['tokens_per_s'])} as many tokens/s"
+        yield f"Less memory: {row['policy']} with {_layout(row, names)} has a peak of {less}."
+    best = {_layout(row, names): row for row in reversed(ran)}.values()
+    off = sorted(row["estimated_step_ns"] / row["step_ns"] - 1 for row in best)
+    if off:
+        yield f"Estimates of the fastest rows of replayed layouts were off by {signed(off[0])} to {signed(off[-1])}."
+
+
+def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -> Iterator[str]:
+    """Say what is known of layouts that were not replayed, and why others cannot be."""
+    best, tried = max((row["tokens_per_s"] for row in ran), default=0), {_layout(row, names) for row in ran}
+    left = [row for row in made if _layout(row, names) not in tried]
+    slower = sum(row["most_tokens_per_s"] < best for row in left)
+    others = f"{slower:,} cannot be as fast, by a bound, and the others are slower, or lack room, by the estimate alone"
+    yield f"{len(made):,} of {len(screened):,} layouts were estimated; of {len(left):,} that did not run {others}."
+    barred = [row for row in screened if row["status"] == "failed"]
+    for (rule,), group in sorted(by(barred, "rule").items(), key=lambda pair: -len(pair[1])):
+        such = f"such as {_layout(group[0], names)}: {group[0]['found']}"
+        yield f"{len(group):,} of {len(screened):,} cannot be: {rule} ({such})."

@@ -231,6 +231,7 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     places = _places(ax, values, x_size, panel.dense)
     for (name,), group in by(rows, panel.of).items():
         style = styles[str(name)] | ({"marker": ""} if panel.dense else {})
+        style |= {"linestyle": ""} if name in panel.loose else {}
         dots = {"color": style["color"], "linestyle": "", "marker": "o", "markersize": 9}
         edge = {"color": style["color"], "linewidth": 0.8, "linestyle": ":"}
         looks = {panel.y: style, **dict.fromkeys(panel.band, edge)}

@@ -43,6 +43,8 @@ class Panel(NamedTuple):
     dense
         For many points, which then have no markers: the scale of the axis, ``log`` (if they are far apart) or
         ``linear``.
+    loose
+        Names of curves whose points are not joined.
     """
 
     title: str
@@ -56,6 +58,7 @@ class Panel(NamedTuple):
     band: tuple[str, ...] = ()
     limit: float = math.inf
     dense: Literal["", "linear", "log"] = ""
+    loose: tuple[str, ...] = ()
 
 
 class Map(NamedTuple):

@@ -12,12 +12,12 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
-from simulator.scenario.question import Frontier, Largest, Least, Question
+from simulator.scenario.question import Frontier, Largest, Layouts, Least, Question
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest", "Least",
-    "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest",
+    "Layouts", "Least", "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
@@ -238,6 +238,8 @@ class Scenario(Document):
         Search the largest value of a workload field with which each row still fits: column ``largest_<field>``.
     least
         Search the least value of a machine field with which it does: ``tiers.hbm.capacity`` asks what memory is enough.
+    layout
+        Search the layouts of the workload on so many devices: `hosim layout search`.
     draws
         What dynamic reads choose, step by step: a distribution, or a file. Policies may know how likely a candidate is,
         but not what is chosen before it is revealed.
@@ -269,6 +271,7 @@ class Scenario(Document):
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
     least: Least | None = None
+    layout: Layouts | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     kv_tiers: dict[str, KvRoom] = {}

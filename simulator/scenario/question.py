@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from simulator.document import Count, Part
+from simulator.document import Count, Part, Ranks
 from simulator.scenario.claim import WORKLOAD, Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
@@ -298,6 +298,32 @@ class Frontier(Question):
         low, high = self.read("at_least"), self.read("at_most")
         must, do = f"at_most is more than at_least, {self.written(low)}", "raise it"
         require(low < high, must, self.written(high), "at_most", do=do)
+
+
+class Layouts(Part):
+    """Layouts of a training step on so many devices, of which the best are replayed: see `hosim layout search`.
+
+    Attributes
+    ----------
+    devices
+        How many ranks there are, whatever the layout.
+    global_batch
+        Sequences that all replicas train on in a step.
+    over
+        Workload field -> its values, such as ``parallel.tensor: [2, 4, 8]``. All combinations are layouts. By default
+        `data`, `tensor`, `pipeline` and `context` divide the devices, `expert` divides `data` or is all of a stage,
+        activations are cut along `sequence` or not, and `zero_stage` is any; other fields are as in the workload.
+        ``parallel.micro_batches`` follows from the global batch, unless it is stated.
+    replay
+        How many layouts are replayed: the fastest by the estimate.
+    """
+
+    key: ClassVar[str] = "layout"
+
+    devices: Ranks
+    global_batch: Count
+    over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
+    replay: Count = 8
 
 
 def _rounded(low: int | float, high: int | float, digits: int) -> list[int | float]:

@@ -1,0 +1,295 @@
+"""Screens layouts: what a step takes and holds, from models of two layers of each kind, without the whole job.
+
+A *unit* is built for each kind of layer: one stage with two such layers and one micro-batch, by the same builder, with
+the same ranks but for the stages. Its ops run in order, each stream by itself, for the times that they take alone
+(`simulator.cost`): so a collective hides behind computes that do not wait for it. What computes take and wait for is
+booked to the *part* of the model whose op it is: a layer, the embedding, or the head. A stage is a sum of parts.
+
+*Estimate.* With t_s a micro-batch's time in stage s, forward and backward, m micro-batches, c a send between stages and
+e_s what follows the last backward (gradients that are still being added up, the update, weights that are gathered)::
+
+    step = max(max_s(sum_{r < s}(t_r + 2 c) + m t_s) + e_0, max_s(m t_s + e_s))
+    peak = max_s(lasting_s + k_s saved_s + the largest rest of one part)
+
+with k_s the micro-batches that stage s has begun and not ended. Where that is above the budget, and a row may move
+data, what is too much goes over the fastest link out of the compute tier and back, once a step if it lasts, else in
+each micro-batch, beside all computes, while all other ranks do the same.
+
+*Bounds.* With C_s the computes alone in place of t_s, U_0 those of stage 0's update, and nothing else, no step is
+shorter: a step begins and ends on stage 0, and between the first forward that stage s gets from there and the last
+gradient that it sends back it computes all its micro-batches. And no step holds less than what has its home in the
+compute tier: what lasts, and gradients, which are all there before the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from simulator import bounds, builders
+from simulator.catalog import Loaded
+from simulator.cost import durations_ns
+from simulator.cost.collectives import collective_ns
+from simulator.cost.service import NS_PER_S
+from simulator.errors import ConfigError
+from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
+from simulator.lifetime import NEVER, Lifetimes, live_bytes
+from simulator.plan import FREE
+from simulator.run.placement import home_ids
+from simulator.workload import DecoderModel
+
+_UNIT_LAYERS = 2
+"""Layers of a unit: forward is counted in the last one, backward in the first one, each behind one that is alike."""
+
+
+@dataclass
+class ModelPart:
+    """What a part of the model takes and holds on a rank, for a micro-batch.
+
+    Attributes
+    ----------
+    forward_ns, backward_ns, update_ns
+        Computes and what they wait for; `update_ns` without waits, once a step.
+    compute_ns
+        Computes of forward and backward alone.
+    exchange_forward_ns, exchange_backward_ns, exchange_update_ns
+        Exchanges of replicas, which add up gradients and gather weights, by the phase of their ops.
+    fixed_bytes, lasting_bytes
+        What lasts, gradients included, and cannot leave the compute tier; all that lasts and has room there.
+    saved_bytes, spare_bytes
+        What is saved for backward; the most of what else there is at a time.
+    """
+
+    forward_ns: int = 0
+    backward_ns: int = 0
+    update_ns: int = 0
+    compute_ns: int = 0
+    exchange_forward_ns: int = 0
+    exchange_backward_ns: int = 0
+    exchange_update_ns: int = 0
+    fixed_bytes: int = 0
+    lasting_bytes: int = 0
+    saved_bytes: int = 0
+    spare_bytes: int = 0
+
+
+class Estimate(NamedTuple):
+    """What a layout is expected to take and hold, and what it takes and holds at least.
+
+    Attributes
+    ----------
+    step_ns, peak_bytes
+        Estimated: a step, and the peak of the compute tier if nothing moves.
+    is_roomy
+        Whether there is room for that, or for what is left if all moves that may.
+    least_step_ns, least_bytes
+        Bounds that no row goes below.
+    """
+
+    step_ns: int
+    peak_bytes: int
+    is_roomy: bool
+    least_step_ns: int
+    least_bytes: int
+
+
+def room_bytes(loaded: Loaded) -> int:
+    """Return the room in the compute tier: the budget, or what is usable [B]."""
+    usable = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes
+    return int(min(usable, LARGEST) if loaded.scenario.budget_bytes is None else loaded.scenario.budget_bytes)
+
+
+def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
+    """Estimate the layout of a workload.
+
+    Parameters
+    ----------
+    loaded
+        The scenario; its workload trains a model.
+    can_move
+        Whether some row may move data.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be spread over ranks so.
+    """
+    parallel, stages = loaded.workload.parallel, [*_stages(loaded)]
+    micros, gpipe = parallel.micro_batches, parallel.schedule == "gpipe"
+    begun = [micros if gpipe else min(micros, len(stages) - index) for index in range(len(stages))]
+    peaks = [_peak(*each) for each in zip(stages, begun, strict=True)]
+    over = [max(0, peak - room_bytes(loaded)) for peak in peaks]
+    moved = [_moved(*each, micros) for each in zip(stages, over, begun, strict=True)]
+    rate = _rate(loaded) if can_move else 0
+    times, ends = ([form(stage, parallel.zero_stage) for stage in stages] for form in (_micro_ns, _end_ns))
+    if rate:
+        times = [max(ns, (each or 0) * NS_PER_S // rate) for ns, each in zip(times, moved, strict=True)]
+    sends = 2 * _send_ns(loaded)
+    first = _path_ns([ns + sends for ns in times], times, micros) + ends[0]
+    step_ns = max(first, *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
+    computes = [sum(part.compute_ns for part in stage) for stage in stages]
+    least_ns = _path_ns(computes, computes, micros) + sum(part.update_ns for part in stages[0])
+    least_bytes = max(sum(part.fixed_bytes for part in stage) for stage in stages)
+    is_roomy = not any(over) or (bool(rate) and None not in moved)
+    return Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
+
+
+def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
+    """Yield the parts of each stage."""
+    workload, decoder = loaded.workload, decoder_of(loaded)
+    builders.layouts(workload)  # refuses what cannot be
+    micros = 1 + (workload.parallel.zero_stage > 1)  # then only the second one adds to what there is
+    parallel = workload.parallel.model_copy(update={"pipeline": 1, "micro_batches": micros, "layers": None})
+    once = workload.model_copy(update={"parallel": parallel, "steps": 1})
+    jobs = builders.of_kinds(once, decoder, _UNIT_LAYERS)
+    units = {kind: _parts(loaded, job.graphs[0]) for kind, job in jobs.items()}
+    counts, layers = builders.stage_layers(workload, decoder.layers, workload.name), 0
+    for index, count in enumerate(counts):
+        kinds = [units[decoder.layer(layer)] for layer in range(layers, layers + count)]
+        layers += count
+        first, last = index == 0, index == len(counts) - 1
+        yield [*[kinds[0]["embed"]] * first, *(parts["layer"] for parts in kinds), *[kinds[-1]["head"]] * last]
+
+
+def decoder_of(loaded: Loaded) -> DecoderModel:
+    """Return the parts of the model that is trained."""
+    model = loaded.workload.model
+    if model is None:
+        raise ConfigError(loaded.place("workload"), "a layout is of a model", "a graph", "name a workload with a model")
+    return model.decoder
+
+
+def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:
+    """Return the longest way of a step through the stages: to a stage, all its micro-batches, and back [ns]."""
+    return max(way + micros * ns for way, ns in zip(accumulate(before, initial=0), times, strict=False))
+
+
+def _peak(stage: Sequence[ModelPart], begun: int) -> int:
+    """Estimate the peak of a stage that has so many micro-batches under way [B]."""
+    each = sum(part.lasting_bytes + begun * part.saved_bytes for part in stage)
+    return each + max(part.spare_bytes for part in stage)
+
+
+def _rate(loaded: Loaded) -> int:
+    """Return the rate at which a rank copies out of the compute tier while all others do, by the fastest link [B/s]."""
+    machine, parallel = loaded.hardware, loaded.workload.parallel
+    ranks = parallel.data * parallel.context * parallel.tensor * parallel.pipeline
+    rates = [0]
+    for name, link in machine.links.items():
+        caps = [bus for bus in machine.caps.values() if name in bus.links]
+        shared = (bus.bandwidth_bytes_per_s / min(ranks, machine.topology.sharing[bus.scope]) for bus in caps)
+        rates += [int(min(LARGEST, link.bandwidth_bytes_per_s, *shared))] if link.source == machine.compute_tier else []
+    return max(rates)
+
+
+def _moved(stage: Sequence[ModelPart], over: int, begun: int, micros: int) -> int | None:
+    """Return how much of what is too much goes and comes back in each micro-batch [B]; None if less may move."""
+    lasts = min(over, sum(part.lasting_bytes - part.fixed_bytes for part in stage))
+    saved = (over - lasts) // begun
+    return 2 * (saved + lasts // micros) if saved <= sum(part.saved_bytes for part in stage) else None
+
+
+def _micro_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:
+    """Estimate the time of a micro-batch in a stage, forward and backward, with what its replicas exchange [ns]."""
+    forward, backward = sum(part.forward_ns for part in stage), sum(part.backward_ns for part in stage)
+    if zero_stage > 1:
+        forward = max(forward, sum(part.exchange_forward_ns for part in stage))
+        backward = max(backward, sum(part.exchange_backward_ns for part in stage))
+    return forward + backward
+
+
+def _end_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:
+    """Estimate the time from the end of a stage's last backward to the next step [ns]."""
+    back = [(part.backward_ns, part.exchange_backward_ns) for part in reversed(stage)]
+    ahead = [(part.forward_ns, part.exchange_update_ns) for part in reversed(stage)]
+    exposed = max(0, sum(part.exchange_backward_ns - part.backward_ns for part in stage)) * (zero_stage > 1)
+    return _beyond(back) - exposed + sum(part.update_ns for part in stage) + _beyond(ahead)
+
+
+def _beyond(pairs: Sequence[tuple[int, int]]) -> int:
+    """Return how much longer computes and exchanges take than the computes, each of which an exchange follows [ns].
+
+    In reverse order it is the same with each exchange before its compute.
+    """
+    computed = exchanged = 0
+    for compute_ns, exchange_ns in pairs:
+        computed += compute_ns
+        exchanged = max(exchanged, computed) + exchange_ns
+    return exchanged - computed
+
+
+def _send_ns(loaded: Loaded) -> int:
+    """Return the time to send a micro-batch's activations to the next stage [ns]."""
+    workload, parallel = loaded.workload, loaded.workload.parallel
+    if parallel.pipeline == 1:
+        return 0
+    cut = parallel.context * (parallel.tensor if parallel.sequence else 1)
+    size = workload.batch * workload.sequence * decoder_of(loaded).hidden * workload.dtypes.element_bytes // cut
+    apart = parallel.data * parallel.context * parallel.tensor
+    return collective_ns(Collective(CollectiveKind.SEND, "stages", size), (0, apart), loaded.hardware)
+
+
+def _parts(loaded: Loaded, graph: Graph) -> dict[str, ModelPart]:
+    """Count the parts of a unit: a layer, ``layer``, and both ends, ``embed`` and ``head``."""
+    parts = {block: ModelPart() for block in ("embed", "L00", "L01", "head")}
+    _count_times(loaded, graph, parts)
+    _count_sizes(loaded, graph, parts)
+    first, last = parts["L00"], parts["L01"]
+    first.forward_ns, first.spare_bytes = last.forward_ns, max(first.spare_bytes, last.spare_bytes)
+    return {"embed": parts["embed"], "layer": first, "head": parts["head"]}
+
+
+def _count_times(loaded: Loaded, graph: Graph, parts: dict[str, ModelPart]) -> None:
+    """Run the ops of a unit in order on their streams, and book what computes take, and wait for, to its parts."""
+    streams = bounds.streams_of(graph, loaded.scenario.switches.collectives)
+    free, made = dict[int, int](), [0] * len(graph.tensors)
+    for op, ns, stream in zip(graph.ops, durations_ns(graph, loaded.hardware), streams, strict=True):
+        micro, block = _place(op.name)
+        before, part = free.get(stream, 0), parts[block]
+        end = free[stream] = max([before, *(made[t] for t in op.reads)]) + ns
+        for t in op.writes:
+            made[t] = end
+        is_first, is_last = micro in ("", "mb0"), micro in ("", "mb1")
+        if op.collective is not None and op.name.rpartition("/")[2].startswith(("grads.", "weights.")):
+            key = f"exchange_{op.phase}_ns"
+            setattr(part, key, getattr(part, key) + ns * is_last)
+        if op.device == HOST or (op.collective is not None and stream):
+            continue
+        if op.phase == "update":
+            part.update_ns += ns * (op.collective is None)
+            continue
+        part.compute_ns += ns * (op.collective is None) * is_first
+        if op.phase == "forward":
+            part.forward_ns += (end - before) * is_last
+        else:
+            part.backward_ns += (end - before) * is_last
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Return the micro-batch of an op or a tensor, empty if there is one, and its part of the model."""
+    micro, _, rest = name.partition("/") if name.startswith("mb") else ("", "", name)
+    return micro, rest.partition("/")[0]
+
+
+def _count_sizes(loaded: Loaded, graph: Graph, parts: dict[str, ModelPart]) -> None:
+    """Book what lasts, what is saved for backward, and the most of the rest at a time, to the parts of a unit."""
+    lifetimes, phases, rest = Lifetimes.of(graph), [op.phase for op in graph.ops], list[int]()
+    compute_tier = [*loaded.hardware.tiers].index(loaded.hardware.compute_tier)
+    for t, (tensor, home) in enumerate(zip(graph.tensors, home_ids(loaded, [graph])[0], strict=True)):
+        micro, block = _place(tensor.name)
+        part = parts[block]
+        first, last = lifetimes.first_use[t], lifetimes.last_use[t]
+        if first == NEVER:
+            continue
+        if tensor.persistent or phases[last] == "update":
+            part.lasting_bytes += tensor.size_bytes * (home in (compute_tier, FREE))
+            part.fixed_bytes += tensor.size_bytes * (home == compute_tier)
+        elif (phases[first], phases[last]) == ("forward", "backward"):
+            part.saved_bytes += tensor.size_bytes * (micro in ("", "mb1"))
+        else:
+            rest.append(t)
+    for op, held in zip(graph.ops, live_bytes(graph, rest), strict=True):
+        part = parts[_place(op.name)[1]]
+        part.spare_bytes = max(part.spare_bytes, int(held))

@@ -1,0 +1,284 @@
+"""`hosim layout search`: all layouts of a training step on so many devices, screened by estimates; the best replayed.
+
+A replay of many micro-batches is made of two of few: once a 1F1B pipeline is full, each further micro-batch adds the
+same time and the same bytes. So a step of m micro-batches is that of n, and m - n times what one more adds to it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from simulator import catalog
+from simulator.catalog import Axis, Loaded, MistypedError, Named
+from simulator.catalog.shelf import errors_at
+from simulator.cost.service import NS_PER_S
+from simulator.errors import ConfigError, insist
+from simulator.processes import Make, spawned
+from simulator.report.answers import layouts_view
+from simulator.report.views import ALL
+from simulator.run.case import Policies, names_in, rows_named
+from simulator.run.estimates import decoder_of, estimate, room_bytes
+from simulator.run.grid import Cells, Values, axis
+from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
+from simulator.scenario import Layouts
+from simulator.units import human
+from simulator.workload import Experts, Gqa
+
+MOST_LAYOUTS = 50_000
+"""Most layouts that are estimated: at a hundredth of a second each they take some minutes on two cores."""
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert", "sequence", "zero_stage")
+_FIELDS = (*(f"parallel.{name}" for name in _DEGREES), "batch", "parallel.micro_batches")
+"""Fields that make a layout; others may be varied, too."""
+_MESH, _BATCH = "data * context * tensor * pipeline is devices", "data * batch * micro_batches is global_batch"
+_FULL = 4
+"""Micro-batches beyond the number of stages, but at most twice as many, with which a 1F1B pipeline is long full."""
+
+
+def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom said
+    scenario: Named,
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    policies: Policies | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    memory: str | None = None,
+    over: Mapping[str, Values] | None = None,
+    whole: bool = False,
+    **asked: int | None,
+) -> Sweep:
+    """Search the layouts of a training step on so many devices: estimate all, and replay the best with every policy.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
+    set, policies
+        As in `simulator.run`.
+    workers
+        Processes; default: one for each core. The result does not depend on it.
+    progress
+        Called when a layout was estimated or replayed.
+    memory
+        Budget of the compute tier, such as ``58 GB``; default: that of the scenario.
+    over
+        Workload field -> its values, as a list or a text; they win over those of the scenario's key ``layout``.
+    whole
+        Whether all micro-batches are replayed one by one, however many there are.
+    **asked
+        Further fields of that key: ``devices``, ``global_batch`` and ``replay``.
+
+    Returns
+    -------
+    Sweep
+        A row for each replayed layout and policy, the most tokens per second first; the table ``layouts`` has all
+        layouts with their estimates and bounds, or the reason for which one cannot be.
+
+    Raises
+    ------
+    ConfigError
+        If a document or the question is wrong, or there are too many layouts.
+    """
+    loaded = catalog.resolve(scenario, {**(set or {}), **({"budget": memory} if memory else {})} or None)
+    loaded = loaded.without_questions()
+    axes, listed, question = _asked(loaded, {**asked, "over": over})
+    _check_model(loaded)
+    made, where = [*_made(loaded, listed, question)], loaded.place("layout")
+    must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
+    insist(made, where, must, f"none to {question.devices:,}", do)
+    must, do = f"at most {MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --over parallel.tensor=2,4,8"
+    insist(len(made) <= MOST_LAYOUTS, where, must, f"{len(made):,}", do)
+    rows = loaded.scenario.policies
+    if names := names_in(policies):
+        rows = tuple(rows_named(loaded.scenario, names))
+    can_move = isinstance(policies, Mapping) or any(choice.policy != "resident" for choice in rows)
+    workers, base, tell = workers or os.cpu_count() or 1, _alone(loaded), progress or silent
+    screened = _screened(partial(_screening, base, axes, can_move=can_move), made, workers, tell)
+    able = [row for row in screened if row["status"] == "estimated"]
+    best = sorted(able, key=lambda row: (not row["is_roomy"], -row["estimated_tokens_per_s"]))[: question.replay]
+    points, tier = [tuple(row[axis.name] for axis in axes) for row in best], loaded.hardware.compute_tier
+    study = Study(base, LayoutCells(policies, whole=whole), axes, points, probes=())
+    replayed = _front(_beside(sweep([study], workers, progress), best, axes), tier)
+    varied = [axis.name for axis in axes if len({row[axis.name] for row in screened}) > 1]
+    view = layouts_view(replayed, screened, varied, tier, loaded.scenario.heading)
+    more = {"devices": question.devices, "global_batch": question.global_batch}
+    return Sweep("layouts", [loaded], replayed, view, {"points": replayed, "layouts": screened}, more)
+
+
+def _screened(screening: Make, made: Sequence[tuple[Point, str]], workers: int, tell: Progress) -> Rows:
+    """Estimate layouts in some processes; return a row for each, in order."""
+    rows, processes = dict[int, Row](), workers if len(made) > workers > 1 else 0
+    with closing(spawned(screening, [*enumerate(made)], processes)) as estimates:
+        for index, row in estimates:
+            rows[index] = row
+            tell("layouts are estimated", len(rows), len(made))
+    return [rows[index] for index in sorted(rows)]
+
+
+def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Sequence[Any]], Layouts]:
+    """Return the axes of layouts, the values of those that are stated, and the question."""
+    stated = loaded.scenario.layout
+    over = {**(stated.over if stated else {}), **(given["over"] or {})}
+    over = {key.removeprefix("workload."): values for key, values in over.items()}
+    read = {key: axis(f"workload.{key}", values, "over") for key, values in over.items()}
+    for made, values in read.values():
+        with errors_at(made.where):
+            loaded.fields(made.name)
+        for value in values:
+            try:
+                catalog.at(loaded, {made: value})
+            except MistypedError:
+                raise
+            except ConfigError:  # alone; with other degrees it may be a layout
+                continue
+    where = loaded.place("layout")
+    usual = {key: Axis(key, (f"workload.{key}",), where) for key in _FIELDS}
+    axes = usual | {key: made for key, (made, _) in read.items()}
+    short = tuple(replace(made, name=key.removeprefix("parallel.")) for key, made in axes.items())
+    listed: dict[str, Sequence[Any]] = {key: values for key, (_, values) in read.items()}
+    asked = {**given, "over": {key: tuple(values) for key, values in listed.items()} or None}
+    return short, listed, catalog.question(loaded, Layouts, asked)
+
+
+def _check_model(loaded: Loaded) -> None:
+    """Refuse a workload that trains no model, or whose layers of one kind do not train alike."""
+    workload, where = loaded.workload, loaded.place("workload")
+    must, do = "layouts are searched for a model that trains", "name a workload with a model, and phase: train"
+    insist(workload.model and workload.phase == "train", where, must, workload.name, do)
+    must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
+    is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
+    insist(is_alike, where, must, "some that do not", do)
+
+
+def _alone(loaded: Loaded) -> Loaded:
+    """Return the documents with all ranks and no degree of the layout that the workload states."""
+    usual = type(loaded.workload.parallel)(ranks="all")
+    changes = {name: getattr(usual, name) for name in (*_DEGREES, "ranks", "micro_batches", "layers")}
+    parallel = loaded.workload.parallel.model_copy(update=changes)
+    return replace(loaded, workload=loaded.workload.model_copy(update={"parallel": parallel}))
+
+
+def _made(
+    loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts
+) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield all layouts as points, and the rule that one breaks of the numbers of devices and sequences, if it does.
+
+    Degrees that do not multiply are no layouts, unless it was stated that `data` is one of them.
+    """
+    devices, kinds = question.devices, decoder_of(loaded).kinds
+    divisors = [degree for degree in range(1, devices + 1) if devices % degree == 0]
+    can_gather = all(isinstance(kind.attention, Gqa) and kind.attention.sparse is None for kind in kinds)
+    usual = {"tensor": divisors, "pipeline": divisors, "context": divisors if can_gather else [1]}
+    others = [values for key, values in listed.items() if key not in _FIELDS]
+    for cuts in product(*(listed.get(f"parallel.{name}", each) for name, each in usual.items())):
+        data, left = divmod(devices, math.prod(cuts))
+        for stated in listed.get("parallel.data", [] if left else [data]):
+            why = _MESH if left or stated != data else ""
+            for more in product(*_more(loaded, listed, stated, cuts), *others):
+                expert, sequence, zero, batch, *rest = more
+                usual_micros = [question.global_batch // (stated * batch) if stated else 0]
+                for micros in listed.get("parallel.micro_batches", usual_micros):
+                    is_whole = stated * batch * micros == question.global_batch
+                    point = (stated, *cuts, expert, sequence, zero, batch, micros, *rest)
+                    yield point, why or ("" if is_whole else _BATCH)
+
+
+def _more(
+    loaded: Loaded, listed: Mapping[str, Sequence[Any]], data: int, cuts: Sequence[int]
+) -> Iterator[Sequence[Any]]:
+    """Yield the values of the fields of a layout that depend on its degrees, unless they are stated."""
+    tensor, _, context = cuts
+    has_experts = any(isinstance(kind.feed_forward, Experts) for kind in decoder_of(loaded).kinds)
+    experts = [degree for degree in range(1, data + 1) if data % degree == 0]
+    yield listed.get("parallel.expert", [*dict.fromkeys([*experts, data * tensor])] if has_experts else [1])
+    yield listed.get("parallel.sequence", [False, True] if tensor > 1 else [False])
+    yield listed.get("parallel.zero_stage", [0, 1, 2, 3] if data * context > 1 else [0])
+    yield listed.get("batch", [loaded.workload.batch])
+
+
+def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callable[[tuple[Point, str]], Row]:
+    """Return the function that estimates a layout, or says why it cannot be."""
+    tier = base.hardware.compute_tier
+
+    def screen(made: tuple[Point, str]) -> Row:
+        point, why = made
+        row: Row = {axis.name: value for axis, value in zip(axes, point, strict=True)}
+        try:
+            insist(not why, "layout", why, "another number")
+            laid = catalog.at(base, dict(zip(axes, point, strict=True)))
+            estimated = estimate(laid, can_move=can_move)
+            must, least = f"what has its home in {tier} has room there", estimated.least_bytes
+            insist(least <= room_bytes(laid), "layout", must, f"{human(least, 'B')} at least")
+        except ConfigError as error:
+            return {**row, "status": "failed", "rule": error.must, "found": error.found}
+        tokens = (laid.workload.tokens or 0) * NS_PER_S
+        row |= {"status": "estimated", "is_roomy": estimated.is_roomy, "estimated_step_ns": estimated.step_ns}
+        row |= {f"estimated_peak_{tier}_bytes": estimated.peak_bytes, f"least_peak_{tier}_bytes": least}
+        row |= {"least_step_ns": estimated.least_step_ns, "estimated_tokens_per_s": tokens / estimated.step_ns}
+        return row | {"most_tokens_per_s": tokens / estimated.least_step_ns}
+
+    return screen
+
+
+@dataclass(eq=False)
+class LayoutCells:
+    """Measures layouts: all rows of each.
+
+    Attributes
+    ----------
+    policies
+        As in `simulator.run`.
+    whole
+        Whether all micro-batches are replayed.
+    """
+
+    policies: Policies | None = None
+    whole: bool = False
+
+    def __call__(self, loaded: Loaded, point: Point) -> Rows:
+        """Run the rows of a layout, or make them of those of two with fewer micro-batches."""
+        parallel, cells = loaded.workload.parallel, Cells(self.policies, with_bounds=False)
+        few = min(2 * parallel.pipeline, parallel.pipeline + _FULL)
+        if self.whole or parallel.schedule != "1f1b" or parallel.micro_batches <= few + 1:
+            return cells(loaded, point)
+        micros = Axis("micro_batches", ("workload.parallel.micro_batches",), loaded.place("layout"))
+        of_few = [cells(catalog.at(loaded, {micros: each}), point) for each in (few, few + 1)]
+        of_few = [[row for row in rows if "policy" in row] for rows in of_few]
+        further, tokens = parallel.micro_batches - few, loaded.workload.tokens or 0
+        return [_continued(less, more, further, tokens) for less, more in zip(*of_few, strict=True)]
+
+
+def _continued(less: Row, more: Row, further: int, tokens: int) -> Row:
+    """Return the row of so many further micro-batches than the lesser of two rows has, of which the other has one."""
+    if not less["status"] == more["status"] == "ok":
+        return less if less["status"] != "ok" else more
+    row = {key: more[key] for key in ("policy", "status", "ranks", "notes")}
+    for key in more:
+        if key.startswith(("step_ns", "peak_", "wait_")) and type(more[key]) is int and type(less[key]) is int:
+            row[key] = less[key] + (more[key] - less[key]) * further
+    waits = [(each.get("bubble_fraction") or 0) * each["step_ns"] for each in (less, more)]
+    row["bubble_fraction"] = (waits[0] + (waits[1] - waits[0]) * further) / row["step_ns"]
+    return row | {"tokens": tokens, "tokens_per_s": tokens * NS_PER_S / row["step_ns"]}
+
+
+def _beside(replayed: Rows, screened: Rows, axes: Sequence[Axis]) -> Rows:
+    """Add to each row what was estimated for its layout; the most tokens per second first."""
+    names = [axis.name for axis in axes]
+    estimates = {tuple(row[name] for name in names): row for row in screened}
+    rows = [{**estimates[tuple(row[name] for name in names)], "policy": ALL, **row} for row in replayed]
+    return sorted(rows, key=lambda row: -(row.get("tokens_per_s") or 0))
+
+
+def _front(rows: Rows, tier: str) -> Rows:
+    """Mark the rows that no other one beats in both tokens per second and peak."""
+    least, peak = math.inf, f"peak_{tier}_bytes"
+    for row in rows:
+        row["front"] = row["status"] == "ok" and row[peak] < least
+        least = row[peak] if row["front"] else least
+    return rows
