@@ -116,9 +116,10 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     free = {(fit.parameter, fit.figure): (fit, fields) for claim in judged for fit, fields in claim.fits.items()}
     fitted = [(fit.parameter, f"{', '.join(fields)}, to {fit.figure}: {fit.why}") for fit, fields in free.values()]
     chosen = list({name: why for claim in judged for name, why in claim.chosen.items()}.items())
-    shown = [
-        ("", f"{row['claim']}: {row['setting']}; agrees if {row['agrees_if']}") for row in rows if row["agrees_if"]
-    ]
+    shown = list[tuple[str, str]]()
+    for (scenario, setting), group in by((row for row in rows if row["agrees_if"]), "scenario", "setting").items():
+        agreements = (f"{row['claim']}: agrees if {row['agrees_if']}" for row in group)
+        shown += [("", text) for text in (f"{scenario}: {setting}", *agreements)]
     missed = by((row for row in rows if row["verdict"] == "missed"), "missed")
     why = [("", f"{'; '.join(row['claim'] for row in group)}: {reason}") for (reason,), group in missed.items()]
     noted = {"Fitted": fitted, "Chosen": chosen, "Shown in a setting that no source states": shown, "Missed": why}

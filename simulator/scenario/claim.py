@@ -190,8 +190,8 @@ class Expectation(Part):
         require(is_right, must, f"kind: {self.kind}", key, do=do)
         ends, ours, found = self.ends("range"), self.ends("about"), f"about: {self.about}, printed: {self.printed}"
         must, do = "a range holds ours, beside one printed number", "write about, a range around it, and a number"
-        is_right = not ends or (ours and ends[0] <= ours[0] <= ends[1] and len(self.ends("printed")) == 1)  # type: ignore[operator]
-        require(is_right, must, found, "range", do=do)
+        is_held = not ends or bool(ours and ends[0] <= ours[0] <= ends[1] and len(self.ends("printed")) == 1)  # type: ignore[operator]
+        require(is_held, must, found, "range", do=do)
 
 
 class Untested(Part):

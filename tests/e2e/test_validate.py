@@ -42,7 +42,7 @@ def test_what_is_shown_says_its_setting_its_range_and_when_both_agree(hosim, tmp
     done = hosim("validate", path)
     assert (done.code, done.err) == (0, "")
     assert re.search(r"the step +1\.2 ms +1\.50 ms \(1\.00 ms to 2\.00 ms\) +\+25 % +- +shown", done.out)
-    shown = "Shown in a setting that no source states\n  the step: six layers; agrees if a link is as fast\n"
+    shown = "Shown in a setting that no source states\n  chain: six layers\n  the step: agrees if a link is as fast\n"
     assert shown in done.out
     (row,) = json.loads(hosim("validate", path, "--json").out)["rows"]
     assert (row["range"], row["setting"], row["agrees_if"]) == (

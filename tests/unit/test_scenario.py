@@ -126,7 +126,7 @@ def test_figures_that_it_sets_have_origins():
         ({"printed": "1 s", "agrees_if": "so"}, "agrees_if is of a figure that is only shown, found kind: predicted"),
         (
             {"printed": "1 s", "kind": "shown", "range": ["1 s", "2 s"]},
-            "a range holds ours, beside one printed number, found about: None, printed: 1 s; write about, a range around ",
+            "a range holds ours, beside one printed number, found about: None, printed: 1 s; write ",
         ),
         (
             {"printed": "1 s", "kind": "shown", "about": "3 s", "range": ["1 s", "2 s"]},
