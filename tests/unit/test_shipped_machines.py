@@ -37,7 +37,7 @@ def test_there_is_a_machine_of_each_kind_that_the_papers_and_their_rivals_use():
 
 @pytest.mark.parametrize("name", sorted(JOINED.keys() - {"atlas_950", "gh200"}))
 def test_what_the_devices_of_a_node_share_on_the_way_to_its_memory_is_stated(name):
-    """Not of an Atlas 950, of which nothing was announced; each module of a GH200, and each die, has memory of its own."""
+    """Not of an Atlas 950, of which nothing was announced; modules of a GH200, and dies, have memory of their own."""
     hw = JOINED[name]
     limits = [cap for cap in hw.caps.values() if cap.scope != "device" and hw.links.keys() & {*cap.links}]
     of_devices = {tier for tier, of in hw.tiers.items() if of.scope == "device"}
