@@ -41,6 +41,8 @@ class Judged(NamedTuple):
         Fitted numbers, each with the field paths that it sets.
     chosen
         Choices that were made because they explain the figures, each with the reason.
+    setting
+        The setting that the scenario states where its source prints none.
     counted
         Recorded sentences on how many settings of the open choices reproduce figures; none if the machine was changed,
         for which nothing was counted.
@@ -52,6 +54,7 @@ class Judged(NamedTuple):
     verdict: Verdict
     fits: Mapping[Fit, Collection[str]] = {}
     chosen: Mapping[str, str] = {}
+    setting: str = ""
     counted: Sequence[str] = ()
     seconds: float = 0.0
 
@@ -68,6 +71,7 @@ class Judged(NamedTuple):
             "source": verdict.source,
             "printed": verdict.printed,
             "obtained": verdict.found,
+            "range": verdict.range,
             "error": verdict.error,
             "difference": verdict.difference,
             "tolerance": verdict.tolerance or verdict.must,
@@ -75,6 +79,8 @@ class Judged(NamedTuple):
             "kind": verdict.kind,
             "fitted": ", ".join(fit.parameter for fit in self.fits),
             "chosen": ", ".join(self.chosen),
+            "setting": self.setting,
+            "agrees_if": verdict.agrees_if,
             "missed": verdict.missed,
         }
 
@@ -99,19 +105,24 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
         return SweepView(title, (), [f"No figure is printed; {counted(len(judged), 'expectation')}, which all hold."])
     heads = ("claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted")
     numbers = {"printed", "obtained", "difference", "tolerance"}
+    ranges = [{**row, "obtained": f"{row['obtained']} ({row['range']})"} if row["range"] else row for row in rows]
     sections = [
         Section(
             source or "No source",
             [Column(head, tuple(row[head] or ABSENT for row in group), left=head not in numbers) for head in heads],
         )
-        for (source,), group in by(rows, "source").items()
+        for (source,), group in by(ranges, "source").items()
     ]
     free = {(fit.parameter, fit.figure): (fit, fields) for claim in judged for fit, fields in claim.fits.items()}
     fitted = [(fit.parameter, f"{', '.join(fields)}, to {fit.figure}: {fit.why}") for fit, fields in free.values()]
     chosen = list({name: why for claim in judged for name, why in claim.chosen.items()}.items())
+    shown = list[tuple[str, str]]()
+    for (scenario, setting), group in by((row for row in rows if row["agrees_if"]), "scenario", "setting").items():
+        agreements = (f"{row['claim']}: agrees if {row['agrees_if']}" for row in group)
+        shown += [("", text) for text in (f"{scenario}: {setting}", *agreements)]
     missed = by((row for row in rows if row["verdict"] == "missed"), "missed")
     why = [("", f"{'; '.join(row['claim'] for row in group)}: {reason}") for (reason,), group in missed.items()]
-    noted = {"Fitted": fitted, "Chosen": chosen, "Missed": why}
+    noted = {"Fitted": fitted, "Chosen": chosen, "Shown in a setting that no source states": shown, "Missed": why}
     for claim in judged:
         head = f"Counted by hosim sensitivity {claim.scenario} --choices, and recorded"
         noted[head] = [("", line) for line in claim.counted]
@@ -317,7 +328,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
         for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
             if choice.allocator != "ideal" or not path.startswith("allocator."):
                 fits[choice.row].setdefault(fit, {})[path] = None
-    more = (claim.chosen, () if point else claim.counted) if claim else ()
+    more = (claim.chosen, claim.setting, () if point else claim.counted) if claim else ()
     first, *others = (Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more) for verdict in judgements)
     return [{"judged": each} for each in (first._replace(seconds=seconds), *others)]
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +179,14 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
         The dependences, and the points that they summarise.
     """
     sections = []
-    for group in by(rows, "scenario", "asks").values():
+    ours = by((point for point in points if present(point["error"])), "scenario", "asks")
+    for figure, group in by(rows, "scenario", "asks").items():
         group.sort(key=lambda row: float("-inf") if row["swing"] is None else -row["swing"])
         row, errors = group[0], (" to ".join((signed(row["error_low"]), signed(row["error_high"]))) for row in group)
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
+        if row["range"]:
+            least, largest = (end(ours[figure], key=itemgetter("error"))["obtained"] for end in (min, max))
+            head += f", {least} to {largest} in all"
         columns = [
             Column("  what is not stated", (f"  {row['parameter']}" for row in group)),
             Column("taken", (_written_value(row, row["taken"]) for row in group), left=False),

@@ -54,7 +54,9 @@ class Verdict:
         The same difference as a share of the printed figure; None if none is printed, or there is no value.
     tolerance
         The accepted difference from a printed figure, for people.
-    kind, figure, missed, headline
+    range
+        The least and the largest of ours over all that the claim leaves open, for people; empty if not stated.
+    kind, figure, agrees_if, missed, headline
         See `Expectation`.
     """
 
@@ -72,6 +74,8 @@ class Verdict:
     tolerance: str = ""
     kind: Kind = "predicted"
     figure: str = ""
+    range: str = ""
+    agrees_if: str = ""
     missed: str = ""
     headline: bool = False
 
@@ -172,7 +176,8 @@ def _verdict(expected: Expectation, rows: Summaries, source: str) -> Verdict:
         text += f" ({exact} to be exact)" if text != f"{value:,}" else ""
     condition = condition or "anything: the printed figure is only shown"
     more: dict[str, Any] = {"kind": expected.kind, "missed": expected.missed, "headline": expected.headline}
-    more |= {"figure": expected.figure or "", "source": expected.source or source}
+    more |= {"figure": expected.figure or "", "source": expected.source or source, "agrees_if": expected.agrees_if}
+    more["range"] = " to ".join(_as_text(expected, end) for end in expected.ends("range"))
     if expected.printed is not None:
         error, tolerance = _error(expected, value), ABSENT if expected.kind == "shown" else condition
         if expected.is_close_to_printed:

@@ -11,8 +11,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
+from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
 from simulator.scenario.question import Frontier, Largest, Layouts, Least, Question
+from simulator.scenario.unstated import Unstated
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [

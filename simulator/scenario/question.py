@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from simulator.document import Count, Part, Ranks
-from simulator.scenario.claim import WORKLOAD, Bound, Label
+from simulator.scenario.claim import Label
+from simulator.scenario.unstated import WORKLOAD, Bound
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
 COMPUTE, FASTEST, UNMOVED = "compute", "fastest", "unmoved"

@@ -200,6 +200,35 @@ def test_a_printed_figure_has_one_name_and_a_name_one_figure():
         assert names.setdefault(printed, one.figure) == one.figure
 
 
+def test_a_figure_that_is_shown_is_not_listed_as_one_that_no_row_can_test():
+    """A row of HyperParallel moves by one edit: its entry under ``untested`` goes when a scenario shows it."""
+    untested = [one.figure for name in claims() for one in catalog.read_scenario(name).claim.untested]
+    assert len(untested) == len(set(untested))
+    assert set(untested).isdisjoint(one.figure for _, one in _of_claims())
+
+
+def test_what_is_shown_in_a_setting_of_ours_states_it_and_its_range():
+    """Where no source prints a setting, a number alone would say nothing."""
+    for name, one in _of_claims():
+        claim = catalog.read_scenario(name).claim
+        if one.agrees_if:
+            assert claim.setting, name
+            assert one.range or not one.ends("printed"), f"{name}: {one.figure} has no range"
+
+
+RANGES = [name for name in claims() if any(one.range for one in catalog.read_scenario(name).expect)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_is_what_sensitivity_finds(name):
+    found = hosim.sensitivity([name]).table.to_dict("records")
+    for one in (one for one in catalog.read_scenario(name).expect if one.range):
+        shares = [1 + row["error"] for row in found if (row["figure"], row["row"]) == (one.figure, one.row)]
+        ends = [share * one.ends("printed")[0] for share in (min(shares), max(shares))]
+        assert one.ends("range") == pytest.approx(ends, rel=0.01), one.figure
+
+
 def test_a_free_parameter_has_one_value():
     values = {}
     for name in catalog.names("scenario"):

@@ -1,6 +1,7 @@
 """What the scenarios of many ranks say in the PAGES: the baseline of eight ranks, and a pool that 384 ranks read."""
 
 import pytest
+from bench import on_chip
 
 import simulator as hosim
 from simulator.catalog.shelf import path_of
@@ -94,3 +95,14 @@ def test_the_graph_that_streams_weights_is_what_its_workload_says():
     assert sizes["head/weight"] == 2 * (hidden * vocabulary + hidden)
     assert [op.flops for op in graph.ops[:32]] == [2 * layer * answers + 4 * hidden * answers * tokens] * 32
     assert graph.groups[0].members == (tuple(range(RANKS)),)
+
+
+def test_the_graph_that_is_prefetched_is_what_the_bench_measures_and_its_workload_says():
+    hidden, keys, feed_forward, answers, tokens, ranks = 4096, 1024, 14336, 16, 4096, 8
+    graph = read(path_of("llama3_8b_decode_8_ranks", "workload").with_suffix(".jsonl"))
+    assert graph == on_chip.graph("LLaMA3-8B", answers, tokens)
+    sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
+    weights = hidden * (hidden + 2 * keys) + hidden**2 + 3 * hidden * feed_forward
+    assert sum(sizes[f"L0/{name}"] for name in ("qkv", "o", "ffn", "down")) == 2 * weights // ranks
+    assert sizes["L0/kv"] == answers * tokens * 2 * keys * 2 // ranks
+    assert [op.collective.size_bytes for op in graph.ops if op.collective] == [2 * answers * hidden] * 64

@@ -119,6 +119,17 @@ def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     assert "near for" in text
 
 
+def test_the_range_of_what_is_only_shown_is_found(tmp_path):
+    stated = "printed: 1.9 ms, kind: shown, about: 1.9 ms, range: [1 ms, 4 ms]"
+    found = hosim_api.sensitivity([chain.write(tmp_path, scenario=claim().replace("printed: 1.9 ms", stated))])
+    least, largest = re.search(r" obtained, (.+?) to (.+?) in all, 5.0 % accepted", str(found)).groups()
+    ends = [row[f"obtained_{end}"] for row in found.rows for end in ("low", "high")]
+    assert {least, largest} <= set(ends), (
+        "a step is longest at the slowest link that is tried, and shortest at the fastest"
+    )
+    assert sorted(ends, key=lambda text: float(text.split()[0]))[:: len(ends) - 1] == [least, largest]
+
+
 def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(hosim, tmp_path):
     rates = "{slow: 2 GB/s, medium: 3 GB/s, as measured: 4 GB/s, fast: 8 GB/s}"
     listed = f'    - {{parameter: the links, fields: ["links.*.bandwidth"], values: {rates}, why: a test}}\n'

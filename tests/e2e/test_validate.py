@@ -34,6 +34,24 @@ def test_a_figure_that_holds(hosim, tmp_path):
     assert done.out.endswith(f"\n{HELD} with nothing fitted or chosen, off by at most 0 %.\n")
 
 
+def test_what_is_shown_says_its_setting_its_range_and_when_both_agree(hosim, tmp_path):
+    stated = "kind: shown, about: 1.5 ms, range: [1 ms, 2 ms], agrees_if: a link is as fast"
+    claim = CLAIM.replace("source: a paper", "source: a paper, setting: six layers")
+    expect = STEP.replace("printed: 1.5 ms", f"printed: 1.2 ms, {stated}")
+    path = chain.write(tmp_path, scenario=chain.SCENARIO + claim + expect)
+    done = hosim("validate", path)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"the step +1\.2 ms +1\.50 ms \(1\.00 ms to 2\.00 ms\) +\+25 % +- +shown", done.out)
+    shown = "Shown in a setting that no source states\n  chain: six layers\n  the step: agrees if a link is as fast\n"
+    assert shown in done.out
+    (row,) = json.loads(hosim("validate", path, "--json").out)["rows"]
+    assert (row["range"], row["setting"], row["agrees_if"]) == (
+        "1.00 ms to 2.00 ms",
+        "six layers",
+        "a link is as fast",
+    )
+
+
 def test_half_the_bandwidth_breaks_it(hosim, tmp_path):
     done = hosim("validate", write(tmp_path, STEP), "--scale", "links.*.bandwidth=0.5")
     assert done.code == 1

@@ -122,6 +122,24 @@ def test_figures_that_it_sets_have_origins():
         ({"at_most": "1 s", "missed": "unknown"}, "what is fitted, shown or missed is a printed figure, found none"),
         ({"printed": ["2 s", "1 s"]}, "printed of the column 'step_ns' is a number, or a range from less to more"),
         ({"printed": "1 s", "kind": "shown", "missed": "why"}, "what is missed was to be predicted, found kind: shown"),
+        ({"printed": "1 s", "range": ["1 s", "2 s"]}, "range is of a figure that is only shown, found kind: predicted"),
+        ({"printed": "1 s", "agrees_if": "so"}, "agrees_if is of a figure that is only shown, found kind: predicted"),
+        (
+            {"printed": "1 s", "kind": "shown", "range": ["1 s", "2 s"]},
+            "a range holds ours, beside one printed number, found about: None, printed: 1 s; write ",
+        ),
+        (
+            {"printed": "1 s", "kind": "shown", "about": "3 s", "range": ["1 s", "2 s"]},
+            "a range holds ours, beside one printed number, found about: 3 s",
+        ),
+        (
+            {"printed": "seconds", "kind": "shown", "about": "1 s", "range": ["1 s", "2 s"]},
+            "a range holds ours, beside one printed number, found about: 1 s, printed: seconds",
+        ),
+        (
+            {"printed": "1 s", "kind": "shown", "about": "1 s", "range": ["2 s", "1 s"]},
+            "range of the column 'step_ns' is a number, or a range from less to more",
+        ),
     ],
 )
 def test_printed_figures_are_said_in_one_way(expectation, message):

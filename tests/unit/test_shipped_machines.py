@@ -20,6 +20,8 @@ def all_reduce(size, algorithm="auto"):
 
 def test_there_is_a_machine_of_each_kind_that_the_papers_and_their_rivals_use():
     assert {name: hw.topology.devices for name, hw in JOINED.items()} == {
+        "ascend_910c_cache": 16,
+        "ascend_910c_roce": 8192,
         "atlas_950": 8192,
         "b300_x86": 4,
         "cloudmatrix384": 384,
@@ -35,10 +37,12 @@ def test_there_is_a_machine_of_each_kind_that_the_papers_and_their_rivals_use():
 
 @pytest.mark.parametrize("name", sorted(JOINED.keys() - {"atlas_950", "gh200"}))
 def test_what_the_devices_of_a_node_share_on_the_way_to_its_memory_is_stated(name):
-    """Not of an Atlas 950, of which nothing was announced; each module of a GH200 has memory of its own."""
+    """Not of an Atlas 950, of which nothing was announced; modules of a GH200, and dies, have memory of their own."""
     hw = JOINED[name]
     limits = [cap for cap in hw.caps.values() if cap.scope != "device" and hw.links.keys() & {*cap.links}]
-    assert {link for cap in limits for link in cap.links} == {*hw.links}
+    of_devices = {tier for tier, of in hw.tiers.items() if of.scope == "device"}
+    to_the_node = {name for name, link in hw.links.items() if not {link.source, link.target} <= of_devices}
+    assert {link for cap in limits for link in cap.links} == to_the_node
 
 
 @pytest.mark.parametrize(
@@ -75,16 +79,17 @@ def test_all_devices_can_meet(name):
 
 @pytest.mark.parametrize("name", sorted(JOINED))
 def test_ports_and_copies_that_share_a_wire_share_a_bus(name):
-    """A bus of one device over a port of a fabric is as wide as the port."""
+    """A bus over a port of a fabric is as wide as the ports of all that share it: one device's, or a spine's."""
     hw = JOINED[name]
     for bus in hw.buses.values():
         for port in bus.links:
             fabric = hw.fabrics.get(port.partition(".")[0])
             if fabric is not None:
-                assert (bus.scope, bus.bandwidth_bytes_per_s) == (
-                    "device",
-                    fabric.planes * fabric.bandwidth_bytes_per_s,
-                )
+                ports = hw.topology.sharing[bus.scope] * fabric.planes
+                assert bus.bandwidth_bytes_per_s == ports * fabric.bandwidth_bytes_per_s
+                assert bus.scope == "device" or {*bus.links} <= {
+                    f"{name}.{way}" for name in hw.fabrics for way in ("in", "out")
+                }
 
 
 def test_the_pool_of_a_cloudmatrix_supplies_a_fifth_of_what_its_devices_can_take():
@@ -122,6 +127,15 @@ def test_a_package_is_two_dies_and_the_pool_is_the_memory_of_all_nodes():
     assert whole.topology.devices_per_node * 2 == node.topology.devices_per_node
     supply = node.buses["ddr_out"].bandwidth_bytes_per_s
     assert whole.buses["pool_out"].bandwidth_bytes_per_s == supply * whole.topology.nodes
+
+
+def test_a_loosely_coupled_cluster_has_the_packages_of_a_supernode_and_another_fabric():
+    loose, whole = MACHINES["ascend_910c_roce"], MACHINES["cloudmatrix384"]
+    assert (loose.compute, loose.tiers["hbm"], loose.host) == (whole.compute, whole.tiers["hbm"], whole.host)
+    assert loose.fabrics["ub"].scope == "node"
+    ours, theirs = loose.fabrics["roce"], whole.fabrics["ub"]
+    assert ours.bandwidth_bytes_per_s * 7 < theirs.bandwidth_bytes_per_s * theirs.planes
+    assert loose.buses["spine_out"].bandwidth_bytes_per_s == loose.topology.devices * ours.bandwidth_bytes_per_s
 
 
 def test_large_sums_across_servers_go_over_two_levels():
