@@ -24,7 +24,8 @@ from simulator.builders.inference import (
     limited_reaches,
 )
 from simulator.builders.programs import build_programs
-from simulator.builders.weights import Laid, lay, stage_layers
+from simulator.builders.turns import stage_layers
+from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.interrupts import no_garbage_search

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from simulator import bounds, builders
 from simulator.catalog import Loaded
@@ -38,7 +38,8 @@ from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
 from simulator.lifetime import NEVER, Lifetimes, live_bytes
 from simulator.plan import FREE
 from simulator.run.placement import home_ids
-from simulator.workload import DecoderModel
+from simulator.workload import DecoderModel, Model, Workload
+from simulator.workload.job import JobDocument
 
 _UNIT_LAYERS = 2
 """Layers of a unit: forward is counted in the last one, backward in the first one, each behind one that is alike."""
@@ -116,7 +117,7 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
     ConfigError
         If the model cannot be spread over ranks so.
     """
-    parallel, stages = loaded.workload.parallel, [*_stages(loaded)]
+    parallel, stages = trained(loaded).parallel, [*_stages(loaded)]
     micros, gpipe = parallel.micro_batches, parallel.schedule == "gpipe"
     begun = [micros if gpipe else min(micros, len(stages) - index) for index in range(len(stages))]
     peaks = [_peak(*each) for each in zip(stages, begun, strict=True)]
@@ -138,7 +139,7 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
 
 def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
     """Yield the parts of each stage."""
-    workload, decoder = loaded.workload, decoder_of(loaded)
+    workload, decoder = trained(loaded), decoder_of(loaded)
     builders.layouts(workload)  # refuses what cannot be
     micros = 1 + (workload.parallel.zero_stage > 1)  # then only the second one adds to what there is
     parallel = workload.parallel.model_copy(update={"pipeline": 1, "micro_batches": micros, "layers": None})
@@ -153,12 +154,24 @@ def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
         yield [*[kinds[0]["embed"]] * first, *(parts["layer"] for parts in kinds), *[kinds[-1]["head"]] * last]
 
 
+def trained(loaded: Loaded) -> Workload:
+    """Return the workload that trains a decoder.
+
+    Raises
+    ------
+    ConfigError
+        If it does not.
+    """
+    workload = loaded.workload
+    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase != "train":
+        must, do = "layouts are searched for a decoder that trains", "name a workload with a model, and phase: train"
+        raise ConfigError(loaded.place("workload"), must, workload.name, do)
+    return workload
+
+
 def decoder_of(loaded: Loaded) -> DecoderModel:
     """Return the parts of the model that is trained."""
-    model = loaded.workload.model
-    if model is None:
-        raise ConfigError(loaded.place("workload"), "a layout is of a model", "a graph", "name a workload with a model")
-    return model.decoder
+    return cast(Model, trained(loaded).decoder).decoder
 
 
 def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:
@@ -174,7 +187,7 @@ def _peak(stage: Sequence[ModelPart], begun: int) -> int:
 
 def _rate(loaded: Loaded) -> int:
     """Return the rate at which a rank copies out of the compute tier while all others do, by the fastest link [B/s]."""
-    machine, parallel = loaded.hardware, loaded.workload.parallel
+    machine, parallel = loaded.hardware, trained(loaded).parallel
     ranks = parallel.data * parallel.context * parallel.tensor * parallel.pipeline
     rates = [0]
     for name, link in machine.links.items():
@@ -222,7 +235,7 @@ def _beyond(pairs: Sequence[tuple[int, int]]) -> int:
 
 def _send_ns(loaded: Loaded) -> int:
     """Return the time to send a micro-batch's activations to the next stage [ns]."""
-    workload, parallel = loaded.workload, loaded.workload.parallel
+    workload, parallel = trained(loaded), trained(loaded).parallel
     if parallel.pipeline == 1:
         return 0
     cut = parallel.context * (parallel.tensor if parallel.sequence else 1)

@@ -24,7 +24,7 @@ from simulator.processes import Make, spawned
 from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
 from simulator.run.case import Policies, names_in, rows_named
-from simulator.run.estimates import decoder_of, estimate, room_bytes
+from simulator.run.estimates import decoder_of, estimate, room_bytes, trained
 from simulator.run.grid import Cells, Values, axis
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
 from simulator.scenario import Layouts
@@ -148,9 +148,7 @@ def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], 
 
 def _check_model(loaded: Loaded) -> None:
     """Refuse a workload that trains no model, or whose layers of one kind do not train alike."""
-    workload, where = loaded.workload, loaded.place("workload")
-    must, do = "layouts are searched for a model that trains", "name a workload with a model, and phase: train"
-    insist(workload.model and workload.phase == "train", where, must, workload.name, do)
+    workload, where = trained(loaded), loaded.place("workload")
     must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
     is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
     insist(is_alike, where, must, "some that do not", do)
@@ -158,10 +156,11 @@ def _check_model(loaded: Loaded) -> None:
 
 def _alone(loaded: Loaded) -> Loaded:
     """Return the documents with all ranks and no degree of the layout that the workload states."""
-    usual = type(loaded.workload.parallel)(ranks="all")
+    workload = trained(loaded)
+    usual = type(workload.parallel)(ranks="all")
     changes = {name: getattr(usual, name) for name in (*_DEGREES, "ranks", "micro_batches", "layers")}
-    parallel = loaded.workload.parallel.model_copy(update=changes)
-    return replace(loaded, workload=loaded.workload.model_copy(update={"parallel": parallel}))
+    parallel = workload.parallel.model_copy(update=changes)
+    return replace(loaded, workload=workload.model_copy(update={"parallel": parallel}))
 
 
 def _made(
@@ -199,7 +198,7 @@ def _more(
     yield listed.get("parallel.expert", [*dict.fromkeys([*experts, data * tensor])] if has_experts else [1])
     yield listed.get("parallel.sequence", [False, True] if tensor > 1 else [False])
     yield listed.get("parallel.zero_stage", [0, 1, 2, 3] if data * context > 1 else [0])
-    yield listed.get("batch", [loaded.workload.batch])
+    yield listed.get("batch", [trained(loaded).batch])
 
 
 def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callable[[tuple[Point, str]], Row]:
@@ -243,7 +242,7 @@ class LayoutCells:
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a layout, or make them of those of two with fewer micro-batches."""
-        parallel, cells = loaded.workload.parallel, Cells(self.policies, with_bounds=False)
+        parallel, cells = trained(loaded).parallel, Cells(self.policies, with_bounds=False)
         few = min(2 * parallel.pipeline, parallel.pipeline + _FULL)
         if self.whole or parallel.schedule != "1f1b" or parallel.micro_batches <= few + 1:
             return cells(loaded, point)
