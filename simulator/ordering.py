@@ -3,7 +3,8 @@
 *What every order keeps.* An op comes behind those that wrote what it reads or writes, behind those that read what it
 writes, behind what reveals its dynamic reads, and on its own side of each barrier. So all values are those of program
 order, updates in place included. Those who meet come to their meetings in the same order, as they run the same graph or
-are ordered together; where each graph is woven for itself, meetings of pairs stay in program order.
+are ordered together. Stages are woven each for itself: of two turns, the first in program order goes first where both
+could, so that none overtakes another of its kind, and messages are sent in the order in which they are received.
 
 *List scheduling* (Graham 1969; HEFT, Topcuoglu et al. 2002): time goes on from end to end, and whenever a stream is
 free, the first ready op of a list starts on it. Each op takes its time alone, a meeting when all its members are there;
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate, chain
 from operator import itemgetter
 
-from simulator.graph import PAIRED, Graph, Job, Roles
+from simulator.graph import Graph, Job, Roles
 from simulator.lifetime import Lifetimes, live_bytes
 
 Node = int
@@ -32,26 +33,14 @@ Part = tuple[int, int]
 """A graph of a job, and one of its ops."""
 
 
-def dependences(graph: Graph, kept: Collection[str] = ()) -> list[set[int]]:
-    """Return, for each op, earlier ones that every order has before it.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    kept
-        Groups whose meetings stay in program order.
-    """
-    after, writer, readers = list[set[int]](), dict[int, int](), dict[int, list[int]]()
-    barrier, met = 0, dict[str, int]()
+def dependences(graph: Graph) -> list[set[int]]:
+    """Return, for each op, earlier ones that every order has before it."""
+    after, writer, readers, barrier = list[set[int]](), dict[int, int](), dict[int, list[int]](), 0
     for index, op in enumerate(graph.ops):
         before = {writer[t] for t in (*op.reads, *op.writes) if t in writer}
         before.update(chain.from_iterable(readers.get(t, ()) for t in op.writes))
         before.update(range(barrier, index) if op.barrier else [barrier] if graph.ops[barrier].barrier else ())
         before.update([op.dynamic.revealed_by] if op.dynamic else ())
-        if op.collective and op.collective.group in kept:
-            before.update({met.get(op.collective.group, index)})
-            met[op.collective.group] = index
         barrier = index if op.barrier else barrier
         for t in op.reads:
             readers.setdefault(t, []).append(index)
@@ -85,8 +74,7 @@ def woven(graph: Graph, parts: Sequence[tuple[int, int]]) -> Graph:
     parts
         Where turns that are woven together begin and end; no op moves into or out of such a part.
     """
-    paired = {op.collective.group for op in graph.ops if op.collective and op.collective.kind in PAIRED}
-    after, order = dependences(graph, paired), [*range(len(graph.ops))]
+    after, order = dependences(graph), [*range(len(graph.ops))]
     groups = {group.name: -position for position, group in enumerate(graph.groups, 1)}
     for start, stop in parts:
         ops = graph.ops[start:stop]

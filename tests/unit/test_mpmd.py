@@ -107,14 +107,19 @@ def test_a_backward_is_woven_with_the_forward_behind_it_and_gpipe_weaves_likes()
     assert ends == sorted(ends)
 
 
-def test_woven_stages_send_in_the_order_in_which_the_next_one_receives() -> None:
-    first, second = graphs(pipeline=2, data=2, expert=2, micro_batches=6, woven=True)
-    for sender, receiver, group in ((first, second, "pipeline.next"), (second, first, "pipeline.previous")):
-        sent, received = (
-            [op.name[:4] for op in graph.ops if op.collective and op.collective.group == group]
-            for graph in (sender, receiver)
-        )
-        assert sent == received
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_woven_stages_send_in_the_order_in_which_others_receive(schedule: str) -> None:
+    chunks = 2 if schedule == "interleaved" else 1
+    shape = {"pipeline": 2, "data": 2, "expert": 2, "micro_batches": 6, "schedule": schedule, "chunks": chunks}
+    messages: dict[str, list[list[str]]] = {"send": [], "recv": []}
+    for graph in graphs(**shape, woven=True):
+        for group in sorted(group.name for group in graph.groups):
+            for kind, found in messages.items():
+                about = [op for op in graph.ops if op.collective and op.collective.group == group]
+                found.append([f"{group} {op.name[:4]}" for op in about if op.collective.kind == kind])
+    sent, received = (sorted(filter(None, found)) for found in messages.values())
+    assert sent == received
+    assert sum(map(len, sent)) == 2 * 6 * (2 * chunks - 1)
 
 
 BAD = {
