@@ -179,7 +179,7 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
             named = [(source, _taken_up(placed, edge, (source, target), name)) for source, target in named]
             ends = placed[edge.from_], placed[edge.to]
             parts = [_tensor(ends, source, target, lag, where) for source, target in named]
-        parts = [part._replace(edge=name, ends=ends, lag=lag) for part in parts]
+        parts = [p._replace(edge=name, name="bytes" if edge.bytes_ else p.name, ends=ends, lag=lag) for p in parts]
         handed += sorted(parts, key=lambda part: max(ends[0].written(read) for read in part.reads))
     return handed
 

@@ -18,8 +18,8 @@ import click
 import simulator as hosim
 from simulator.cli import common
 
-_KINDS = ("hardware", "software", "workload", "scenario", "study")
-_PLURALS = {"workload": "workloads", "scenario": "scenarios", "study": "studies"}
+_KINDS = ("hardware", "software", "workload", "job", "scenario", "study")
+_PLURALS = {"workload": "workloads", "job": "jobs", "scenario": "scenarios", "study": "studies"}
 _LISTS = {_PLURALS.get(kind, kind): kind for kind in _KINDS} | {"policies": ""}
 """Argument of `hosim list` -> kind of document."""
 
@@ -58,6 +58,8 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
             about = counted(document.topology.devices, "device")
         if kind == "software":
             about = f"for {', '.join(document.for_)}"
+        if kind == "job":
+            about = counted(len(document.programs), "program")
         if kind == "study":
             about = "hosim sweep"
         if kind == "scenario":

@@ -81,22 +81,11 @@ class Program(Part):
         return cast(Workload | None, self.workload)
 
     def on(self, ranks: int) -> Workload | None:
-        """Return its workload as it runs on so many ranks: with the batch that its samples take there.
-
-        Raises
-        ------
-        ConfigError
-            If its layout needs another number of ranks.
-        """
+        """Return its workload as it runs on so many ranks: with the batch that its samples take there."""
         work = self.work
-        if work is None or work.model is None:
+        if work is None or work.model is None or self.samples is None:
             return work
-        must, found = "ranks are a multiple of what the layout of a program needs", f"{ranks}, and {work.ranks}"
-        do = "correct ranks, or workload.parallel"
-        insist(ranks % work.ranks == 0, f"program {work.name!r}, ranks", must, found, do)
-        if self.samples is None:
-            return work
-        each = work.model_copy(update={"batch": 1}).sequences * ranks // work.ranks
+        each = work.model_copy(update={"batch": 1}).sequences * max(1, ranks // work.ranks)
         return work.model_copy(update={"batch": -(-self.samples // each)})
 
 

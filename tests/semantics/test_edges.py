@@ -7,6 +7,8 @@ from typing import Any
 from rank_stories import cluster, perform, spans, team
 
 from simulator.builders.programs import build_programs
+from simulator.catalog.text import compose
+from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.workload.job import JobDocument
 
@@ -45,3 +47,127 @@ def test_on_the_same_rank_it_is_one_tensor():
     made = job({"a": (MAKE, 1), "b": (USE, "a")}, [{"from": "a", "to": "b", "tensors": {"x": "y"}}])
     assert [tensor.name for tensor in made.graphs[0].tensors] == ["a.x", "b.z"]
     assert timeline(made) == ["0: 0-10 a.make", "0: 10-15 b.other", "0: 15-35 b.use"]
+
+
+ROLLOUT = team("w 20 persistent, s 10", "gen: w -> s, 30 ns", groups={})
+TRAIN = team("s 10 input persistent, w 20 persistent", "train: s w -> w, 40 ns", groups={})
+HOME = "rollout.w hbm, train.w hbm, train.s hbm, train.s.1 hbm"
+
+
+def loop(stale: int = 0, steps: int = 2, **ranks: int | str) -> Job:
+    """The loop of reinforcement learning: samples to the trainer, weights back."""
+    samples = {"from": "rollout", "to": "train", "tensors": {"s": "s"}, "stale": stale}
+    weights = {"from": "train", "to": "rollout", "tensors": {"w": "w"}}
+    programs = {"rollout": (ROLLOUT, ranks.get("rollout", 1)), "train": (TRAIN, ranks.get("train", 1))}
+    return job(programs, [samples, weights], steps=steps)
+
+
+def test_on_policy_either_program_waits_for_the_other():
+    """The trainer reads samples of the same round, and rollout weights of the round before."""
+    assert timeline(loop(), HOME) == [
+        "0: 0-30 rollout.gen", "0: 30-40 rollout.to.train/s/send.0", "0: 80-100 train.to.rollout/w/recv.0",
+        "0: 100-130 rollout.gen", "0: 130-140 rollout.to.train/s/send.0", "0: 180-200 train.to.rollout/w/recv.0",
+        "1: 30-40 rollout.to.train/s/recv.0", "1: 40-80 train.train", "1: 80-100 train.to.rollout/w/send.0",
+        "1: 130-140 rollout.to.train/s/recv.0", "1: 140-180 train.train", "1: 180-200 train.to.rollout/w/send.0",
+    ]  # fmt: skip
+
+
+def test_one_round_stale_both_work_at_once():
+    """In round n the trainer reads the samples of round n - 1: it receives those of round n once it is done."""
+    assert timeline(loop(stale=1), HOME) == [
+        "0: 0-30 rollout.gen", "0: 40-50 rollout.to.train/s/send.0", "0: 40-60 train.to.rollout/w/recv.0",
+        "0: 60-90 rollout.gen", "0: 100-110 rollout.to.train/s/send.0", "0: 100-120 train.to.rollout/w/recv.0",
+        "1: 0-40 train.train", "1: 40-50 rollout.to.train/s/recv.0", "1: 40-60 train.to.rollout/w/send.0",
+        "1: 60-100 train.train", "1: 100-110 rollout.to.train/s/recv.0", "1: 100-120 train.to.rollout/w/send.0",
+    ]  # fmt: skip
+
+
+def test_more_rounds_wait_in_buffers_which_take_turns_and_copy_nothing():
+    """Rollout takes 100: the trainer, two rounds stale, has what it needs for two rounds, and waits in the third."""
+    slow = team("s 10", "gen: -> s, 100 ns", groups={})
+    edges = [{"from": "rollout", "to": "train", "tensors": {"s": "s"}, "stale": 2}]
+    made = job({"rollout": (slow, 1), "train": (TRAIN, 1)}, edges, steps=3)
+    assert [tensor.name for tensor in made.graph(1).tensors] == ["train.s", "train.w", "train.s.1"]
+    trained = [line for line in timeline(made, HOME) if "train.train" in line]
+    assert trained == ["1: 0-40 train.train", "1: 40-80 train.train", "1: 110-150 train.train"]
+    assert made.graph(1).ops[1].name == "rollout.to.train/s/turn.1"
+
+
+def test_on_the_same_rank_what_is_of_the_round_before_is_copied():
+    """The copy reads and writes 20 bytes of a memory of 1 byte per ns."""
+    assert timeline(loop(train="rollout"), HOME) == [
+        "0: 0-30 rollout.gen", "0: 30-70 train.train", "0: 70-110 train.to.rollout/w/copy",
+        "0: 110-140 rollout.gen", "0: 140-180 train.train", "0: 180-220 train.to.rollout/w/copy",
+    ]  # fmt: skip
+
+
+def test_bytes_go_from_the_last_op_of_one_program_to_the_first_of_the_other():
+    tool = team("t 1", "call: -> t, 7 ns", groups={})
+    made = job({"a": (MAKE, 2), "b": (tool, 1)}, [{"from": "a", "to": "b", "bytes": "30 B"}])
+    assert timeline(made) == [
+        "0: 0-10 a.make", "0: 10-25 a.to.b/bytes/send.0", "1: 0-10 a.make", "1: 25-40 a.to.b/bytes/send.1",
+        "2: 10-25 a.to.b/bytes/recv.0", "2: 25-40 a.to.b/bytes/recv.1", "2: 40-47 b.call",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "sent"),
+    [
+        (40, (2, 1), {(0, 2)}),  # both hold it: one sends
+        (20, (2, 1), {(0, 2), (1, 2)}),  # halves
+        (40, (1, 2), {(0, 1), (0, 2)}),  # both get it
+        (80, (1, 2), {(0, 1), (0, 2)}),  # half each
+        (40, (2, 2), {(0, 2), (1, 3)}),
+    ],
+)
+def test_ranks_correspond_in_order_with_all_or_with_equal_parts(size, ranks, sent):
+    make = team(f"x {size}", "make: -> x, 10 ns", groups={})
+    made = job({"a": (make, ranks[0]), "b": (USE, ranks[1])}, [{"from": "a", "to": "b", "tensors": {"x": "y"}}])
+    met = {(pair, op.collective.size_bytes) for g in made.graphs for op in g.ops if op.collective
+           for group in g.groups if group.name == op.collective.group for pair in group.members}  # fmt: skip
+    assert met == {(pair, min(size, 40)) for pair in sent}
+    timeline(made)
+
+
+def test_a_program_that_runs_twice_hands_over_what_its_last_run_wrote():
+    about = {"a": {"workload": {"graph": "a"}, "ranks": 1, "runs": 2}, "b": {"workload": {"graph": "b"}, "ranks": 1}}
+    edges = [{"from": "a", "to": "b", "tensors": {"x": "y"}}]
+    document = JobDocument.model_validate({"name": "j", "programs": about, "edges": edges, "steps": 1})
+    made = build_programs(document, lambda work: (Job.of({"a": MAKE, "b": USE}[str(work.graph)]), {}))
+    assert [op.name for op in made.graph(0).ops] == ["a.0.make", "a.1.make", "a.to.b/y/send.0"]
+    assert timeline(made)[-1] == "1: 60-80 b.use"
+
+
+def test_idle_ranks_and_delays_have_graphs_of_their_own():
+    programs = {"a": {"delay": "5 ns", "ranks": "0"}, "b": {"delay": "5 ns", "ranks": "2"}}
+    document = JobDocument.model_validate({"name": "j", "programs": programs, "idle": "1", "steps": 1})
+    made = build_programs(document, lambda _: (Job.of(MAKE), {}))
+    assert made.labels == ("a", "idle", "b")
+    assert timeline(made) == ["0: 0-5 a.wait", "1: 0-0 wait", "2: 0-5 b.wait"]
+
+
+BAD_EDGES = {
+    "tensors: {nope: y}": "a tensor that is handed over is one of a, found 'nope'",
+    "tensors: {x: nope}": "a tensor of b that is handed over has a producer in a, found 'nope'",
+    "tensors: {x: z}": "what is handed over is read before it is written, found 'z'",
+    "weights: true": "a program gets weights from one that has the same model, found 'b', which a does not have",
+}
+
+
+@pytest.mark.parametrize(("edge", "message"), BAD_EDGES.items())
+def test_what_cannot_be_handed_over_is_refused(edge, message):
+    about = compose(edge, "edge").data
+    with pytest.raises(ConfigError) as refused:
+        job({"a": (MAKE, 1), "b": (USE, 1)}, [{"from": "a", "to": "b", **about}])
+    assert message in str(refused.value)
+
+
+def test_unlike_sizes_and_ranks_are_refused():
+    make = team("x 30", "make: -> x, 10 ns", groups={})
+    edges = [{"from": "a", "to": "b", "tensors": {"x": "y"}}]
+    with pytest.raises(ConfigError, match="'x' of 30 B on 1 and 'y' of 40 B on 1 ranks"):
+        job({"a": (make, 1), "b": (USE, 1)}, edges)
+    with pytest.raises(ConfigError, match="one number is a multiple of the other, found 2 with 'x' and 3 with 'y'"):
+        job({"a": (MAKE, 2), "b": (USE, 3)}, edges)
+    with pytest.raises(ConfigError, match="what is handed over is written, found 'y', which no op of b writes"):
+        job({"b": (USE, 1), "a": (MAKE, 1)}, [{"from": "b", "to": "a", "tensors": {"y": "x"}}])

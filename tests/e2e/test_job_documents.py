@@ -1,0 +1,149 @@
+"""Jobs of different programs as documents: every command takes them, and what cannot be is told in one message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import simulator as hosim
+from simulator import catalog
+from simulator.cli import main
+from simulator.errors import ConfigError
+
+MODEL = "{layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocabulary: 256, tied_embeddings: false}"
+WORK = f"""\
+schema: hosim/workload/1
+name: answers
+model: {MODEL}
+phase: decode
+sequence: 32
+new_tokens: 2
+assumed: {{model: a toy, sequence: a toy, new_tokens: a toy}}
+"""
+JOB = f"""\
+schema: hosim/job/1
+name: loop
+programs:
+  act: {{workload: answers.yaml, set: {{batch: 4}}, ranks: 2}}
+  tool: {{delay: 1 us, ranks: act}}
+  train:
+    workload: {{model: {MODEL}, batch: 2, sequence: 34, parallel: {{ranks: all, data: 2, zero_stage: 1}}}}
+    ranks: 2
+edges:
+  - {{from: tool, to: train, bytes: 1 kB}}
+  - {{from: train, to: act, weights: true}}
+counts: train
+"""
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: dgx_h100
+workload: loop.yaml
+homes: {optimizer_state: free}
+policies: [resident, static]
+scaling: {programs.act.ranks: [2, 4]}
+expect:
+  - {row: resident, column: ranks, equals: 4}
+"""
+
+
+@pytest.fixture
+def story(tmp_path) -> Path:
+    """A scenario with a job, and what it names, in a folder."""
+    for name, text in (("answers", WORK), ("loop", JOB), ("story", STORY)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / "story.yaml"
+
+
+def told(capsys, *arguments: object) -> str:
+    """What a command prints, if it ends well."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert ended.value.code == 0, captured.err
+    return captured.out
+
+
+def test_a_run_gives_the_same_again_from_what_it_wrote(story, capsys, tmp_path):
+    out = tmp_path / "out"
+    told(capsys, "run", story, "--out", out)
+    summary = json.loads((out / "summary.json").read_text())
+    inputs = {entry["kind"]: entry for entry in summary["provenance"]["inputs"]}
+    assert {"workload", "workload act"} <= inputs.keys(), "the digest of each workload that the job names"
+    assert {"batch", "sequence"} <= {each["field"] for each in summary["provenance"]["assumed"]}
+    again = hosim.run(out / "scenario.yaml")
+    assert {row["policy"]: row["step_ns"] for row in summary["rows"]} == {
+        label: row.summary["step_ns"] for label, row in again.items()
+    }
+    assert summary["rows"][0]["tokens_per_s"] > 0
+
+
+def test_fields_of_programs_change_and_vary_like_others(story, capsys):
+    usual, more = (hosim.run(story, set=change) for change in (None, {"workload.programs.act.workload.new_tokens": 8}))
+    assert more["resident"].summary["step_ns"] > usual["resident"].summary["step_ns"]
+    rows = told(capsys, "sweep", story, "--grid", "workload.programs.act.ranks=1,2,4", "--policy", "resident")
+    assert rows.count("resident  ") >= 3
+    assert "ok" in rows
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("check STORY JOB", "job, 3 programs, 2 edges, 4 ranks"),
+        ("scaling STORY --policy resident", "at ranks 6"),
+        ("frontier STORY --policy resident --of workload.programs.tool.delay --such-that step<=2x", "resident"),
+        ("crossover STORY --policy resident --policy static --of workload.programs.tool.delay", "static"),
+        ("validate STORY", "1 expectation, which all hold"),
+        ("layout JOB", "4 ranks = act on 0-1, tool on 0-1, train on 2-3"),
+        ("list jobs", "agentic_rl_colocated"),
+        ("schema job", "programs"),
+    ],
+)
+def test_commands(story, capsys, command, said):
+    names = {"STORY": story, "JOB": story.with_name("loop.yaml")}
+    assert said in told(capsys, *(names.get(word, word) for word in command.split()))
+
+
+def test_the_origin_of_a_figure_is_that_of_its_workload(story):
+    loaded = catalog.resolve(story)
+    assert loaded.workload.origin_of("programs.act.workload.sequence") == "assumed"
+    assert loaded.workload.origin_of("programs.act.workload.batch") == "assumed", "as the job says"
+    assert loaded.workload.origin_of("programs.train.workload.batch") == "mine"
+    changed = catalog.resolve(story, {"workload.programs.act.workload.sequence": 40})
+    assert changed.workload.entry_of("programs.act.workload.sequence") == ("assumed", "changed for this run")
+
+
+def test_samples_are_spread_over_the_ranks_that_there_are(story):
+    text = JOB.replace("set: {batch: 4}", "samples: 12")
+    for ranks, batch in ((1, 12), (2, 6), (5, 3)):
+        story.with_name("loop.yaml").write_text(text.replace("ranks: 2}", f"ranks: {ranks}}}", 1))
+        job = catalog.resolve(story).workload
+        assert job.programs["act"].on(ranks).batch == batch
+
+
+BAD = {
+    "programs share all of their ranks or none, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
+    "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),
+    "ranks are a multiple of what the layout of a program needs, found 3, and 2": ("    ranks: 2", "    ranks: 3"),
+    "this names a program of the job, found 'actor'": ("to: act,", "to: actor,"),
+    "an edge says one of weights, tensors, bytes, found none": (", bytes: 1 kB", ""),
+    "a program hands something to another one": ("to: train", "to: tool"),
+    "a program is a workload or a delay": ("delay: 1 us, ", ""),
+    "a workload document is a file, found no such file": ("answers.yaml", "answer.yaml"),
+    "only known keys stand here, found 'bath'": ("batch: 4", "bath: 4"),
+    "set changes a workload that is named": ("delay: 1 us", "delay: 1 us, set: {batch: 3}"),
+    "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),
+    "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": ("vocabulary: 256", "vocabulary: 128"),
+}
+
+
+@pytest.mark.parametrize(("message", "change"), BAD.items())
+def test_what_cannot_be_is_one_clear_message(story, message, change):
+    start = JOB.rindex(change[0]) if "vocabulary" in change[0] else JOB.index(change[0])
+    story.with_name("loop.yaml").write_text(JOB[:start] + JOB[start:].replace(*change, 1))
+    with pytest.raises(ConfigError) as refused:
+        hosim.run(story, policies=["resident"])
+    assert message in str(refused.value)
+    assert "loop" in str(refused.value)
