@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from rank_stories import cluster, perform, spans, team
 
 from simulator.builders.programs import build_programs
