@@ -30,7 +30,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.interrupts import no_garbage_search
 from simulator.layout import Weight
-from simulator.workload import DlrmModel, Layer, Model, Parallel, Workload
+from simulator.workload import DlrmModel, Experts, Layer, Model, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 __all__ = [
@@ -223,8 +223,12 @@ def of_kinds(workload: Workload, model: Model, layers: int) -> dict[Layer, Job]:
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    build = _builder(workload, model)
-    return {kind: build(lay(workload, model.decoder.of_kind(kind, layers))) for kind in model.decoder.kinds}
+    build, jobs = _builder(workload, model), dict[Layer, Job]()
+    alone = workload.model_copy(update={"parallel": workload.parallel.model_copy(update={"expert": 1})})
+    for kind in model.decoder.kinds:
+        apart = workload if isinstance(kind.feed_forward, Experts) else alone  # expert ranks are replicas elsewhere
+        jobs[kind] = build(lay(apart, model.decoder.of_kind(kind, layers)))
+    return jobs
 
 
 def _builder(workload: Workload, model: Model) -> Callable[[Laid], Job]:

@@ -145,7 +145,9 @@ def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
     parallel = workload.parallel.model_copy(update={"pipeline": 1, "micro_batches": micros, "layers": None})
     once = workload.model_copy(update={"parallel": parallel, "steps": 1})
     jobs = builders.of_kinds(once, decoder, _UNIT_LAYERS)
-    units = {kind: _parts(loaded, job.graphs[0]) for kind, job in jobs.items()}
+    graphs = [job.graphs[0] for job in jobs.values()]
+    each = (_parts(loaded, graph, homes) for graph, homes in zip(graphs, home_ids(loaded, graphs), strict=True))
+    units = dict(zip(jobs, each, strict=True))
     counts, layers = builders.stage_layers(workload, decoder.layers, workload.name), 0
     for index, count in enumerate(counts):
         kinds = [units[decoder.layer(layer)] for layer in range(layers, layers + count)]
@@ -244,11 +246,11 @@ def _send_ns(loaded: Loaded) -> int:
     return collective_ns(Collective(CollectiveKind.SEND, "stages", size), (0, apart), loaded.hardware)
 
 
-def _parts(loaded: Loaded, graph: Graph) -> dict[str, ModelPart]:
+def _parts(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> dict[str, ModelPart]:
     """Count the parts of a unit: a layer, ``layer``, and both ends, ``embed`` and ``head``."""
     parts = {block: ModelPart() for block in ("embed", "L00", "L01", "head")}
     _count_times(loaded, graph, parts)
-    _count_sizes(loaded, graph, parts)
+    _count_sizes(graph, homes, [*loaded.hardware.tiers].index(loaded.hardware.compute_tier), parts)
     first, last = parts["L00"], parts["L01"]
     first.forward_ns, first.spare_bytes = last.forward_ns, max(first.spare_bytes, last.spare_bytes)
     return {"embed": parts["embed"], "layer": first, "head": parts["head"]}
@@ -286,11 +288,10 @@ def _place(name: str) -> tuple[str, str]:
     return micro, rest.partition("/")[0]
 
 
-def _count_sizes(loaded: Loaded, graph: Graph, parts: dict[str, ModelPart]) -> None:
+def _count_sizes(graph: Graph, homes: Sequence[int], compute_tier: int, parts: dict[str, ModelPart]) -> None:
     """Book what lasts, what is saved for backward, and the most of the rest at a time, to the parts of a unit."""
     lifetimes, phases, rest = Lifetimes.of(graph), [op.phase for op in graph.ops], list[int]()
-    compute_tier = [*loaded.hardware.tiers].index(loaded.hardware.compute_tier)
-    for t, (tensor, home) in enumerate(zip(graph.tensors, home_ids(loaded, [graph])[0], strict=True)):
+    for t, (tensor, home) in enumerate(zip(graph.tensors, homes, strict=True)):
         micro, block = _place(tensor.name)
         part = parts[block]
         first, last = lifetimes.first_use[t], lifetimes.last_use[t]
