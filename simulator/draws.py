@@ -244,10 +244,8 @@ def _draw_others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
 def _choosers(graph: Graph) -> dict[DynamicReads, list[int]]:
     """Group ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
     ops_of: dict[DynamicReads, list[int]] = {}
-    updates = _chosen_before(graph)
-    for op, reads in graph.dynamic_reads.items():
-        if op not in updates:
-            ops_of.setdefault(replace(reads, revealed_by=-1, updates=False), []).append(op)
+    for op, reads in _own_reads(graph).items():
+        ops_of.setdefault(replace(reads, revealed_by=-1, updates=False), []).append(op)
     return ops_of
 
 
@@ -261,6 +259,12 @@ def _chosen_before(graph: Graph) -> dict[int, int]:
         else:
             last[alike] = op
     return before
+
+
+def _own_reads(graph: Graph) -> dict[int, DynamicReads]:
+    """Return the dynamic reads of ops that choose for themselves."""
+    updates = _chosen_before(graph)
+    return {op: reads for op, reads in graph.dynamic_reads.items() if op not in updates}
 
 
 def _with_updates(graph: Graph, of_ops: dict[int, _Of]) -> dict[int, _Of]:
@@ -311,10 +315,8 @@ def _shares_of_file(origin: Shares, choosers: Mapping[DynamicReads, list[int]]) 
 
 def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
     """Return the recorded choices of each op in each step."""
-    flags, updates = dict[int, Bools](), _chosen_before(graph)
-    for op, reads in graph.dynamic_reads.items():
-        if op in updates:
-            continue
+    flags = dict[int, Bools]()
+    for op, reads in _own_reads(graph).items():
         name, least, count = graph.ops[op].name, reads.each, len(reads.candidates)
         most, flags[op] = min(count, reads.samples * least), np.zeros((graph.steps, count), bool)
         for step in range(graph.steps):

@@ -106,19 +106,18 @@ class PlacesAsIssued:
         Number of tiers.
     compute_tier
         The tier that ops of the accelerator read and write.
-    updated
-        Tensors that ops may have written: whoever does not know copies them out even where that is not needed.
 
     Attributes
     ----------
+    updated
+        Tensors that ops may have written: whoever does not know copies them out even where that is not needed.
     state
         By tier and tensor: `ABSENT`, `VALID`, or `STALE` once an op has written the tensor elsewhere.
     """
 
-    def __init__(
-        self, home: Sequence[int], tiers: int, compute_tier: int, updated: frozenset[int] = frozenset()
-    ) -> None:
-        self._updated = updated
+    updated: frozenset[int] = frozenset()
+
+    def __init__(self, home: Sequence[int], tiers: int, compute_tier: int) -> None:
         self.state = [[ABSENT] * len(home) for _ in range(tiers)]
         self.in_compute_tier = self.state[compute_tier]
         for tensor, tier in enumerate(home):
@@ -142,8 +141,8 @@ class PlacesAsIssued:
         """Mark the target as valid; or return the rule that the copy breaks."""
         if self.state[source][tensor] != VALID:
             return "what is copied is valid at its source"
-        is_out = self.state[target] is not self.in_compute_tier
-        if self.state[target][tensor] == VALID and not (is_out and tensor in self._updated):
+        may_be_new = tensor in self.updated and self.state[target] is not self.in_compute_tier
+        if self.state[target][tensor] == VALID and not may_be_new:
             return "what is copied is not yet valid at its target"
         self.state[target][tensor] = VALID
         return ""

@@ -37,6 +37,8 @@ _UPDATE = -1
 """The pass of ops of the update; those of forward are even, those of backward odd."""
 _BEFORE, _BEHIND = range(2)
 """Where a collective stands beside an op."""
+_Ways = tuple[list[int], list[int]]
+"""What it reads and writes."""
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
 _MARKED = (*_WEIGHTS, TensorKind.OPTIMIZER_STATE, TensorKind.GRADIENT)
 
@@ -134,9 +136,7 @@ class _Replicas:
         if bucket:
             yield bucket
 
-    def meet(
-        self, place: tuple[int, int], kind: CollectiveKind, of: list[int], ways: tuple[list[int], list[int]]
-    ) -> None:
+    def meet(self, place: tuple[int, int], kind: CollectiveKind, of: list[int], ways: _Ways) -> None:
         """Add a collective about some tensors that reads and writes others, beside an op and in its layer and phase."""
         near, (reads, writes) = self.graph.ops[place[0]], ways
         layer, slash, _ = near.name.rpartition("/")

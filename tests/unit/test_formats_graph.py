@@ -158,7 +158,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             each = draw(st.integers(1, len(candidates)))
             by = draw(st.sampled_from(done))
             more["dynamic"] = builder.dynamic_reads(name, by, candidates, samples=draw(st.integers(1, 9)), each=each)
-        done += [name] if "device" not in more else []
+        done += [name] * ("device" not in more)  # what is chosen is revealed on the accelerator
         builder.op(name, reads, writes, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
     return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)

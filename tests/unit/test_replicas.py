@@ -166,6 +166,51 @@ def test_buckets_divide_all_gradients_in_order_and_only_the_last_may_lack_size(s
     assert Counter(op.name for op in g.ops).most_common(1)[0][1] == 1
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 2), st.integers(0, 3), st.integers(1, 50),
+    st.integers(0, 2),
+)  # fmt: skip
+def test_any_step_obeys_all_laws_on_replicas_and_moves_what_is_marked(  # type: ignore[no-untyped-def]
+    sizes, micros, stage, bucket, ahead
+) -> None:
+    """Each gradient is summed once; each updated weight gathered once, or with stage 3 in each pass that uses it."""
+    b = GraphBuilder("random")
+    b.tensor("x", 1, "input", persistent=True)
+    for i, size in enumerate(sizes):
+        b.tensor(f"w{i}", size, "weight", persistent=True)
+        b.tensor(f"s{i}", 2 * size, "optimizer_state", persistent=True)
+        b.tensor(f"g{i}", size, "gradient")
+    for micro in range(micros):
+        last = "x"
+        for i in range(len(sizes)):
+            b.tensor(f"{micro}/y{i}", 3)
+            b.op(f"{micro}/{i}/fwd", [last, f"w{i}"], [f"{micro}/y{i}"], duration_ns=7, phase="forward")
+            last = f"{micro}/y{i}"
+        for i in reversed(range(len(sizes))):
+            held = [f"g{i}"] if micro else []
+            b.tensor(f"{micro}/d{i}", 2)
+            made = [f"{micro}/d{i}", f"g{i}"]
+            b.op(f"{micro}/{i}/bwd", [last, f"w{i}", *held], made, duration_ns=9, phase="backward")
+            last = f"{micro}/d{i}"
+    for i in range(len(sizes)):
+        b.op(f"{i}/up", [f"w{i}", f"s{i}", f"g{i}"], [f"w{i}", f"s{i}"], phase="update")
+    more = {"gathers_ahead": ahead} if stage == 3 else {}
+    g = replicas(b.build(), zero_stage=stage, bucket=f"{bucket} B", **more)
+    timeline(g)
+    of_kind = Counter[str]()
+    for kind, size in met(g):
+        of_kind[kind] += size
+    assert of_kind["reduce_scatter" if stage else "all_reduce"] == sum(sizes)
+    units = len([op for op in g.ops if "all_gather" in op.name])
+    if stage in (1, 2):
+        assert of_kind["all_gather"] == sum(sizes)
+    elif stage == 3:  # of n units, a pass gathers n, or n - 1 if one stays
+        first = next(i for i, op in enumerate(g.ops) if op.phase == "backward")
+        each = sum("all_gather" in op.name for op in g.ops[:first])
+        assert units == each + (2 * micros - 1) * (each - 1)
+
+
 @cache
 def rows(stage: int) -> dict[str, dict[str, int]]:
     """Rows of eight replicas: as the builder makes them, and the graph of one rank in buckets of a layer and in one."""

@@ -34,11 +34,10 @@ class Reveals:
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
         self.draws, candidates = draws, graph.candidates
         self._reads_of = graph.dynamic_reads
-        chosen_by = {op: frozenset(reads.candidates) for op, reads in self._reads_of.items()}
         self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
-        of_op = enumerate(columns.reads)
-        self._certain = [tuple([t for t in reads if t not in chosen_by.get(op, ())]) for op, reads in of_op]
-        self._written = {op: graph.certain.ops[op].writes for op, reads in self._reads_of.items() if reads.updates}
+        certain = graph.certain.ops
+        self._certain = [op.reads for op in certain]
+        self._written = {op: certain[op].writes for op, reads in self._reads_of.items() if reads.updates}
         self._durations = {op: draws.durations_ns(op) for op in self._reads_of}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._reads_of}
         self.steps = dict.fromkeys(self._reads_of, 0)
@@ -125,8 +124,9 @@ class Order:
         self.number, self._streams = 0, rank.streams
         self._routes = {(link.source, link.target): link for link in reversed(rank.links)}
         self.dynamic = None if program.draws is None else Reveals(program.graph, program.draws, columns)
-        updated = program.graph.updated if self.dynamic else frozenset[int]()
-        self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier, updated)
+        self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
+        if self.dynamic is not None:
+            self.issued.updated = program.graph.updated
         self._uses: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)  # tensor -> stream -> last compute
         self._writes: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)
         self._last: dict[int, ComputeAction] = {}  # stream -> last compute
@@ -141,13 +141,13 @@ class Order:
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
         now, columns = self._clock.now, self._columns
-        reads, queue, tier = columns.reads[op], self._streams[stream], columns.tiers[op]
+        reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
         compute = ComputeAction(
-            self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads, writes=columns.writes[op]
+            self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads, writes=writes
         )
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
-        writes = compute.writes
+            writes = compute.writes
         compute.sources = self._sources(reads, tier) if columns.in_place else {}
         in_tier = (tensor for tensor in compute.reads if tensor not in compute.sources)
         if (missing := self.issued.missing(in_tier, tier)) is not None:
