@@ -83,9 +83,12 @@ def export(
     from importlib import import_module
 
     from simulator.cli.check import plan_for
+    from simulator.errors import insist
     from simulator.run import scenario_to_run
 
     case, task, read = plan_for(plan, scenario_to_run(scenario, hardware, workload))
+    must, do = "other programs read in the compute tier alone", "drop in_place of the workload, and plan again"
+    insist(not task.graph.in_place, f"export of plan {read.name!r}", must, "what may be read in place", do)
     for sentence in import_module(f"simulator.exporters.to_{target}").write(case, task, read, out):
         click.echo(sentence)
     click.echo(f"written: {out}")

@@ -70,8 +70,8 @@ class Planned:
         texts = [decisions.plan_text(explanation) for explanation in self.explanations]
         if len(texts) > 1:
             texts = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, texts, strict=True)]
-        on_host = self.result.case.graph.on_host
-        who = "No policy says, where the host computes," if on_host else "Only 'static' says"
+        is_whole = not (self.result.case.graph.on_host or self.result.case.graph.in_place)
+        who = "Only 'static' says" if is_whole else "No policy says, where the host computes or kernels read in place,"
         return "\n\n".join((self._headline(), *(texts or [f"{who} why its plan is as it is."])))
 
     def _headline(self) -> str:

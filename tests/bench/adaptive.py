@@ -126,7 +126,9 @@ def tune() -> None:
     best = min(found, key=lambda result: result.fun)
     tuned = (1.0, *(round(float(weight), 3) for weight in best.x))
     print(f"{len(train)} jobs to tune on, {len(test)} to test, {sum(result.nfev for result in found)} evaluations")
-    print("weights of size, idle, bandwidth   over the bound, tuned on   over the bound, test   faster / slower in the test")
+    print(
+        "weights of size, idle, bandwidth   over the bound, tuned on   over the bound, test   faster / slower in the test"
+    )
     for weights in (ONES, tuned):
         seen, unseen = losses(train, weights), losses(test, weights)
         fixed = losses(test, ONES)
@@ -166,7 +168,9 @@ def learned(rows: dict[int, dict[str, float]], seed: int, *, by_length: bool) ->
 
         def promise(name: str, tries: dict[str, list[float]] = tries, total: int = total) -> float:
             costs = tries[name]
-            return math.inf if not costs else -sum(costs) / len(costs) + 0.2 * math.sqrt(2 * math.log(total) / len(costs))
+            return (
+                math.inf if not costs else -sum(costs) / len(costs) + 0.2 * math.sqrt(2 * math.log(total) / len(costs))
+            )
 
         arm = max(names, key=promise)
         cost = rows[length][arm]

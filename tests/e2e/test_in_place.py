@@ -10,7 +10,7 @@ import pytest
 from building import build
 from trained import EXPERTS, GQA, workload
 
-import simulator as hosim
+import simulator
 from simulator.errors import ConfigError
 from simulator.workload import Workload
 
@@ -46,7 +46,7 @@ def rows(tmp_path: Path):
         document = {"schema": "hosim/workload/1", **document}
         for name, written in {"box": machine, "w": document, "s": scenario}.items():
             (tmp_path / f"{name}.yaml").write_text(json.dumps(written), encoding="utf-8")
-        return {label: row.summary for label, row in hosim.run(tmp_path / "s.yaml").items()}
+        return {label: row.summary for label, row in simulator.run(tmp_path / "s.yaml").items()}
 
     return run
 
@@ -118,3 +118,19 @@ def test_requests_say_nothing_of_it() -> None:
         Workload.model_validate({"name": "w", "phase": "serve", "in_place": ["weight"],
                                  "pools": {"prefill": 1, "decode": 1, "new_tokens": 1},
                                  "model": workload(GQA).model.model_dump(mode="json", exclude_unset=True)})  # fmt: skip
+
+
+def test_a_plan_that_reads_in_place_is_a_file_that_runs_and_is_not_exported(
+    rows: Any, tmp_path: Path, hosim: Any
+) -> None:
+    rows()
+    scenario, plan = tmp_path / "s.yaml", tmp_path / "told" / "plan.jsonl"
+    told = hosim("plan", scenario, "--policy", "in place", "--out", tmp_path / "told")
+    assert "No policy says, where the host computes or kernels read in place, why its plan is as it is." in told.out
+    assert hosim("lint", plan, "--scenario", scenario).code == 0
+    label = {"policy": str(plan), "label": "again"}
+    found = rows(how=[label, {"policy": "static", "label": "first", "in_place": "always"}])
+    assert found["again"]["step_ns"] == found["first"]["step_ns"]
+    refused = hosim("export", plan, "--scenario", scenario, "--to", "residency", "-o", tmp_path / "out.json")
+    assert refused.code == 1
+    assert "other programs read in the compute tier alone" in refused.err

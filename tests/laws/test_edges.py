@@ -32,7 +32,9 @@ def answering(tensor: int, replicas: int) -> dict[str, Any]:
 
 
 AXES = st.permutations(("pipeline", "data", "expert", "tensor")).map(tuple)
-TRAINERS = st.builds(trainer, st.sampled_from((1, 2, 4, 8)), st.integers(1, 5), st.sampled_from((0, 1, 2, 3)), AXES, st.integers(1, 2))
+TRAINERS = st.builds(
+    trainer, st.sampled_from((1, 2, 4, 8)), st.integers(1, 5), st.sampled_from((0, 1, 2, 3)), AXES, st.integers(1, 2)
+)
 RECEIVERS = st.builds(answering, st.sampled_from((1, 2, 4, 8)), st.integers(1, 4))
 
 
@@ -40,7 +42,9 @@ def elements(weight: Weight, rank: int, zero_stage: int) -> NDArray[np.int64]:
     """The elements that a rank holds, as indices into the weight without copies, found apart from `Held`."""
     whole = np.arange(np.prod(weight.whole_shape)).reshape(weight.whole_shape)
     if weight.copies > 1:  # heads are repeated for each rank that has them
-        parts = np.split(whole, weight.shape[-1] // weight.copies // (weight.shape[-1] // weight.layout.divisors[-1]), -1)
+        parts = np.split(
+            whole, weight.shape[-1] // weight.copies // (weight.shape[-1] // weight.layout.divisors[-1]), -1
+        )
         whole = np.concatenate([part for part in parts for _ in range(weight.copies)], -1)
     mesh = weight.layout.mesh
     place = dict(zip(mesh.axis_names, np.unravel_index(rank, mesh.device_matrix), strict=True))
@@ -77,7 +81,9 @@ def test_every_receiver_gets_its_slice_and_every_byte_once(source: dict[str, Any
 
 
 @given(TRAINERS, RECEIVERS, st.booleans(), st.integers(1, 2))
-def test_a_job_sends_what_its_receivers_lack(source: dict[str, Any], target: dict[str, Any], together: bool, times: int):
+def test_a_job_sends_what_its_receivers_lack(
+    source: dict[str, Any], target: dict[str, Any], together: bool, times: int
+):
     ranks = Workload.model_validate(source).ranks
     needed = Workload.model_validate(target).ranks
     if together and ranks % needed:

@@ -46,8 +46,8 @@ def test_the_referee_accepts_any_run_and_no_plan_beats_the_bounds(run: Run) -> N
 
 def machine(draw: Random) -> Hardware:
     """HBM over DDR, from which kernels load faster or slower than copies come."""
-    link = {"bandwidth": draw.choice(["1 GB/s", "400 MB/s"]), "latency": draw.choice(["0 ns", "4 ns"])}
-    loads = {"loads": draw.choice(["1 GB/s", "300 MB/s"])}
+    link = {"bandwidth": draw.choice(["1 GB/s", "400 MB/s", "50 MB/s"]), "latency": draw.choice(["0 ns", "4 ns"])}
+    loads = {"loads": draw.choice(["1 GB/s", "300 MB/s", "50 MB/s"])}
     return Hardware.model_validate(
         {
             "name": "loading",
@@ -98,9 +98,12 @@ def step_of(seed: int) -> Problem:
 @pytest.mark.parametrize("choice", ["never", "always", "choose"])
 @pytest.mark.parametrize("policy", ["resident", "static", "reactive", "lookahead", "recompute"])
 def test_every_policy_leaves_in_place_what_it_may(policy, choice, quick_plans):
-    """Its plan obeys all laws, never blocks itself, and is no faster than the bound; `choose` is never the slowest."""
+    """Its plan obeys all laws, never blocks itself, and is no faster than the bound; `choose` is never the slowest.
+
+    Step 20 is shorter than a bound by which the last op loads nothing, and 30 than one by which nothing stays in HBM.
+    """
     planned, loaded, entry = 0, 0, POLICIES[policy]
-    for seed in range(12):
+    for seed in (*range(10), 20, 30):
         case = step_of(seed)
         with suppress(CapacityError, ScopeError):
             plan = in_place(case, choice, entry.plan)

@@ -128,21 +128,18 @@ class Rank:
         It lacks a tensor on which something earlier has not ended, or that it reads and that is not valid. The first is
         the one whose last copy was issued first (rule 11). A tensor that is there stays until the head runs.
         """
+        valid, sources = self.valid[compute.tier], compute.sources
         if compute.lacked is None:
-            named = {tensor for tensor in compute.reads if not self._is_valid(compute, tensor)}
+            named = {tensor for tensor in compute.reads if not valid[tensor]}
             named.update(tensor for tensor, moves in compute.moves.items() if not _all_ended(moves))
             compute.lacked = sorted(((self._last_copy(t, compute.key), t) for t in named), reverse=True)
         while compute.lacked:
             tensor = compute.lacked[-1][1]
-            is_missing = tensor in compute.reads and not self._is_valid(compute, tensor)
-            if is_missing or not _all_ended(compute.moves.get(tensor, ())):
+            valid = self.valid[sources.get(tensor, compute.tier)]
+            if (tensor in compute.reads and not valid[tensor]) or not _all_ended(compute.moves.get(tensor, ())):
                 return tensor
             compute.lacked.pop()
         return None
-
-    def _is_valid(self, compute: ComputeAction, tensor: int) -> bool:
-        """Return whether a tensor is valid where a compute reads it."""
-        return self.valid[compute.sources.get(tensor, compute.tier) if compute.sources else compute.tier][tensor]
 
     def _last_copy(self, tensor: int, before: int) -> int:
         """Return the key of the last copy of the tensor that was issued before and has not ended, or `NO_COPY`."""
