@@ -147,16 +147,11 @@ class Order:
         )
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
-<<<<<<< HEAD
             writes = compute.writes
-        compute.sources = self._sources(reads, tier) if columns.in_place else {}
-        in_tier = (tensor for tensor in compute.reads if tensor not in compute.sources)
-=======
         in_tier = compute.reads
         if columns.in_place:
             compute.sources = self._sources(reads, tier)
             in_tier = tuple([tensor for tensor in reads if tensor not in compute.sources])
->>>>>>> inplace
         if (missing := self.issued.missing(in_tier, tier)) is not None:
             rule = "what a compute reads is valid in the tier that its device works in"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
