@@ -327,5 +327,5 @@ def delays_ns(graph: Graph, seed: int = 0, rank: int = 0) -> dict[int, int]:
             varied_ns = rng.exponential(mean_ns)
         else:
             varied_ns = mean_ns + sqrt(3) * deviation_ns * (2 * rng.random() - 1)
-        drawn_ns[op] = min(round(varied_ns), LARGEST)
+        drawn_ns[op] = min(max(0, round(varied_ns)), LARGEST)
     return drawn_ns
