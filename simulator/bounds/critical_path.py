@@ -253,8 +253,8 @@ class Team:
         """Rank -> lowest rank that is like it."""
         kinds: Sequence[int] = self.job.graph_of
         if self.hardware.ranks:
-            of_kind = [*zip(self.job.graph_of, map(id, self.devices), strict=True)]
-            kinds = [*map(of_kind.index, of_kind)]
+            firsts, of_ranks = dict[tuple[int, int], int](), zip(self.job.graph_of, map(id, self.devices), strict=True)
+            kinds = [firsts.setdefault(kind, rank) for rank, kind in enumerate(of_ranks)]
         while True:
             finer = self._refined(kinds)
             if len(set(finer)) == len(set(kinds)):
