@@ -108,7 +108,7 @@ def test_no_row_of_unlike_ranks_is_faster_than_its_bound_and_its_parts_fill_its_
     """A row that broke a law, or was faster than its bound, would be `failed`."""
     path = on_cluster(tmp_path_factory.mktemp("varied"), 8)
     changes = {f"ranks.{rank}.compute": pace for rank, pace in paces.items()}
-    for row in hosim.run(path, job=job, set=changes, policies=["resident"]).values():
+    for row in hosim.run(path, job=job, set=changes, policies=["resident", "offload_saved"]).values():
         assert row.status == "ok", row.summary
         parts = row.ranks.filter(regex="^(compute|recompute|delay|stall|drain)_ns$")
         assert parts.sum(axis=1).tolist() == row.ranks["step_ns"].tolist()
