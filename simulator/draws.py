@@ -343,6 +343,8 @@ def delays_ns(graph: Graph, seed: int = 0, rank: int = 0) -> dict[int, int]:
     graph, seed, rank
         The graph, and the seed and the rank for which is drawn.
     """
+    if not graph.spreads:
+        return {}
     rng, drawn_ns = np.random.default_rng((seed + rank * _SEEDS_APART, _DELAYS)), dict[int, int]()
     for op, spread in graph.spreads.items():
         mean_ns, deviation_ns = graph.ops[op].duration_ns or 0, spread.deviation_ns
@@ -353,5 +355,5 @@ def delays_ns(graph: Graph, seed: int = 0, rank: int = 0) -> dict[int, int]:
             varied_ns = rng.exponential(mean_ns)
         else:
             varied_ns = mean_ns + sqrt(3) * deviation_ns * (2 * rng.random() - 1)
-        drawn_ns[op] = min(round(varied_ns), LARGEST)
+        drawn_ns[op] = min(max(0, round(varied_ns)), LARGEST)
     return drawn_ns

@@ -34,6 +34,8 @@ node, and meet as many of each kind in each of their groups, spread over nodes i
 refinement: ranks with the same graph start as alike, and kinds are split until nothing tells ranks of a kind apart.
 They also run the same plan, as a policy decides once for each graph, and share bandwidth max-min: so they do the same
 at the same times, as long as they begin together and no shared tier can run out of room, which is granted in turn.
+Ranks of unlike devices start as unlike, each kind with times of its own. Of delays that each rank draws, the shortest
+counts for all: by how much those of the last op of the line differ is a part of `Timing.shorter_ns`.
 Ranks that never meet may begin one after another, which lasts (docs/explanation/many-ranks.md).
 """
 
@@ -253,8 +255,8 @@ class Team:
         """Rank -> lowest rank that is like it."""
         kinds: Sequence[int] = self.job.graph_of
         if self.hardware.ranks:
-            of_kind = [*zip(self.job.graph_of, map(id, self.devices), strict=True)]
-            kinds = [*map(of_kind.index, of_kind)]
+            firsts, of_ranks = dict[tuple[int, int], int](), zip(self.job.graph_of, map(id, self.devices), strict=True)
+            kinds = [firsts.setdefault(kind, rank) for rank, kind in enumerate(of_ranks)]
         while True:
             finer = self._refined(kinds)
             if len(set(finer)) == len(set(kinds)):

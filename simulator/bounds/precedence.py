@@ -131,9 +131,10 @@ class Precedence:
     def no_earlier(self) -> dict[int, int]:
         """Op of two steps that takes room beside the line -> last compute of the line before it that takes room.
 
-        None where streams share the device: what starts with an op that others stretch may come long before its end.
+        None where streams share the device, or delays vary: what starts with an op that others stretch, or that is
+        longer on some ranks, may come long before its end.
         """
-        if self.is_stretched:
+        if self.is_stretched or self.graph.spreads:
             return {}
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, no_earlier, latest = list[bool](), dict[int, int](), -1

@@ -116,8 +116,11 @@ class RunDraws:
             times_ns = durations_ns(least, device, meeting)
         return times_ns if draws is None else draws.step_durations_ns(times_ns, graph.steps - 1)
 
-    def shorter_ns(self, graph: Graph, op: int) -> int:
-        """Return the most by which an op may be shorter in the measured step than in the one before [ns]."""
+    def shorter_ns(self, graph: Graph, op: int, ranks: Sequence[int]) -> int:
+        """Return the most by which an op may be shorter in the measured step, or on some rank, than before [ns]."""
+        if op in graph.spreads and graph.steps > 1:
+            took_ns = [self.delays_ns(graph, rank)[op] for rank in ranks]
+            return max(took_ns) - min(took_ns)
         reads = graph.ops[op].dynamic if op >= 0 else None
         if graph.steps == 1 or reads is None:
             return 0
@@ -304,7 +307,7 @@ class Task:
                 timing = bounds.Timing.alone(precedence, self.times_ns, may_repeat=may_repeat)
             else:
                 timing = self.team.timings(may_repeat=may_repeat)[self.number]
-            shorter_ns = max(timing.shorter_ns, self.drawn.shorter_ns(self.graph, precedence.last))
+            shorter_ns = max(timing.shorter_ns, self.drawn.shorter_ns(self.graph, precedence.last, self.ranks))
             self._limits[may_repeat, in_turn] = bounds.Limits(
                 replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
                 self.devices[self.ranks[0]],

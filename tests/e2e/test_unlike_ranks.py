@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from rank_stories import cluster, team
+from examples import examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rank_stories import cluster, job_of, team
+from rank_strategies import jobs
 from small_job import SCENARIO, written
 
 import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
 from simulator.errors import ConfigError
-from simulator.graph import DelaySpread, Job
+from simulator.graph import DelaySpread, Graph, Job, OpKind
 
 COMPUTES = {"compute.launch": "0 ns", "compute.peak.bf16": "1 GFLOP/s"}
 """A machine whose kernels take as long as their arithmetic."""
@@ -51,12 +56,17 @@ def test_devices_that_serve_are_alike():
         hosim.serve("kv_reuse_h100", set={"ranks.0.compute": 0.5})
 
 
+def on_cluster(folder: Path, ranks: int) -> Path:
+    """A scenario on the machine of the rank stories, for jobs made in Python."""
+    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics", "allocator"), "a story")
+    (folder / "hardware.yaml").write_text(catalog.dump(cluster(ranks, hbm="1 kB").model_copy(update={"assumed": why})))
+    text = SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")
+    return written(folder, "data: 2", text + "seed: 3\n")
+
+
 @pytest.mark.parametrize("distribution", ["uniform", "exponential", "lognormal"])
 def test_delays_are_drawn_for_each_rank_once_for_all_rows(tmp_path, distribution):
-    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics", "allocator"), "a story")
-    (tmp_path / "hardware.yaml").write_text(catalog.dump(cluster(4).model_copy(update={"assumed": why})))
-    text = SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")
-    path = written(tmp_path, "data: 4", text + "seed: 3\n")
+    path = on_cluster(tmp_path, 4)
     g = team("y 4", "tool: -> y, 1000 ns, delay", "sum: y -> y, all_reduce all 40", groups={"all": ((0, 1, 2, 3),)})
     spread = DelaySpread(distribution, 0 if distribution == "exponential" else 400)
     job = Job.of(replace(g, ops=(replace(g.ops[0], spread=spread), g.ops[1])), 4)
@@ -70,3 +80,36 @@ def test_delays_are_drawn_for_each_rank_once_for_all_rows(tmp_path, distribution
     assert results["resident"].plans[0].fixed is not None
     (tmp_path / "scenario.yaml").write_text(path.read_text().replace("seed: 3", "seed: 4"))
     assert hosim.run(path, job=job)["static"].ranks["delay_ns"].tolist() != delays[0]
+
+
+@st.composite
+def varied(draw) -> Job:
+    """One graph or two halves, on 8 ranks, some of whose ops are delays that each rank draws."""
+    programs, _ = draw(jobs(max_steps=3))
+    spreads = st.sampled_from(
+        [None, DelaySpread("exponential"), DelaySpread("uniform", 5), DelaySpread("lognormal", 9)]
+    )
+
+    def with_delays(graph: Graph) -> Graph:
+        fixed = {"kind": OpKind.DELAY, "repeatable": False}
+        ops = [
+            replace(op, **fixed, spread=draw(spreads)) if not op.collective and draw(st.booleans()) else op
+            for op in graph.ops
+        ]
+        return replace(graph, ops=tuple(ops))
+
+    graphs = {id(ran.graph): with_delays(ran.graph) for ran in programs}
+    return job_of([graphs[id(ran.graph)] for ran in programs])
+
+
+@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(varied(), st.dictionaries(st.sampled_from("0123456"), st.sampled_from([0.5, 4.0]), max_size=2))
+def test_no_row_of_unlike_ranks_is_faster_than_its_bound_and_its_parts_fill_its_step(tmp_path_factory, job, paces):
+    """A row that broke a law, or was faster than its bound, would be `failed`."""
+    path = on_cluster(tmp_path_factory.mktemp("varied"), 8)
+    changes = {f"ranks.{rank}.compute": pace for rank, pace in paces.items()}
+    for row in hosim.run(path, job=job, set=changes, policies=["resident", "offload_saved"]).values():
+        assert row.status == "ok", row.summary
+        parts = row.ranks.filter(regex="^(compute|recompute|delay|stall|drain)_ns$")
+        assert parts.sum(axis=1).tolist() == row.ranks["step_ns"].tolist()
+        assert row.summary["bound_ns"] <= row.summary["step_ns"]

@@ -62,7 +62,7 @@ def refused_box(change, by=""):
             "compute-tier: hbm",
             (
                 "box.yaml:3, compute-tier: only known keys stand here, found 'compute-tier'; use one of name, title, "
-                "origin, sources, assumed, fitted, schema, compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator "
+                "origin, sources, assumed, fitted, schema, compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, ranks, on_chip, allocator "
                 "(did you mean 'compute_tier'?)"
             ),
         ),

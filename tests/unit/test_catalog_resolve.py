@@ -96,7 +96,7 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
             "1 GB/s",
             (
                 "set, link.d2h.bandwidth: a change names a field of the hardware, found 'link.d2h.bandwidth'; use one of "
-                "compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator (did you mean 'links'?)"
+                "compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, ranks, on_chip, allocator (did you mean 'links'?)"
             ),
         ),
         (
@@ -132,7 +132,7 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
             "other",
             (
                 "set, name: a change names a field of the hardware, found 'name'; use one of "
-                "compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator"
+                "compute_tier, compute, host, host_compute, tiers, links, buses, copy_queues, topology, fabrics, ranks, on_chip, allocator"
             ),
         ),
     ],
