@@ -39,6 +39,7 @@ def test_the_oracle_agrees_on_many(case: Case, waits_for: str) -> None:
 
 kinds = {
     "ranks": ranks_that_meet(), "staged": staged(), "dynamic": choosing(), "best_fit": with_holes(), "host": hosted(),
+    "updates": choosing(updates=True),
 }  # fmt: skip
 
 
