@@ -204,11 +204,14 @@ def staged(draw) -> Run:
 
 
 @st.composite
-def choosing(draw) -> Run:
-    """One rank with dynamic reads: by a plan that brings all candidates, or a runtime that brings what is chosen."""
+def choosing(draw, *, updates: bool = False) -> Run:
+    """One rank with dynamic reads: by a plan that brings all candidates, or a runtime that brings what is chosen.
+
+    Perhaps ops update what they have chosen, which goes home, or all candidates do.
+    """
     is_decided = draw(st.booleans())
     of_plans = {} if is_decided else {"early": st.booleans(), "readers": st.integers(1, 2)}
-    graph, hardware = draw(graphs_of(layers=2, updates=st.booleans(), **of_plans)), draw(dynamic_machines())
+    graph, hardware = draw(graphs_of(layers=2, updates=st.just(updates), **of_plans)), draw(dynamic_machines())
     draws = drawn(graph, hardware, draw(origins), draw(seeds))
     if is_decided:
         keep, looks = draw(st.integers(0, 3)), draw(st.booleans())

@@ -173,18 +173,17 @@ class _Replicas:
     def cut_update(self) -> None:
         """Give each rank its part of the update; gather the weights then, unless they stay in shards."""
         before, update = self.used
-        do = 'give ops of the optimizer "phase": "update", or set zero_stage to 0'
-        self.refuse("ZeRO cuts the update", None if update else "no op of that phase", do)
+        self.refuse("ZeRO cuts the update", None if update else "no op of that phase", 'give ops "phase": "update"')
         states = {t for t in update if self.tensors[t].kind is TensorKind.OPTIMIZER_STATE}
-        do = 'give its op "phase": "update", or the tensor another kind'
-        self.refuse("the update alone uses states", self.named(states & before), do)
-        written = {t for now, _, op in self.ops if now == _UPDATE for t in op.writes}
-        odd = {t for t in written if self.tensors[t].persistent and self.tensors[t].kind not in _MARKED}
+        self.refuse("the update alone uses states", self.named(states & before), "correct the kind, or the op's phase")
+        ops = [op for now, _, op in self.ops if now == _UPDATE]
+        lasting = {t for op in ops for t in op.writes if self.tensors[t].persistent}
+        odd = {t for t in lasting if self.tensors[t].kind not in _MARKED}
         do = 'give it "kind": "weight" or "optimizer_state" in the graph'
         self.refuse("what the update writes is marked", self.named(odd), do)
-        timed = (op.name for now, _, op in self.ops if now == _UPDATE and (op.duration_ns or op.op_class != "vector"))
-        rule = "an update that ranks share is of class vector, and its time is modelled"
-        self.refuse(rule, next(timed, None), "set zero_stage to 0")
+        whole = (op.name for op in ops if op.duration_ns or op.dynamic or op.op_class != "vector")
+        rule = "an update that ranks share has class vector, no measured time and no dynamic reads"
+        self.refuse(rule, next(whole, None), "set zero_stage to 0")
         self.cut(states | {t for t in update - before if not self.tensors[t].persistent})
         last = self.last_writes(_WEIGHTS, by_update=True)
         for bucket in self.buckets(last) if self.parallel.zero_stage < 3 else ():

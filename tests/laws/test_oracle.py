@@ -40,7 +40,7 @@ def test_the_oracle_agrees_on_many(case: Case, waits_for: str) -> None:
 
 kinds = {
     "ranks": ranks_that_meet(), "staged": staged(), "dynamic": choosing(), "best_fit": with_holes(), "host": hosted(),
-    "loads": loading(),
+    "loads": loading(), "updates": choosing(updates=True),
 }  # fmt: skip
 
 
