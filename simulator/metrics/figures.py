@@ -111,8 +111,8 @@ FIGURES = (
            "lost beside that and what is reserved.", of="run", over="process", worse="more"),
     Figure("in_use_<>_fraction", "share", "in use <>", "What the tier holds, on average over the measured step and its "
            "instances, with what is lost beside and reserved, as a share of its capacity.", over="finite tier"),
-    Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes` with the same, as a share of it.",
-           over="finite tier"),
+    Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes`, likewise as a share of the "
+           "capacity.", over="finite tier"),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
            "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
