@@ -47,7 +47,7 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     Parameters
     ----------
     workload
-        The workload.
+        The workload; what it leaves to a policy runs on the accelerator.
     base_dir
         Folder of its document, which a graph file is relative to; default: the working directory.
     read_graph
@@ -65,7 +65,7 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
         If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops, or
         the model cannot be spread over ranks as the workload says.
     """
-    where = f"workload {workload.name}"
+    where, workload = f"workload {workload.name}", workload.settled[0]
     if isinstance(workload.model, DlrmModel):
         job = recommender.build(workload, workload.model)
     elif workload.decoder is not None:

@@ -60,6 +60,31 @@ def drive(machine: Hardware, software: Software, workload: Workload, place: Plac
     return apply(machine, changes)
 
 
+def unread(software: Software, workload: Workload) -> dict[str, str]:
+    """Return which figures of a software no run of a workload reads: pattern of paths -> the reason."""
+    is_served = workload.requests is not None
+    idle = dict.fromkeys(() if is_served else _SERVED, "hosim serve reads it")
+    idle |= {"host.step": "what serves requests pays for iterations"} if is_served else {}
+    idle |= {} if _meet(workload) else {"memory.communication": "there is one rank"}
+    others = {*software.kernels} - {*_kinds(software, workload)}
+    return idle | {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
+
+
+_SERVED = ("host.iteration", "host.request", "host.ahead")
+
+
+def _meet(workload: Workload) -> bool:
+    """Return whether there are several ranks, which communicate."""
+    return workload.parallel.ranks == "all" or workload.phase == "serve"
+
+
+def _kinds(software: Software, workload: Workload) -> tuple[str, str]:
+    """Return the kinds of run whose arithmetic, and whose bandwidth, the kernels of a workload have."""
+    kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
+    reads, adds = (kind if kind in software.kernels and workload.graph is None else "default" for kind in kinds)
+    return reads, adds
+
+
 def _copies(machine: Hardware, software: Software, name: str) -> Changes:
     """Yield how a wire copies; a staged link copies as the wires on its way do."""
     link, copies, tier = machine.links[name], software.copies, machine.compute_tier
@@ -99,8 +124,7 @@ def _host(machine: Hardware, software: Software, workload: Workload) -> Changes:
 def _kernels(machine: Hardware, software: Software, workload: Workload) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
     compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
-    kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
-    key, other = (kind if kind in kernels and workload.graph is None else "default" for kind in kinds)
+    key, other = _kinds(software, workload)
     reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
     stated, shares = compute.achieved_fraction, reads.arithmetic
     most = {name: stated.get(name, stated.get("default", 1.0)) for name in (*stated, *OP_CLASSES)}
@@ -118,8 +142,8 @@ def _kernels(machine: Hardware, software: Software, workload: Workload) -> Chang
 def _memory(machine: Hardware, software: Software, workload: Workload) -> Changes:
     """Yield what the compute tier holds beside tensors, and how much of it the framework takes."""
     name, memory = machine.compute_tier, software.memory
-    tier, several = machine.tiers[name], workload.parallel.ranks == "all" or workload.phase == "serve"
-    kept = memory.context_bytes + memory.workspace_bytes + several * memory.communication_bytes
+    tier = machine.tiers[name]
+    kept = memory.context_bytes + memory.workspace_bytes + _meet(workload) * memory.communication_bytes
     if memory.taken_fraction < tier.taken_fraction:
         yield f"tiers.{name}.taken", memory.taken_fraction, "memory.taken"
     if kept > tier.reserved_bytes:

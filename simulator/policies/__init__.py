@@ -36,6 +36,8 @@ class PolicyEntry:
         Summary in one line.
     may_repeat
         Says for its options whether its plans may run an op again.
+    chooses
+        Whether it compares times, so that it chooses what runs a part that a workload leaves open.
     """
 
     name: str
@@ -43,6 +45,7 @@ class PolicyEntry:
     options: type[Part]
     summary: str
     may_repeat: Callable[[Any], bool] = lambda _: False
+    chooses: bool = False
 
     def read_options(self, given: Mapping[str, Any], place: Callable[..., str] | None = None) -> Part:
         """Check the options of a row as a person wrote them.
@@ -106,9 +109,9 @@ _ENTRIES = (
     PolicyEntry("offload_saved", baselines.offload_saved, baselines.OffloadSaved, _SAVED),
     PolicyEntry("upstream_greedy", baselines.upstream_greedy, baselines.UpstreamGreedy, _UPSTREAM),
     PolicyEntry("recompute", recompute.plan, recompute.Options, _RECOMPUTE, lambda _: True),
-    PolicyEntry("static", static.plan, static.Options, _STATIC, lambda options: options.recompute),
-    PolicyEntry("hybrid", hybrid.plan, hybrid.Options, _HYBRID),
-    PolicyEntry("optimal", optimal.plan, optimal.Options, _OPTIMAL),
+    PolicyEntry("static", static.plan, static.Options, _STATIC, lambda options: options.recompute, chooses=True),
+    PolicyEntry("hybrid", hybrid.plan, hybrid.Options, _HYBRID, chooses=True),
+    PolicyEntry("optimal", optimal.plan, optimal.Options, _OPTIMAL, chooses=True),
 )
 POLICIES = {entry.name: entry for entry in _ENTRIES}
 """The policies by name, in the order in which they are listed."""

@@ -50,6 +50,8 @@ class Case:
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     with_bounds
         Whether rows are compared with their bounds, which takes longer.
+    others
+        Cases of the same run in which the host runs more of what the workload leaves to policies (``on: any``).
     changed
         Cases of rows that change the machine for themselves, by that change: see `for_row`.
     """
@@ -60,6 +62,7 @@ class Case:
     trials: Trials
     is_changed: bool = False
     with_bounds: bool = True
+    others: tuple[Case, ...] = ()
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -124,6 +127,16 @@ class Case:
             loaded = self.loaded.for_row(choice)
             self.changed[change] = prepare(loaded, self.job, is_changed=self.is_changed, with_bounds=self.with_bounds)
         return self.changed[change]
+
+    def ways(self, row: str) -> tuple[Case, ...]:
+        """Return the cases, on its machine, that a row's policy may choose from."""
+        on_machine = self.for_row(row)
+        return on_machine, *on_machine.others
+
+    def compares_ways(self, row: str) -> bool:
+        """Return whether the row's policy plans each way and takes the fastest, rather than the first that fits."""
+        entry = POLICIES.get(self.choice(row).policy)
+        return entry is not None and entry.chooses
 
     def choice(self, row: str) -> PolicyChoice:
         """Return the row of the scenario with this name, or else a row of the policy with its default options."""
@@ -258,6 +271,9 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     ConfigError
         If a document is wrong, or ranks do not meet (`simulator.referee.check_job`).
     """
+    settled = () if loaded.is_job_given else loaded.workload.settled[1:]
+    ways = [replace(loaded, workload=way) for way in settled]
+    others = tuple(prepare(way, is_changed=is_changed, with_bounds=with_bounds) for way in ways)
     if job is None:
         reader = partial(formats.read_graph, views=loaded.workload.views)
         job = build_job(loaded.workload, loaded.workload_dir, reader)
@@ -293,7 +309,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
             popularity=popularity(graph, draws.origin, scenario.seed) if graph.dynamic_reads else {},
         )
         tasks.append(Task(problem, i, team, draws))
-    return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds)
+    return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds, others)
 
 
 def execute(

@@ -18,6 +18,7 @@ from typing import Any
 from simulator import formats
 from simulator.builders import build_job
 from simulator.catalog import DOCUMENTS, Loaded
+from simulator.catalog.driven import unread
 from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
@@ -61,6 +62,9 @@ def idle_line(
     of_machine |= {} if is_served else {"host.serving.*": _SERVED}
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
+    if loaded.software:
+        idle_there = _named(loaded.software, asked["software"], unread(loaded.software, loaded.workload))
+        idle |= {f"software.{path}": why for path, why in idle_there}
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
     idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -164,6 +164,12 @@ class Workload(Document):
     def dequantizes_before(self) -> bool:
         """Whether matrices in another format are made ready by ops of their own before each use."""
         return (self.dtypes.dequantize or ("before" if self.phase == "train" else "fused")) == "before"
+
+    @property
+    def settled(self) -> tuple[Self, ...]:
+        """The workloads in which each part has one side, where this one leaves that to a policy; else itself alone."""
+        ways = self.on.settled
+        return (self,) if len(ways) == 1 else tuple(self.model_copy(update={"on": on}) for on in ways)
 
     @property
     def samples(self) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Literal
+from itertools import product
+from typing import Literal, Self
 
 from pydantic import StrictBool
 
@@ -52,14 +53,15 @@ class HostExperts(Part):
 
 
 Side = Literal["accelerator", "host", "any"]
-"""What runs something. As yet no policy chooses, so that ``any`` is refused."""
+"""What runs something; ``any``: whichever a policy chooses."""
 
 
 class Sides(Part):
     """What runs parts of a step: ``accelerator``, or ``host``, whose cores the machine states as its `host_compute`.
 
     What the host alone uses has its home in the tier of these cores, unless the scenario says another. Only what the
-    other side needs is copied.
+    other side needs is copied. ``any`` leaves it to the policy: compilers plan each way and take the one with the
+    shortest step, all others take the accelerator, or else the first way that fits.
 
     Attributes
     ----------
@@ -80,15 +82,17 @@ class Sides(Part):
     attention: Side = "accelerator"
     experts: Side | HostExperts = "accelerator"
 
-    def _check(self) -> None:
-        for key in type(self).model_fields:
-            must, do = "a workload says what runs it, as no policy chooses yet", "say accelerator or host"
-            require(getattr(self, key) != "any", must, "any", key, do=do)
+    @property
+    def settled(self) -> tuple[Self, ...]:
+        """Each way to say one side where a policy may choose; the accelerator first."""
+        left_open = [key for key in type(self).model_fields if getattr(self, key) == "any"]
+        ways = product(("accelerator", "host"), repeat=len(left_open))
+        return tuple(self.model_copy(update=dict(zip(left_open, way, strict=True))) for way in ways)
 
     def share(self, part: str) -> Fraction:
-        """Return how much of a part the host runs, as a document states it in decimals."""
+        """Return how much of a part the host runs at most, as a document states it in decimals."""
         side = getattr(self, part)
-        return Fraction(side == "host") if isinstance(side, str) else Fraction(str(side.host))
+        return Fraction(side != "accelerator") if isinstance(side, str) else Fraction(str(side.host))
 
     @property
     def next_step_waits(self) -> bool:
@@ -133,7 +137,7 @@ class Sides(Part):
             If the host cannot run a layer of the model so; the message says what it can.
         """
         kinds, path = [*decoder.kinds], ("on", "attention")
-        for attention, _ in kinds if self.attention == "host" else ():
+        for attention, _ in kinds if self.share("attention") else ():
             is_whole = not isinstance(attention, Linear) and attention.sparse is None
             is_whole &= not (isinstance(attention, Mla) and attention.indexer)
             must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"

@@ -58,6 +58,16 @@ FREE = "no lower tier that it joins states a bandwidth"
             f"policies.1.options.evict ({NOT_DYNAMIC})",
         ),
         ({"scenario.policies.1.options": {"evict": "lru"}}, ""),
+        ({"software": "vllm", "software.host.iteration": "9 ms"}, "software.host.iteration (hosim serve reads it)"),
+        (
+            {"software": "eager_pytorch", "software.kernels.prefill.fill": "9 us"},
+            "software.kernels.prefill.fill (the run is of another kind)",
+        ),
+        ({"software": "eager_pytorch", "software.kernels.train.fill": "9 us"}, ""),
+        (
+            {"software": "eager_pytorch", "software.memory.communication": "1 MB"},
+            "software.memory.communication (there is one rank)",
+        ),
         ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (what runs is the same with it)"),
         ({"workload.parallel.schedule": "1f1b", "workload.batch": 2}, ""),
     ],

@@ -2,13 +2,16 @@
 
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import hosim
 import pytest
 from building import build
 from pydantic import ValidationError
 from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SPARSE, H, T, V, arithmetic, sizes, workload
 
+from simulator import catalog
 from simulator.builders import build_job
 from simulator.graph import Graph, Op
 
@@ -191,7 +194,7 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
 @pytest.mark.parametrize(
     ("parts", "more", "says"),
     [
-        ((), {"on": {"optimizer": "any"}}, "a workload says what runs it, as no policy chooses yet, found any"),
+        ((), {"on": {"optimizer": "any"}, "optimizer": {"kind": "muon"}}, "the host updates by adamw, found muon"),
         ((), {"on": {"optimizer": "host"}, "optimizer": {"kind": "muon"}}, "the host updates by adamw, found muon"),
         ((), {"on": {"optimizer": "host"}, "optimizer": {"master": False}}, "a master weight of its own"),
         ((), {"on": {"optimizer": "host"}, "dtypes": {"optimizer_bytes_per_parameter": 8}}, "a master weight of its"),
@@ -218,3 +221,40 @@ def test_a_share_is_above_0_and_at_most_1() -> None:
     for share in (0, 1.5, -1):
         with pytest.raises(ValidationError):
             workload(on={"optimizer": {"host": share}})
+
+
+# a side that a policy chooses
+
+
+def rows(folder: Path, side: str, **changes: str) -> dict[str, dict[str, Any]]:
+    """Figures of a training step on a machine with cores, by policy."""
+    file = folder / f"{side}.yaml"
+    file.write_text(catalog.dump(workload(on={"optimizer": side}, name="small")), encoding="utf-8")
+    names = ["static", "reactive", "resident"]
+    return hosim.run(hardware="gh200", workload=file, set=changes, policies=names).summary.to_dict("index")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fastest"),
+    [({"host_compute.achieved_bandwidth": "0.001"}, "accelerator"), ({}, "host")],
+)
+def test_a_compiler_takes_the_faster_side_and_is_bounded_by_both(
+    changes: dict[str, str], fastest: str, tmp_path: Path
+) -> None:
+    one, host, chosen = (rows(tmp_path, side, **changes) for side in ("accelerator", "host", "any"))
+    best = {"accelerator": one, "host": host}[fastest]["static"]
+    assert best["step_ns"] == min(one["static"]["step_ns"], host["static"]["step_ns"])
+    assert one["static"]["step_ns"] != host["static"]["step_ns"]
+    assert chosen["static"]["step_ns"] == best["step_ns"]
+    assert chosen["static"]["bound_ns"] == min(one["static"]["bound_ns"], host["static"]["bound_ns"])
+    assert chosen["static"]["notes"].startswith(f"runs optimizer on the {fastest}")
+    assert chosen["reactive"]["step_ns"] == one["reactive"]["step_ns"], "it compares no times"
+
+
+def test_what_does_not_fit_on_one_side_runs_on_the_other(tmp_path: Path) -> None:
+    states = 14 * PARAMETERS
+    room = {"budget": f"{states} B"}
+    one, host, chosen = (rows(tmp_path, side, **room)["resident"] for side in ("accelerator", "host", "any"))
+    assert (one["status"], host["status"]) == ("infeasible", "ok")
+    assert chosen["step_ns"] == host["step_ns"]
+    assert chosen["notes"].startswith("runs optimizer on the host")
