@@ -83,8 +83,8 @@ class _Step:
         self.parts = [f"mb{i}" for i in range(workload.parallel.micro_batches)]
         self.sums_bytes = workload.batch * self.ranks * model.dim * self.dtypes.element_bytes
         self.exchanged_bytes = self.sums_bytes * max(most, -(-(model.vectors - 1) // self.ranks))
-        kinds = CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER
-        self.there, self.back = kinds if by_rows else (CollectiveKind.ALL_TO_ALL,) * 2
+        self.there = CollectiveKind.REDUCE_SCATTER if by_rows else CollectiveKind.ALL_TO_ALL
+        self.back = CollectiveKind.ALL_GATHER if by_rows else CollectiveKind.ALL_TO_ALL
         uses = [each.part(self.ranks if by_rows else 1) for each in _uses(workload, model)]
         self.tables = {f"t{i}.{k}": uses[i] for i, count in enumerate(share) for k in range(count)}
         self.bottom_out = f"bottom.{len(model.bottom) - 2}.out"

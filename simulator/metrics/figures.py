@@ -110,11 +110,10 @@ FIGURES = (
            of="run", over="tier", worse="more", is_compared=True),
     Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes`, with what is "
            "lost beside that and what is reserved.", of="run", over="process", worse="more"),
-    Figure("in_use_<>_fraction", "share", "in use <>", "What the tier holds on average over the measured step and over "
-           "its instances that ranks use, with what is lost beside that and what is reserved, as a share of its "
+    Figure("in_use_<>_fraction", "share", "in use <>", "What the tier holds, on average over the measured step and its "
+           "instances, with what is lost beside and reserved, as a share of its capacity.", over="finite tier"),
+    Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes`, likewise as a share of the "
            "capacity.", over="finite tier"),
-    Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes`, with the same beside it, as a "
-           "share of the capacity.", over="finite tier"),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
            "link that they go via, and of what kernels load; of several ranks the sum.", over="link", is_compared=True,
            over_ranks="sum"),

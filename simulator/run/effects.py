@@ -125,11 +125,8 @@ def _update(case: Case, rows: Sequence[Row]) -> str:
             size = sum(problem.sizes[t] for t in states if homes[t] == home)
             ways[way] = max(size, ways.get(way, 0))  # graphs of other ranks, and other rows, have theirs
     read = listed([f"{human(size, 'B')} of state over {way}" for way, size in ways.items()])
-    do = (
-        "write on: {optimizer: host} in the workload"
-        if case.loaded.workload.decoder
-        else "give its ops the device host"
-    )
+    is_model = case.loaded.workload.decoder is not None
+    do = "write on: {optimizer: host} in the workload" if is_model else "give its ops the device host"
     return f"The update reads {read} and runs on the device; if the host runs it, {do}." if read else ""
 
 
