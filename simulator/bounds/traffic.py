@@ -100,8 +100,8 @@ class Traffic:
 
     def _loaded_bytes(self, budget_bytes: int | float) -> int:
         """Return what must enter the compute tier, or be loaded, of what may be read in place: see the module."""
-        away, rest, at_home = self._loaded
-        return max(away, int(max(0, away + rest - max(0, budget_bytes - at_home))))
+        away, rest = self._loaded
+        return max(away, int(max(0, away + rest - max(0, budget_bytes - self._pinned_bytes))))
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
         """Return the time of copies of persistent tensors that do not fit a budget [B] together; 0 if they do [ns]."""
@@ -160,20 +160,20 @@ def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
     return [(*ends, sizes) for ends, sizes in moves.items()]
 
 
-def _loaded(timing: Timing, demand: Demand) -> tuple[int, int, int]:
-    """Return what a step copies or loads of tensors at home elsewhere, and of free homes; and what is pinned [B]."""
+def _loaded(timing: Timing, demand: Demand) -> tuple[int, int]:
+    """Return what a step copies or loads of tensors that are at home elsewhere, and of those whose home is free [B]."""
     precedence, homes, tier = timing.precedence, demand.homes, demand.hardware.compute_tier_id
     marked, seen, away, rest = precedence.in_place, set[int](), 0, 0
     if marked is None or not precedence.in_line or precedence.graph.meets or timing.shorter_ns:
-        return 0, 0, 0
-    sizes = [tensor.size_bytes if tensor.persistent else 0 for tensor in marked.tensors]
+        return 0, 0
     for op in marked.ops:
         first = marked.in_place.intersection(op.reads) - seen
         seen |= first
-        elsewhere = loaded_bytes(op, sum(sizes[t] for t in first if homes[t] not in (FREE, tier)))
+        sizes = [(marked.tensors[t].size_bytes, homes[t]) for t in first if homes[t] != tier]
+        elsewhere = loaded_bytes(op, sum(size for size, home in sizes if home != FREE))
         away += elsewhere
-        rest += loaded_bytes(op, sum(sizes[t] for t in first if homes[t] != tier)) - elsewhere
-    return away, rest, sum(size for size, home in zip(sizes, homes, strict=True) if home == tier)
+        rest += loaded_bytes(op, sum(size for size, _ in sizes)) - elsewhere
+    return away, rest
 
 
 def _kept_sizes(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:

@@ -106,7 +106,6 @@ def _with_in_place(job: Job, patterns: Sequence[str], where: str) -> Job:
     is_plain = not any(graph.dynamic_reads or graph.on_host for graph in job.graphs)
     must, do = "kernels read in place where nothing is read dynamically and the host computes nothing", "remove one"
     insist(is_plain, where, must, "dynamic reads, or ops of the host", do)
-    marked = list[Graph]()
     for pattern in patterns:
         found = [tensor for graph in job.graphs for tensor in graph.matching(pattern)]
         must, do = "it names kinds of tensors, or patterns of names, of what is there", "correct it"
@@ -114,9 +113,8 @@ def _with_in_place(job: Job, patterns: Sequence[str], where: str) -> Job:
         fits = any(not graph.may_stay_away.isdisjoint(graph.matching(pattern)) for graph in job.graphs)
         must = "kernels read in place what persists, and what no op writes and no collective reads"
         insist(fits, where, must, f"none such of {pattern!r}", "remove it")
-    for graph in job.graphs:
-        named = frozenset().union(*(graph.matching(pattern) for pattern in patterns))
-        marked.append(replace(graph, in_place=named & graph.may_stay_away))
+    named = [frozenset().union(*map(graph.matching, patterns)) for graph in job.graphs]
+    marked = (replace(g, in_place=of & g.may_stay_away) for g, of in zip(job.graphs, named, strict=True))
     return replace(job, graphs=tuple(marked))
 
 

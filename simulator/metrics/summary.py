@@ -269,9 +269,8 @@ def _traffic_figures(graph: Graph, hardware: Hardware, trace: Trace, window: Win
     is_measured = _is_issued(spans, window) & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)
     np.add.at(total, spans["track"][is_measured], sizes[spans["item"][is_measured]])
-    rows, loaded = trace.loads.whole(), np.zeros(len(hardware.links), np.int64)
-    is_loaded = _is_issued(rows, window)
-    np.add.at(loaded, rows["link"][is_loaded], rows["size_bytes"][is_loaded])
+    rows, loaded = trace.loads.whole(), np.zeros_like(total)
+    np.add.at(loaded, rows["link"], rows["size_bytes"] * _is_issued(rows, window))
     loads = zip(hardware.links.items(), loaded.tolist(), strict=True)
     figures = {f"loaded_{name}_bytes": size for (name, link), size in loads if link.loads_bytes_per_s is not None}
     moved = dict(zip(hardware.link_names, (total + loaded).tolist(), strict=True))

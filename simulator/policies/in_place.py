@@ -74,10 +74,8 @@ def _planned(problem: Problem, away: Sequence[int], decide: Callable[[Problem], 
 
     graph = replace(view, in_place=frozenset())
     plan = decide(replace(problem, graph=graph, homes=homes, durations_ns=durations_ns, trial=trial))
-    if not left:
-        return plan
-    note = f"{human(sum(sizes[t] for t in left), 'B')} are read in place"
-    return replace(plan, notes=(*plan.notes, note))
+    notes = [f"{human(sum(sizes[t] for t in left), 'B')} are read in place"] if left else []
+    return replace(plan, notes=(*plan.notes, *notes))
 
 
 def _loading_ns(problem: Problem, away: Collection[int]) -> list[int]:
@@ -101,8 +99,8 @@ def _home(problem: Problem, tensor: int) -> int:
 def _in_order(problem: Problem) -> tuple[list[int], int]:
     """List what can be read in place, what costs least of its copy first; and count what costs half of that at most."""
     able = [t for t in sorted(problem.graph.in_place) if _home(problem, t) in problem.hardware.loads]
-    alone = zip(_loading_ns(problem, frozenset(able)), problem.durations_ns, strict=True)
-    longer = [max(0, loads_ns - alone_ns) for loads_ns, alone_ns in alone]
+    times = zip(_loading_ns(problem, frozenset(able)), problem.durations_ns, strict=True)
+    longer = [max(0, loading_ns - alone_ns) for loading_ns, alone_ns in times]
     costs = {t: sum(longer[op] for op in problem.lifetimes.uses[t]) for t in able}
     copies_ns = {t: max(1, problem.copy_ns(t, _home(problem, t), problem.compute_tier)) for t in able}
     spread = {t: f"{position:b}"[::-1] for position, t in enumerate(able)}

@@ -173,13 +173,10 @@ class Facts:
     def _tiers_read(self, issue: Ints, tensor: Ints) -> Ints:
         """Return the tier of each use by a compute: that of its device, or where it reads in place, as issued."""
         program, tier = self.program, self.program.tier_of[self.a[issue]]
-        rows = np.flatnonzero(among(tensor, program.in_place))
-        if not len(rows):
-            return tier
         valid, compute_tier = {t: {program.plan.home[t]} for t in program.in_place.tolist()}, program.compute_tier
         moves = np.flatnonzero(((self.kind == COPY) | (self.kind == DETACH)) & among(self.a, program.in_place))
         to_come = list(reversed(moves.tolist()))
-        for row in rows.tolist():
+        for row in np.flatnonzero(among(tensor, program.in_place)).tolist():
             while to_come and to_come[-1] < issue[row]:
                 move = to_come.pop()
                 places = valid[int(self.a[move])]

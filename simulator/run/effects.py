@@ -189,6 +189,8 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle["ranks.*.memory"] = "the times of all ops were recorded"
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
+    if not any(graph.in_place for graph in case.job.graphs):
+        idle["links.*.loads"] = "the workload lets nothing be read in place"
     if case.job.ranks == 1:
         links, tiers = case.hardware.links.values(), case.hardware.tiers
         reserving = {tiers[stage.source].scope for link in links for stage in link.stages[1:]}  # for each who shares it

@@ -106,6 +106,13 @@ def test_a_row_that_nothing_allows_is_refused(rows: Any) -> None:
         rows(how=[{"policy": "mine.jsonl", "in_place": "never"}])
 
 
+def test_loads_of_a_workload_that_allows_none_have_no_effect(rows: Any, tmp_path: Path, hosim: Any) -> None:
+    rows({key: value for key, value in DECODES.items() if key != "in_place"}, how=["static"])
+    told = hosim("run", tmp_path / "s.yaml", "--set", "links.h2d.loads=2 GB/s")
+    assert "links.h2d.loads" in told.out
+    assert "the workload lets nothing be read in place" in told.out
+
+
 def test_what_lies_in_the_compute_tier_is_not_read_in_place(rows: Any) -> None:
     """The weights' home is DDR, that of the cache HBM: no row can read that where it is."""
     how = [{"policy": "static", "in_place": "always"}]

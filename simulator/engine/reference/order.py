@@ -177,12 +177,12 @@ class Order:
 
     def _sources(self, reads: tuple[int, ...], tier: int) -> dict[int, int]:
         """Rule 3: find from where a compute loads what it may read in place and will not find in its tier."""
-        states, sources = self.issued.state, dict[int, int]()
-        for tensor in reads:
-            if tensor in self._columns.in_place and states[tier][tensor] != VALID:
-                valid = [source for source in self._rank.loads if states[source][tensor] == VALID]
-                sources.update({tensor: valid[0]} if valid else {})
-        return sources
+        states, in_place = self.issued.state, self._columns.in_place
+        away = [tensor for tensor in reads if tensor in in_place and states[tier][tensor] != VALID]
+        valid = (
+            (tensor, [source for source in self._rank.loads if states[source][tensor] == VALID]) for tensor in away
+        )
+        return {tensor: sources[0] for tensor, sources in valid if sources}
 
     def _stand_in_line(self, compute: ComputeAction, writes: tuple[int, ...]) -> None:
         """Rule 8, between streams: note what is ahead of a compute that takes room, and of those after it."""
