@@ -36,10 +36,8 @@ class Verdict:
 
     Attributes
     ----------
-    row, column
-        The row and the column that it is about.
-    must, found
-        The condition and the value, for people.
+    row, column, must, found
+        The row and the column that it is about; the condition and the value, for people.
     holds
         Whether the condition holds.
     why
@@ -54,10 +52,8 @@ class Verdict:
         The same difference as a share of the printed figure; None if none is printed, or there is no value.
     tolerance
         The accepted difference from a printed figure, for people.
-    range
-        The least and the largest of ours over all that the claim leaves open, for people; empty if not stated.
-    kind, figure, agrees_if, missed, headline
-        See `Expectation`.
+    kind, figure, range, agrees_if, missed, headline
+        See `Expectation`; the range for people.
     """
 
     row: str
@@ -361,14 +357,12 @@ class Check(NamedTuple):
 
     Attributes
     ----------
-    name
-        Its name, the same in every run.
+    name, seconds
+        Its name, the same in every run; how long it took.
     failure, details
         The reason for a failure, in one line and in full; empty if it passes.
     skipped
         The reason why it was not checked; empty if it was.
-    seconds
-        How long it took.
     """
 
     name: str
