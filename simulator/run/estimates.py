@@ -33,7 +33,7 @@ from simulator.catalog import Loaded
 from simulator.cost import durations_ns
 from simulator.cost.collectives import collective_ns
 from simulator.cost.service import NS_PER_S
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
 from simulator.lifetime import NEVER, Lifetimes, live_bytes
 from simulator.plan import FREE
@@ -156,11 +156,21 @@ def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
 
 
 def decoder_of(loaded: Loaded) -> DecoderModel:
-    """Return the parts of the model that is trained."""
-    model = loaded.workload.model
-    if model is None:
-        raise ConfigError(loaded.place("workload"), "a layout is of a model", "a graph", "name a workload with a model")
-    return model.decoder
+    """Return the parts of the model that is trained.
+
+    Raises
+    ------
+    ConfigError
+        If the workload trains no model, or layers of one kind do not train alike.
+    """
+    workload, where = loaded.workload, loaded.place("workload")
+    if workload.model is None or workload.phase != "train":
+        must, do = "layouts are searched for a model that trains", "name a workload with a model, and phase: train"
+        raise ConfigError(where, must, workload.name, do)
+    must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
+    is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
+    insist(is_alike, where, must, "some that do not", do)
+    return workload.model.decoder
 
 
 def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:
