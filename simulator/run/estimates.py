@@ -33,7 +33,7 @@ from simulator.catalog import Loaded
 from simulator.cost import durations_ns
 from simulator.cost.collectives import collective_ns
 from simulator.cost.service import NS_PER_S
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
 from simulator.lifetime import NEVER, Lifetimes, live_bytes
 from simulator.plan import FREE
@@ -172,8 +172,18 @@ def trained(loaded: Loaded) -> Workload:
 
 
 def decoder_of(loaded: Loaded) -> DecoderModel:
-    """Return the parts of the model that is trained."""
-    return cast(Model, trained(loaded).decoder).decoder
+    """Return the parts of the model that is trained.
+
+    Raises
+    ------
+    ConfigError
+        If the workload trains no model, or layers of one kind do not train alike.
+    """
+    workload, where = trained(loaded), loaded.place("workload")
+    must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
+    is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
+    insist(is_alike, where, must, "some that do not", do)
+    return cast(Model, workload.decoder).decoder
 
 
 def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:

@@ -88,7 +88,6 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     loaded = catalog.resolve(scenario, {**(set or {}), **({"budget": memory} if memory else {})} or None)
     loaded = loaded.without_questions()
     axes, listed, question = _asked(loaded, {**asked, "over": over})
-    _check_model(loaded)
     made, where = [*_made(loaded, listed, question)], loaded.place("layout")
     must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
     insist(made, where, must, f"none to {question.devices:,}", do)
@@ -146,14 +145,6 @@ def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], 
     return short, listed, catalog.question(loaded, Layouts, asked)
 
 
-def _check_model(loaded: Loaded) -> None:
-    """Refuse a workload that trains no model, or whose layers of one kind do not train alike."""
-    workload, where = trained(loaded), loaded.place("workload")
-    must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
-    is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
-    insist(is_alike, where, must, "some that do not", do)
-
-
 def _alone(loaded: Loaded) -> Loaded:
     """Return the documents with all ranks and no degree of the layout that the workload states."""
     workload = trained(loaded)
@@ -209,7 +200,8 @@ def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callabl
         point, why = made
         row: Row = {axis.name: value for axis, value in zip(axes, point, strict=True)}
         try:
-            insist(not why, "layout", why, "another number")
+            names = _DEGREES[:4] if why == _MESH else ("data", "batch", "micro_batches")
+            insist(not why, "layout", why, f"{math.prod(row[name] for name in names):,}")
             laid = catalog.at(base, dict(zip(axes, point, strict=True)))
             estimated = estimate(laid, can_move=can_move)
             must, least = f"what has its home in {tier} has room there", estimated.least_bytes

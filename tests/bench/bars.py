@@ -19,6 +19,7 @@ PROGRAMS = (
     "ranks.py",
     "planning.py",
     "planning.py --recompute",
+    "layouts.py",
     "offsets.py",
     "optimum.py",
     "acceptance.py --traces acceptance",

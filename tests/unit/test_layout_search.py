@@ -1,0 +1,206 @@
+"""`hosim layout search`: bounds, estimates, continued replays, the front, and what cannot be."""
+
+from itertools import product
+
+import pytest
+
+import simulator as hosim
+from simulator import catalog
+from simulator.catalog import Axis
+from simulator.cli import main
+from simulator.errors import ConfigError
+from simulator.run.estimates import estimate
+from simulator.run.grid import Cells
+from simulator.run.layouts import LayoutCells
+
+WORKLOAD = """
+schema: hosim/workload/1
+name: small
+title: A small decoder
+model:
+  {family: llama, layers: 4, hidden: 512, heads: 8, kv_heads: 2, ffn: 1024, vocabulary: 4096, tied_embeddings: false}
+phase: train
+batch: 1
+sequence: 512
+parallel: {ranks: all, data: 2, micro_batches: 2, zero_stage: 1}
+"""
+SCENARIO = """
+schema: hosim/scenario/1
+name: spread
+title: A small search
+hardware: dgx_h100
+workload: ./workload.yaml
+homes: {weight: hbm, gradient: hbm, optimizer_state: hbm, activation: free}
+policies: [resident, offload_saved]
+layout:
+  devices: 8
+  global_batch: 8
+  replay: 3
+  over: {parallel.context: [1], parallel.zero_stage: [1]}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    (tmp_path / "workload.yaml").write_text(WORKLOAD, encoding="utf-8")
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return path
+
+
+def laid(scenario, **fields):
+    """Return the scenario with other fields of ``workload.parallel``."""
+    changes = {Axis(key, (f"workload.parallel.{key}",), "a test"): value for key, value in fields.items()}
+    return catalog.at(catalog.resolve(scenario), changes)
+
+
+MESHES = [
+    {"data": data, "tensor": tensor, "pipeline": pipeline, "zero_stage": zero, "micro_batches": micros, **more}
+    for (data, tensor, pipeline), zero, (micros, more) in product(
+        [(1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 4)],
+        [0, 1, 2, 3],
+        [(1, {}), (3, {}), (4, {"schedule": "gpipe"}), (2, {"sequence": True})],
+    )
+    if not (zero and data == 1) and not (more.get("sequence") and tensor == 1)
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_no_row_goes_below_the_bounds(scenario, mesh):
+    spread = laid(scenario, **mesh)
+    expected = estimate(spread, can_move=False)
+    for row in Cells(("resident", "offload_saved"), with_bounds=False)(spread, ()):
+        assert row["status"] == "ok"
+        assert row["step_ns"] >= expected.least_step_ns
+        assert row["peak_hbm_bytes"] >= expected.least_bytes
+
+
+@pytest.mark.parametrize("policy", ["resident", "offload_saved"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"data": 2, "pipeline": 1, "micro_batches": 9, "zero_stage": 3},
+        {"data": 2, "pipeline": 2, "micro_batches": 11, "zero_stage": 2},
+        {"data": 1, "pipeline": 4, "micro_batches": 17, "zero_stage": 0},
+        {"data": 1, "tensor": 2, "pipeline": 4, "micro_batches": 13, "zero_stage": 0, "sequence": True},
+    ],
+    ids=str,
+)
+def test_a_continued_replay_is_the_whole_one(scenario, mesh, policy):
+    spread = laid(scenario, **mesh)
+    (short,), (whole,) = (LayoutCells([policy], whole=whole)(spread, ()) for whole in (False, True))
+    assert len(short) < len(whole)  # it was continued
+    assert {key: short[key] for key in short if key.endswith(("_ns", "_bytes"))} == {
+        key: whole[key] for key in short if key.endswith(("_ns", "_bytes"))
+    }
+    assert short["tokens_per_s"] == whole["tokens_per_s"]
+    assert short["bubble_fraction"] == pytest.approx(whole["bubble_fraction"] or 0)
+
+
+def test_gpipe_is_replayed_whole(scenario):
+    spread = laid(scenario, data=2, pipeline=2, micro_batches=11, schedule="gpipe")
+    assert LayoutCells(["resident"])(spread, ()) == LayoutCells(["resident"], whole=True)(spread, ())
+
+
+def test_the_front_is_what_no_row_beats(scenario):
+    found = hosim.layout_search(scenario, workers=1)
+    ran = [row for row in found.rows if row["status"] == "ok"]
+    assert len(found.rows) == 3 * 2
+    assert [row["tokens_per_s"] for row in ran] == sorted((row["tokens_per_s"] for row in ran), reverse=True)
+    for row in ran:
+        beaten = any(
+            other["tokens_per_s"] >= row["tokens_per_s"] and other["peak_hbm_bytes"] < row["peak_hbm_bytes"]
+            for other in ran
+        )
+        assert not (row["front"] and beaten)
+    assert ran[0]["front"]
+    layouts = found.tables["layouts"]
+    assert {row["data"] * row["tensor"] * row["pipeline"] for row in layouts} == {8}
+    assert {row["data"] * row["micro_batches"] for row in layouts if row["status"] == "estimated"} == {8}
+
+
+def test_the_fastest_by_the_estimate_are_replayed(scenario):
+    found = hosim.layout_search(scenario, workers=1, replay=2, policies=["resident"])
+    estimates = sorted(row["estimated_tokens_per_s"] for row in found.tables["layouts"] if row["status"] == "estimated")
+    assert sorted(row["estimated_tokens_per_s"] for row in found.rows) == estimates[-2:]
+
+
+def test_what_cannot_be_is_counted_with_its_reason(scenario):
+    found = hosim.layout_search(
+        scenario, workers=1, over={"parallel.tensor": "2,3,8", "parallel.data": [1, 2, 3]}, replay=1
+    )
+    reasons = " ".join(found.sentences)
+    failed = [row for row in found.tables["layouts"] if row["status"] == "failed"]
+    assert "cannot be: data * context * tensor * pipeline is devices (such as data 1, tensor 2, pipeline 1" in reasons
+    assert "cannot be: each stage has some of the model's 4 layers" not in reasons
+    assert sum(int(line.split(" of ")[0]) for line in found.sentences if "cannot be:" in line) == len(failed)
+    found = hosim.layout_search(scenario, workers=1, replay=1)
+    assert any(
+        "each stage has some of the model's 4 layers (such as data 1, tensor 1, pipeline 8" in one
+        for one in found.sentences
+    )
+
+
+def test_a_batch_that_divides_over_no_layout(scenario, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        main(
+            ["layout", "search", str(scenario), "--global-batch", "3", "--over", "parallel.data=2,4", "--workers", "1"]
+        )
+    printed = capsys.readouterr()
+    assert "data * batch * micro_batches is global_batch" in printed.out
+    assert printed.err.endswith("hosim: no layout ran to its end\n")
+
+
+def test_no_layout_has_room(scenario):
+    found = hosim.layout_search(scenario, workers=1, memory="10 MB")
+    assert found.rows == []
+    assert any("what has its home in hbm has room there" in line for line in found.sentences)
+
+
+def test_memory_is_a_budget_of_rows(scenario):
+    found = hosim.layout_search(scenario, workers=1, memory="100 MB", replay=2)
+    assert {row["peak_hbm_bytes"] <= 100 * 10**6 for row in found.rows if row["status"] == "ok"} <= {True}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": 7, "over": {"parallel.tensor": [2]}}, "some degrees multiply to the devices, found none to 7"),
+        ({"over": {"parallel.tensr": [2]}}, "a change names a field of the workload"),
+        ({"over": {"parallel.tensor": [0]}}, "greater than or equal to 1"),
+        ({"devices": 0}, "greater than or equal to 1"),
+        ({"over": {"parallel.tensor": "2,2"}}, "the values of an axis are distinct"),
+        ({"over": {"sequence": range(1, 40_000)}}, "layouts are estimated"),
+    ],
+)
+def test_wrong_questions(scenario, given, message):
+    with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
+        hosim.layout_search(scenario, workers=1, **given)
+
+
+def test_layers_that_do_not_train_alike(scenario):
+    with pytest.raises(ConfigError, match="layers of one kind train alike"):
+        hosim.layout_search(scenario, set={"workload.frozen": ["L00/*"]}, workers=1)
+
+
+def test_only_training_has_layouts():
+    with pytest.raises(ConfigError, match="layouts are searched for a model that trains"):
+        hosim.layout_search("qwen3_30b_decode_910c", devices=2, global_batch=2, workers=1)
+
+
+def test_results_do_not_depend_on_processes(scenario, tmp_path):
+    one, two = (hosim.layout_search(scenario, workers=workers, replay=2) for workers in (1, 2))
+    assert one.json() == two.json()
+    one.write(tmp_path / "out")
+    assert (tmp_path / "out" / "layouts.csv").exists()
+    assert (tmp_path / "out" / "layouts.png").exists()
+
+
+def test_the_layout_of_a_workload_is_shown_without_a_command(capsys):
+    printed = []
+    for words in (["layout", "llama3_8b_layer"], ["layout", "show", "llama3_8b_layer"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert printed[0].startswith("llama3_8b_layer: 8 ranks")
