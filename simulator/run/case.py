@@ -306,9 +306,8 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     """Order the ops of a job for a machine; return it with what no order makes a step shorter than [ns]."""
     hardware, scenario = loaded.hardware, loaded.scenario
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
-    budget = scenario.budget_bytes
-    if budget is None:
-        budget = hardware.tiers[hardware.compute_tier].usable_bytes
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
     return ordering.mpmd(job, _times_ns(job, hardware), streams, budget)
 
 
