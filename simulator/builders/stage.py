@@ -385,11 +385,7 @@ class Stage(Tape):
         return x
 
     def _pass(self, kind: CollectiveKind, x: str, group: str) -> None:
-        """Send a tensor to another stage, or receive it.
-
-        Where stages form a ring, messages of each sender have a group, and so a stream: if one waited for another, all
-        stages would send at once, and wait for one another.
-        """
+        """Send a tensor to another stage, or receive it; in a ring, where all may send, on a stream of each sender."""
         by, is_sent = 1 if group == NEXT else -1, kind is CollectiveKind.SEND
         members = self.mesh.shifted("pipeline", by)
         if len(self.chunks) > 1:

@@ -291,9 +291,8 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     room = shares(job, hardware, homes) if job.ranks > 1 else [None]
     draws = RunDraws.of(loaded, job)
     trials, shared = Trials(draws), sharers(job.ranks, hardware)
-    first_ranks = [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
-    times = [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, first_ranks, strict=True)]
-    ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), first_ranks, strict=True)
+    times = _times_ns(job, hardware)
+    ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), _first_ranks(job), strict=True)
     measured = [draws.measured_ns(*of_graph) for of_graph in ran]
     streams = tuple(bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs)
     certain = replace(
@@ -324,11 +323,20 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
 def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     """Order the ops of a job for a machine; return it with what no order makes a step shorter than [ns]."""
     hardware, scenario = loaded.hardware, loaded.scenario
-    first_ranks = [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
-    times = [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, first_ranks, strict=True)]
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
-    return ordering.mpmd(job, times, streams, scenario.budget_bytes or usable)
+    budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
+    return ordering.mpmd(job, _times_ns(job, hardware), streams, budget)
+
+
+def _first_ranks(job: Job) -> list[int | None]:
+    """Return, for each graph, the first rank that runs it; None if its ranks meet no others."""
+    return [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
+
+
+def _times_ns(job: Job, hardware: Hardware) -> list[list[int]]:
+    """Return, for each graph, the time of each op alone, on the first rank that runs it [ns]."""
+    return [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, _first_ranks(job), strict=True)]
 
 
 def execute(

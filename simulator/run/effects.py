@@ -238,6 +238,8 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
         idle |= {} if is_drawn else {"seed": "nothing is drawn"}
     if not any(graph.meets for graph in graphs):
         idle["switches.collectives"] = "ranks never meet"
+        if not any(op.stream for graph in graphs for op in graph.ops):
+            idle["policies.*.order"] = "each rank runs all ops on one stream"
     if case.job.ranks == 1:
         idle |= dict.fromkeys(("policies.*.alone", "fold"), "there is one rank")
     if not any(task.problem.turns for task in case.tasks):
@@ -282,7 +284,8 @@ def _stated(scenario: Scenario) -> list[str]:
 
     changed = [path for path in stated if value(scenario, path) != value(usual, path)]
     rows = enumerate(scenario.policies)
-    return changed + [f"policies.{n}.{key}" for n, row in rows for key in ("alone", "staggered") if getattr(row, key)]
+    keys = {"alone": False, "staggered": False, "order": "program"}
+    return changed + [f"policies.{n}.{key}" for n, row in rows for key in keys if getattr(row, key) != keys[key]]
 
 
 def _of_dynamic_reads(case: Case) -> Iterator[str]:

@@ -79,7 +79,8 @@ def test_the_bubble_is_that_of_the_closed_form(stages: int, chunks: int, micros:
 
 
 def test_turns_are_those_of_megatron() -> None:
-    """Twice the stages behind, and a group for each further chunk, go ahead (core/pipeline_parallel/schedules.py)."""
+    """Twice the stages behind, and a group for each further chunk, go ahead: as in Megatron, and in HyperParallel's
+    ``warmup_ops`` (hyper_parallel/core/pipeline_parallel/scheduler.py at fdd0a808)."""
     layout = Parallel(ranks="all", pipeline=4, micro_batches=8, schedule="interleaved", chunks=2)
     for stage in range(4):
         order = [*turns(layout, stage)]
