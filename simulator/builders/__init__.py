@@ -23,7 +23,7 @@ from simulator.builders.inference import (
     least_iteration,
     limited_reaches,
 )
-from simulator.builders.programs import build_programs
+from simulator.builders.joined import build_programs
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run

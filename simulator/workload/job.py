@@ -30,7 +30,7 @@ Named = Annotated[
 """A workload by its name in the catalogue or its path, or written here."""
 
 
-class Program(Part):
+class JobProgram(Part):
     """What runs on some ranks of the job.
 
     Attributes
@@ -89,7 +89,7 @@ class Program(Part):
         return work.model_copy(update={"batch": -(-self.samples // each)})
 
 
-class Edge(Part):
+class JobEdge(Part):
     """What one program hands to another in each round.
 
     Attributes
@@ -119,9 +119,11 @@ class Edge(Part):
         require(self.from_ != self.to, must, repr(self.to), "to", do=do)
         must, stated = "an edge says one of weights, tensors, bytes", [way for way in _WAYS if getattr(self, way)]
         require(len(stated) == 1, must, ", ".join(stated) or "none", do="write weights: true, tensors: {}, or bytes:")
-        for one, other in self.tensors.items():
+        for source, target in self.tensors.items():
             must = "both patterns of tensors have as many *"
-            require(one.count("*") == other.count("*"), must, f"{one!r} and {other!r}", "tensors", do="correct one")
+            require(
+                source.count("*") == target.count("*"), must, f"{source!r} and {target!r}", "tensors", do="correct one"
+            )
 
 
 class JobDocument(Document):
@@ -142,8 +144,8 @@ class JobDocument(Document):
     """
 
     schema_: Literal["hosim/job/1"] = Field("hosim/job/1", alias="schema")
-    programs: Annotated[dict[Key, Program], Field(min_length=1)]
-    edges: tuple[Edge, ...] = ()
+    programs: Annotated[dict[Key, JobProgram], Field(min_length=1)]
+    edges: tuple[JobEdge, ...] = ()
     steps: Count = 2
     counts: Key | None = None
     idle: Line | None = None
@@ -201,7 +203,7 @@ class JobDocument(Document):
 
     @property
     def placed(self) -> dict[str, tuple[int, ...]]:
-        """Program -> its ranks, in order."""
+        """JobProgram -> its ranks, in order."""
         placed: dict[str, tuple[int, ...]] = {}
         for name, program in self.programs.items():
             free = 1 + max((max(ranks) for ranks in placed.values()), default=-1)
@@ -265,7 +267,7 @@ class JobDocument(Document):
             return None
         return int(count * program.runs * ranks // work.ranks)
 
-    def lag(self, edge: Edge) -> int:
+    def lag(self, edge: JobEdge) -> int:
         """Return how many rounds before it is read what an edge hands over was written."""
         names = [*self.programs]
         return edge.stale + (names.index(edge.to) < names.index(edge.from_))

@@ -135,7 +135,10 @@ BAD = {
     "only known keys stand here, found 'bath'": ("batch: 4", "bath: 4"),
     "set changes a workload that is named": ("delay: 1 us", "delay: 1 us, set: {batch: 3}"),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),
-    "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": ("vocabulary: 256", "vocabulary: 128"),
+    "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": (
+        "vocabulary: 256",
+        "vocabulary: 128",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rank_stories import cluster, perform, spans, team
 
-from simulator.builders.programs import build_programs
+from simulator.builders.joined import build_programs
 from simulator.catalog.text import compose
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
