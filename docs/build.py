@@ -92,8 +92,7 @@ _DOCUMENTS = {
     ),
     "job": (
         "A job",
-        "`workloads/jobs/*.yaml`, and your own files: programs on ranks, and what they hand to one another "
-        "([how to](../how-to/jobs.md)). The key `workload:` of a scenario names one.",
+        "`workloads/jobs/*.yaml`, and your own files, which the key `workload:` of a scenario names, too.",
     ),
     "scenario": ("A scenario", "`scenarios/**/*.yaml`, and your own files, for `hosim run FILE`."),
     "study": ("A study", "`studies/*.yaml`, and your own files, for `hosim sweep FILE`."),

@@ -22,6 +22,7 @@ from simulator.graph import (
     HOST,
     Collective,
     CollectiveKind,
+    DelaySpread,
     Graph,
     Group,
     Job,
@@ -31,9 +32,10 @@ from simulator.graph import (
     check_run,
     check_sums,
 )
+from simulator.graph_builder import GraphBuilder
 from simulator.layout import Weight
 from simulator.workload import Workload
-from simulator.workload.job import JobDocument
+from simulator.workload.job import JobDocument, JobProgram
 
 Built = Callable[[Workload], tuple[Job, dict[str, Weight]]]
 """Function that builds a workload, and says how its weights lie."""
@@ -91,8 +93,9 @@ def _placed(document: JobDocument, name: str, build: Built) -> Placed:
     """Build a program of a job."""
     program, ranks = document.programs[name], document.placed[name]
     work = program.on(len(ranks))
-    job, weights = Job.of(waiting(name, program.delay_ns or 0)), dict[str, Weight]()
-    if work is not None:
+    if work is None:
+        job, weights = Job.of(waiting(document.name, program)), dict[str, Weight]()
+    else:
         job, weights = build(work.model_copy(update={"steps": 1}))
     must, found = "ranks are a multiple of what the layout of a program needs", f"{len(ranks)}, and {job.ranks}"
     do = "correct ranks, or the layout of its workload"
@@ -100,9 +103,12 @@ def _placed(document: JobDocument, name: str, build: Built) -> Placed:
     return Placed(name, ranks, program.runs, job, work, weights)
 
 
-def waiting(name: str, duration_ns: int) -> Graph:
-    """Return the graph of a rank that waits, and computes nothing."""
-    return Graph(name, (), (Op("wait", duration_ns=duration_ns, kind=OpKind.DELAY, repeatable=False),))
+def waiting(name: str, program: JobProgram | None = None) -> Graph:
+    """Return the graph of a rank that waits for the delay of a program, or does nothing."""
+    drawn, graph = program.spread if program else None, GraphBuilder(name, f"job {name}")
+    spread = DelaySpread(drawn.distribution, drawn.deviation_ns) if drawn else None
+    graph.op("wait", kind="delay", duration_ns=program.delay_ns if program else 0, spread=spread)
+    return graph.build()
 
 
 def _label(placed: dict[str, Placed], stack: Sequence[tuple[str, int]], others: Sequence[str]) -> str:
@@ -171,7 +177,7 @@ class _Joint:
             for run in range(self._placed[program].runs):
                 self._add(program, index, run)
         if not stack:
-            self._ops.append(waiting("idle", 0).ops[0])
+            self._ops.append(waiting(name).ops[0])
         self._add_messages(messages)
         outputs = tuple(dict.fromkeys(self._outputs))
         return Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))

@@ -236,6 +236,7 @@ def schema(kind: str) -> dict[str, Any]:
     insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
     read, written = (KINDS[kind].model_json_schema(mode=mode) for mode in ("validation", "serialization"))
     read["required"] = ["schema", *read.get("required", [])]
+    read["$defs"].get("Workload", {}).pop("required", None)  # in a job it is called as its program
     for name, part in (("", read), *read["$defs"].items()):
         as_written = written["$defs"][name] if name else written
         for key, field in part.get("properties", {}).items():

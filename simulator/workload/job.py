@@ -30,6 +30,21 @@ Named = Annotated[
 """A workload by its name in the catalogue or its path, or written here."""
 
 
+class DelayDraw(Part):
+    """How a delay varies from rank to rank about its mean.
+
+    Attributes
+    ----------
+    distribution
+        The distribution.
+    deviation_ns
+        Its standard deviation; of ``exponential`` the mean, and not stated.
+    """
+
+    distribution: Literal["uniform", "exponential", "lognormal"]
+    deviation_ns: Nanoseconds = Field(0, alias="deviation")
+
+
 class JobProgram(Part):
     """What runs on some ranks of the job.
 
@@ -41,6 +56,8 @@ class JobProgram(Part):
         Changes of a workload that is named: dotted path -> value.
     delay_ns
         Instead of a workload: so long nothing is computed, as while a tool or an environment is waited for.
+    spread
+        How the delay varies; default: not at all.
     ranks
         How many ranks, the next ones that no program before has; or which (``0-7``, ``0,2,4-7``); or the name of a
         program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies run
@@ -55,6 +72,7 @@ class JobProgram(Part):
     workload: Named | None = None
     set_: dict[str, Any] = Field({}, alias="set")
     delay_ns: Nanoseconds | None = Field(None, alias="delay")
+    spread: DelayDraw | None = None
     ranks: Ranks | Line
     samples: Count | None = None
     runs: Few = 1
@@ -64,8 +82,11 @@ class JobProgram(Part):
         require((self.workload is None) != (self.delay_ns is None), must, "neither or both", do=do)
         is_named = isinstance(self.workload, str)
         require(is_named or not self.set_, "set changes a workload that is named", "none", "set", do="change its field")
-        must, do = "samples are of a workload", "remove it"
-        require(self.workload is not None or self.samples is None, must, "a delay", "samples", do=do)
+        is_model = self.workload is not None and getattr(self.workload, "graph", None) is None
+        must, do = "samples are of a model", "remove it"
+        require(is_model or self.samples is None, must, "another program", "samples", do=do)
+        must, do = "a spread is of a delay", "remove it"
+        require(self.spread is None or self.workload is None, must, "a workload", "spread", do=do)
 
     @property
     def work(self) -> Workload | None:
