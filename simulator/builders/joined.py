@@ -126,13 +126,14 @@ def _messages(handed: Sequence[Handed]) -> dict[int, list[Message]]:
     for index, part in enumerate(handed):
         for rank in sorted(part.shared):
             parts.setdefault(rank, []).append(Message(index, "share", None, 0))
-        pairs = [*by_edge.get(part.edge, {})]
-        for source, target in sorted(part.sizes, key=lambda pair: pairs.index(pair) if pair in pairs else -1):
+        met = by_edge.get(part.edge, {})
+        in_turn = [pair for pair in part.sizes if pair not in met] + [pair for pair in met if pair in part.sizes]
+        for source, target in in_turn:
             size_bytes = part.sizes[source, target]
             if source == target:
                 parts.setdefault(source, []).append(Message(index, "copy", None, size_bytes))
                 continue
-            group = by_edge[part.edge][source, target]
+            group = met[source, target]
             parts.setdefault(source, []).append(Message(index, "send", group, size_bytes))
             parts.setdefault(target, []).append(Message(index, "recv", group, size_bytes))
     return parts
