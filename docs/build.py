@@ -90,6 +90,10 @@ _DOCUMENTS = {
         "A workload",
         "`workloads/*.yaml`, and your own files, which the key `workload:` of a scenario names.",
     ),
+    "job": (
+        "A job",
+        "`workloads/jobs/*.yaml`, and your own files, which the key `workload:` of a scenario names, too.",
+    ),
     "scenario": ("A scenario", "`scenarios/**/*.yaml`, and your own files, for `hosim run FILE`."),
     "study": ("A study", "`studies/*.yaml`, and your own files, for `hosim sweep FILE`."),
 }

@@ -10,13 +10,13 @@ from fractions import Fraction
 from itertools import chain, groupby
 from typing import NamedTuple
 
-from simulator.builders.slices import Held, messages
+from simulator.builders.slices import HeldSlice, messages
 from simulator.errors import insist
 from simulator.graph import Graph, Group, Job, Tensor, TensorKind
 from simulator.layout import Weight
 from simulator.units import nearest
 from simulator.workload import Workload
-from simulator.workload.job import Edge, JobDocument
+from simulator.workload.job import JobDocument, JobEdge
 
 _MOST_GROUPS = 24
 """Most groups of messages that an edge may have: each is a stream of its ranks."""
@@ -24,7 +24,7 @@ Sizes = dict[tuple[int, int], int]
 """(from, to) -> bytes."""
 
 
-class Uses(NamedTuple):
+class TensorUses(NamedTuple):
     """Where the tensors of a graph are used.
 
     Attributes
@@ -42,20 +42,19 @@ class Uses(NamedTuple):
     ids: dict[str, int]
     first: dict[int, int]
     written: dict[int, int]
-    inputs: frozenset[int]
+    inputs: set[int]
 
     @classmethod
-    def of(cls, graph: Graph) -> Uses:
+    def of(cls, graph: Graph) -> TensorUses:
         """Return the uses of a graph, found once."""
         if cls not in graph.known:
-            uses = cls({tensor.name: i for i, tensor in enumerate(graph.tensors)}, {}, {}, frozenset(graph.inputs))
+            graph.known[cls] = made = cls({t.name: i for i, t in enumerate(graph.tensors)}, {}, {}, {*graph.inputs})
             for index, op in enumerate(graph.ops):
                 for tensor in (*op.reads, *op.writes):
-                    uses.first.setdefault(tensor, index)
-                uses.written.update(dict.fromkeys(op.writes, index))
-            graph.known[cls] = uses
-        known: Uses = graph.known[cls]
-        return known
+                    made.first.setdefault(tensor, index)
+                made.written.update(dict.fromkeys(op.writes, index))
+        uses: TensorUses = graph.known[cls]
+        return uses
 
 
 class Placed(NamedTuple):
@@ -92,33 +91,35 @@ class Placed(NamedTuple):
 
     def holders(self, name: str) -> list[int]:
         """List the ranks whose graph has a tensor."""
-        has = [name in Uses.of(graph).ids for graph in self.job.graphs]
+        has = [name in TensorUses.of(graph).ids for graph in self.job.graphs]
         return [rank for rank, graph in self.graph_of.items() if has[graph]]
 
-    def held(self, name: str, zero_stage: int = 0) -> dict[int, Held]:
+    def held(self, name: str, zero_stage: int = 0) -> dict[int, HeldSlice]:
         """Return what each rank that has a weight holds of it."""
         weight, size = self.weights[name], self.job.ranks
         holders, ranks = {*self.holders(name)}, weight.layout.mesh.ranks
-        slices = [Held.of(weight, rank, zero_stage) for rank in range(ranks)]
+        slices = [HeldSlice.of(weight, rank, zero_stage) for rank in range(ranks)]
         return {rank: slices[i % size % ranks] for i, rank in enumerate(self.ranks) if rank in holders}
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a tensor [B]."""
-        return next(g.tensors[Uses.of(g).ids[name]].size_bytes for g in self.job.graphs if name in Uses.of(g).ids)
+        return next(
+            g.tensors[TensorUses.of(g).ids[name]].size_bytes for g in self.job.graphs if name in TensorUses.of(g).ids
+        )
 
     def written(self, name: str) -> int:
         """Return the last op that writes a tensor; -1 if none does."""
-        uses = [Uses.of(graph) for graph in self.job.graphs]
+        uses = [TensorUses.of(graph) for graph in self.job.graphs]
         return max(of.written.get(of.ids.get(name, -1), -1) for of in uses)
 
     def is_input(self, name: str) -> bool:
         """Return whether a tensor exists before the first op."""
-        return any(of.ids.get(name, -1) in of.inputs for of in map(Uses.of, self.job.graphs))
+        return any(of.ids.get(name, -1) in of.inputs for of in map(TensorUses.of, self.job.graphs))
 
     def group(self, group: Group) -> Group:
         """Return a group of one copy as that of all copies."""
         copies = range(0, len(self.ranks), self.job.ranks)
-        members = (tuple(self.ranks[at + rank] for rank in ranks) for at in copies for ranks in group.members)
+        members = (tuple(self.ranks[first + rank] for rank in ranks) for first in copies for ranks in group.members)
         return Group(f"{self.name}.{group.name}", tuple(members))
 
 
@@ -174,13 +175,19 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
         )
         if edge.weights:
             parts = _weights(ends, edge.stale, where)
+        elif edge.bytes_:
+            parts = [_bytes(placed, edge, name, lag)._replace(name="bytes")]
         else:
+<<<<<<< HEAD
             named = [*_matched(ends, edge.tensors, where)] if edge.tensors else _declared(placed, edge, name, where)
             named = [(source, _taken_up(placed, edge, (source, target), name)) for source, target in named]
             ends = placed[edge.from_], placed[edge.to]
+=======
+            named = _matched(ends, edge.tensors, where)
+>>>>>>> job
             parts = [_tensor(ends, source, target, lag, where) for source, target in named]
-        parts = [p._replace(edge=name, name="bytes" if edge.bytes_ else p.name, ends=ends, lag=lag) for p in parts]
-        handed += sorted(parts, key=lambda part: max(ends[0].written(read) for read in part.reads))
+        parts = [part._replace(edge=name, lag=lag) for part in parts]
+        handed += sorted(parts, key=lambda part: max(part.ends[0].written(read) for read in part.reads))
     return handed
 
 
@@ -198,9 +205,15 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
         other = sender.weights[name]
         if trains and not other.is_trained:
             continue
-        (shape, size), own = ((w.whole_shape, Fraction(w.size_bytes, w.parameters)) for w in (weight, other))
-        must, found = "a weight has one shape and one format on both sides", f"{name!r} of {shape} and {own[0]}"
-        insist((shape, size) == own, where, must, f"{found}, {size} and {own[1]} B an element", "give both like dtypes")
+        (shape, size), other_is = ((w.whole_shape, Fraction(w.size_bytes, w.parameters)) for w in (weight, other))
+        must, found = "a weight has one shape and one format on both sides", f"{name!r} of {shape} and {other_is[0]}"
+        insist(
+            (shape, size) == other_is,
+            where,
+            must,
+            f"{found}, {size} and {other_is[1]} B an element",
+            "give both like dtypes",
+        )
         held, wanted = sender.held(name, zero_stage), receiver.held(name)
         shared = frozenset(rank for rank, box in wanted.items() if held.get(rank) == box and not stale)
         sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
@@ -225,36 +238,19 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
     sender, receiver = ends
     for pattern, other in tensors.items():
         fits, names = re.compile(re.escape(pattern).replace(r"\*", "(.*)")), sender.names
-        found = {
+        sources = {
             other.replace("*", "{}").format(*match.groups()): name for name in names if (match := fits.fullmatch(name))
         }
         must = f"a tensor that is handed over is one of {sender.name}"
-        insist(found, where, must, repr(pattern), nearest(pattern, tuple(names)))
+        insist(sources, where, must, repr(pattern), nearest(pattern, tuple(names)))
         wanted = [name for name in receiver.names if re.fullmatch(re.escape(other).replace(r"\*", "(.*)"), name)]
         must, do = (
             f"a tensor of {receiver.name} that is handed over has a producer in {sender.name}",
             "correct the patterns",
         )
-        odd = next((name for name in [*wanted, *found] if name not in found or name not in wanted), None)
+        odd = next((name for name in [*wanted, *sources] if name not in sources or name not in wanted), None)
         insist(odd is None, where, must, f"{odd!r} without one, or not there", do)
-        yield from ((source, target) for target, source in found.items())
-
-
-def _declared(placed: dict[str, Placed], edge: Edge, name: str, where: str) -> list[tuple[str, str]]:
-    """Declare what an edge of bytes hands over, from the last op of one program to the first of the other."""
-    ends = placed[edge.from_], placed[edge.to]
-    ranks = [len(end.ranks) for end in ends]
-    each_bytes = -(-(edge.bytes_ or 0) // max(ranks))
-    for end, count, at in zip(ends, ranks, (-1, 0), strict=True):
-        size_bytes, graphs = each_bytes * max(ranks) // count, list[Graph]()
-        for graph in end.job.graphs:
-            ops, new = list(graph.ops), (len(graph.tensors),)
-            reads, writes = ((), new) if at else (new, ())
-            ops[at] = replace(ops[at], reads=ops[at].reads + reads, writes=ops[at].writes + writes)
-            tensor = Tensor(name, size_bytes, TensorKind.ACTIVATION if at else TensorKind.INPUT)
-            graphs.append(replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops)))
-        placed[end.name] = end._replace(job=replace(end.job, graphs=tuple(graphs)))
-    return [(name, name)]
+        yield from ((source, target) for target, source in sources.items())
 
 
 def _taken_up(placed: dict[str, Placed], edge: Edge, tensors: tuple[str, str], name: str) -> str:
@@ -284,33 +280,54 @@ def _taken_up(placed: dict[str, Placed], edge: Edge, tensors: tuple[str, str], n
 
 def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, where: str) -> Handed:
     """Return how a tensor is handed over: ranks correspond in order, as one, or in equal parts."""
-    (sender, receiver), names = ends, (source, target)
-    insist(
-        sender.written(source) >= 0,
-        where,
-        "what is handed over is written",
-        f"{source!r}, which no op of {sender.name} writes",
-    )
+    (sender, receiver), written = ends, ends[0].written(source)
+    found = f"{source!r}, which no op of {sender.name} writes"
+    insist(written >= 0, where, "what is handed over is written", found)
     must, found = "what is handed over is read before it is written", f"{target!r}, which is not in {receiver.name}"
     insist(receiver.is_input(target), where, must, found, "hand it to a tensor that exists before it is read")
-    ranks = [end.holders(name) for end, name in zip(ends, names, strict=True)]
-    sizes = [end.size_bytes(name) for end, name in zip(ends, names, strict=True)]
-    (few, many), counts = sorted(map(len, ranks)), [len(of_end) for of_end in ranks]
+    froms, to = sender.holders(source), receiver.holders(target)
+    few, many = sorted((len(froms), len(to)))
     must = "ranks that hand a tensor over correspond: one number is a multiple of the other"
-    insist(
-        many % few == 0, where, must, f"{counts[0]} with {source!r} and {counts[1]} with {target!r}", "correct ranks"
-    )
-    times, (one, other) = many // few, sizes if counts[0] >= counts[1] else reversed(sizes)
+    insist(many % few == 0, where, must, f"{len(froms)} with {source!r} and {len(to)} with {target!r}", "correct ranks")
+    sizes = sender.size_bytes(source), receiver.size_bytes(target)
+    of_many, of_few = sizes if len(froms) >= len(to) else sizes[::-1]
     must = "what is handed over has one size on both sides, or equal parts of it on more ranks"
-    found = f"{source!r} of {sizes[0]:,} B on {counts[0]} and {target!r} of {sizes[1]:,} B on {counts[1]} ranks"
-    insist(other in (one, one * times), where, must, found, "hand over like tensors")
-    is_whole = other == one and counts[0] > counts[1]  # one of those who hold the same sends it
-    pairs = [(ranks[0][i * counts[0] // many], ranks[1][i * counts[1] // many]) for i in range(many)]
-    pairs = pairs[::times] if is_whole else pairs
-    sent = dict.fromkeys(pairs, min(sizes))
-    shared = frozenset(rank for rank in ranks[1] if (rank, rank) in sent and not lag and sizes[0] == sizes[1])
-    sent = {pair: size for pair, size in sent.items() if pair[1] not in shared}
-    return Handed("", target, ends, (source,), (target,), sent, lag, lag > 0, shared)
+    found = f"{source!r} of {sizes[0]:,} B on {len(froms)} and {target!r} of {sizes[1]:,} B on {len(to)} ranks"
+    insist(of_few in (of_many, of_many * many // few), where, must, found, "hand over like tensors")
+    each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it
+    sent = dict.fromkeys(_pairs(froms, to)[::each], min(sizes))
+    return _between(ends, (source, target), sent, lag, is_alike=sizes[0] == sizes[1])
+
+
+def _bytes(placed: dict[str, Placed], edge: JobEdge, name: str, lag: int) -> Handed:
+    """Declare what an edge of bytes hands over, from the last op of one program to the first of the other."""
+    ends = placed[edge.from_], placed[edge.to]
+    many = max(len(end.ranks) for end in ends)
+    each_bytes = -(-(edge.bytes_ or 0) // many)
+    for end, last in zip(ends, (-1, 0), strict=True):
+        graphs, kind = list[Graph](), TensorKind.ACTIVATION if last else TensorKind.INPUT
+        tensor = Tensor(name, each_bytes * -(-many // len(end.ranks)), kind)
+        for graph in end.job.graphs:
+            ops, new = list(graph.ops), (len(graph.tensors),)
+            reads, writes = ((), new) if last else (new, ())
+            ops[last] = replace(ops[last], reads=ops[last].reads + reads, writes=ops[last].writes + writes)
+            graphs.append(replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops)))
+        placed[end.name] = end._replace(job=replace(end.job, graphs=tuple(graphs)))
+    sent = dict.fromkeys(_pairs(*(end.ranks for end in ends)), each_bytes)
+    return _between((placed[edge.from_], placed[edge.to]), (name, name), sent, lag, is_alike=True)
+
+
+def _pairs(froms: Sequence[int], to: Sequence[int]) -> list[tuple[int, int]]:
+    """Pair ranks in order, each of the more with one of the fewer."""
+    many = max(len(froms), len(to))
+    return [(froms[i * len(froms) // many], to[i * len(to) // many]) for i in range(many)]
+
+
+def _between(ends: tuple[Placed, Placed], names: tuple[str, str], sent: Sizes, lag: int, *, is_alike: bool) -> Handed:
+    """Return what is sent of a tensor; on one rank, and in one round, it is one tensor if both are alike."""
+    shared = frozenset(to for of, to in sent if of == to and not lag and is_alike)
+    sizes = {pair: size for pair, size in sent.items() if pair[1] not in shared}
+    return Handed("", names[1], ends, names[:1], names[1:], sizes, lag, lag > 0, shared)
 
 
 def groups(handed: Sequence[Handed]) -> dict[str, dict[tuple[int, int], Group]]:

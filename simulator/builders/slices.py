@@ -16,7 +16,7 @@ Box = tuple[tuple[int, int], ...]
 """Along each dimension the first element, and the one behind the last."""
 
 
-class Held(NamedTuple):
+class HeldSlice(NamedTuple):
     """What a rank holds of a weight.
 
     Attributes
@@ -32,7 +32,7 @@ class Held(NamedTuple):
     last: int
 
     @classmethod
-    def of(cls, weight: Weight, rank: int, zero_stage: int = 0) -> Held:
+    def of(cls, weight: Weight, rank: int, zero_stage: int = 0) -> HeldSlice:
         """Return what a rank of the weight's mesh holds, with stage 3 of ZeRO only its shard."""
         layout, box = weight.layout, list[tuple[int, int]]()
         for axes, length in zip(layout.tensor_map, layout.local_shape(weight.shape), strict=True):
@@ -67,7 +67,7 @@ def _before(index: int, shape: Sequence[int], box: Box) -> int:
     return whole + (_before(left, shape[1:], inside) if start <= row < stop else 0)
 
 
-def messages(sources: dict[int, Held], targets: dict[int, Held]) -> dict[tuple[int, int], int]:
+def messages(sources: dict[int, HeldSlice], targets: dict[int, HeldSlice]) -> dict[tuple[int, int], int]:
     """Return how many elements each rank gets from each, itself included.
 
     Ranks that hold the same take turns: the n-th target asks the n-th of them, unless it holds that itself.
@@ -77,7 +77,7 @@ def messages(sources: dict[int, Held], targets: dict[int, Held]) -> dict[tuple[i
     sources, targets
         Rank -> what it holds, and what it is to hold: whole boxes.
     """
-    replicas: dict[Held, list[int]] = {}
+    replicas: dict[HeldSlice, list[int]] = {}
     for rank, held in sources.items():
         replicas.setdefault(held, []).append(rank)
     sent: dict[tuple[int, int], int] = {}

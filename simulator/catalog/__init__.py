@@ -93,9 +93,9 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     folders, of_machine = (base, paths["workload"].parent), asked["hardware"]
     loaded = Loaded(story, machine, workload, *folders, paths, digests, entries=entries, asked=places(asked))
     kept = {key: value for key, value in story.set_.items() if key not in of_machine}
-    own = {key: sourced(loaded, key, value, "set", key) for key, value in kept.items()}
+    of_story = {key: sourced(loaded, key, value, "set", key) for key, value in kept.items()}
     loaded = replace(loaded, scenario=record(story, of_machine))
-    loaded = driven(loaded, apply(machine, {**own, **of_machine}), asked["software"])
+    loaded = driven(loaded, apply(machine, {**of_story, **of_machine}), asked["software"])
     check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
     _add_files(loaded)

@@ -25,7 +25,7 @@ from simulator.scenario.study import StudyDocument
 from simulator.software import Software
 from simulator.units import FieldError, did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
-from simulator.workload.job import JobDocument, Program
+from simulator.workload.job import JobDocument, JobProgram
 
 Keys = tuple[str, ...]
 """The path to a field, key by key."""
@@ -70,7 +70,7 @@ class Entry:
     tree
         Its fields with their lines.
     inside
-        Program of a job -> the workload that it names.
+        JobProgram of a job -> the workload that it names.
     """
 
     document: Any
@@ -153,7 +153,7 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
 
 def _with_workloads(entry: Entry, *, is_strict: bool) -> Entry:
     """Read the workloads that the programs of a job name, and change them as it says."""
-    job, inside, programs = entry.document, dict[str, Entry](), dict[str, Program]()
+    job, inside, programs = entry.document, dict[str, Entry](), dict[str, JobProgram]()
     for name, program in job.programs.items():
         programs[name] = program
         if isinstance(program.workload, str):
@@ -236,6 +236,7 @@ def schema(kind: str) -> dict[str, Any]:
     insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
     read, written = (KINDS[kind].model_json_schema(mode=mode) for mode in ("validation", "serialization"))
     read["required"] = ["schema", *read.get("required", [])]
+    read["$defs"].get("Workload", {}).pop("required", None)  # in a job it is called as its program
     for name, part in (("", read), *read["$defs"].items()):
         as_written = written["$defs"][name] if name else written
         for key, field in part.get("properties", {}).items():

@@ -54,9 +54,9 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
       hosim frontier llama3_8b_train_910c --pareto --out results/pareto
       hosim frontier long_context_pool --pareto --of "cost/1M tokens"
 
-    For fields of the machine the search is for the least value; for times and for fields of the workload it is for
-    the largest. If the fields of a path have different values, all are multiplied by a factor. peak.TIER varies the
-    capacity of a tier.
+    For fields of the machine and for ranks of programs the search is for the least value; for times and for other
+    fields of the workload it is for the largest. If the fields of a path have different values, all are multiplied by
+    a factor. peak.TIER varies the capacity of a tier.
 
     A condition is a figure of the table, <= or >=, and an amount with its unit. A share (0.1 %) of a time is
     relative to the step; a ratio (1.01x) is relative to the fastest row with the documents as they are, or to --over.

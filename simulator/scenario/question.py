@@ -213,7 +213,7 @@ class Least(Question):
 
 
 class Frontier(Question):
-    """The last value of a field before a row violates a condition: upwards for the workload and for times, else down.
+    """The last value of a field before a row violates a condition: upwards for times and the workload, down for ranks.
 
     Attributes
     ----------
@@ -255,7 +255,8 @@ class Frontier(Question):
     @property
     def direction(self) -> str:
         """The end that is searched: ``largest`` or ``least``."""
-        return "largest" if self.paths[0].startswith(WORKLOAD) or self.unit == "ns" else "least"
+        is_load = self.paths[0].startswith(WORKLOAD) and not self.paths[0].endswith(".ranks")  # of a program
+        return "largest" if is_load or self.unit == "ns" else "least"
 
     @property
     def unit(self) -> str | None:

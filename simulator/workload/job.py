@@ -30,7 +30,22 @@ Named = Annotated[
 """A workload by its name in the catalogue or its path, or written here."""
 
 
-class Program(Part):
+class DelayDraw(Part):
+    """How a delay varies from rank to rank about its mean.
+
+    Attributes
+    ----------
+    distribution
+        The distribution.
+    deviation_ns
+        Its standard deviation; of ``exponential`` the mean, and not stated.
+    """
+
+    distribution: Literal["uniform", "exponential", "lognormal"]
+    deviation_ns: Nanoseconds = Field(0, alias="deviation")
+
+
+class JobProgram(Part):
     """What runs on some ranks of the job.
 
     Attributes
@@ -41,6 +56,8 @@ class Program(Part):
         Changes of a workload that is named: dotted path -> value.
     delay_ns
         Instead of a workload: so long nothing is computed, as while a tool or an environment is waited for.
+    spread
+        How the delay varies; default: not at all.
     ranks
         How many ranks, the next ones that no program before has; or which (``0-7``, ``0,2,4-7``); or the name of a
         program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies run
@@ -55,6 +72,7 @@ class Program(Part):
     workload: Named | None = None
     set_: dict[str, Any] = Field({}, alias="set")
     delay_ns: Nanoseconds | None = Field(None, alias="delay")
+    spread: DelayDraw | None = None
     ranks: Ranks | Line
     samples: Count | None = None
     runs: Few = 1
@@ -64,8 +82,11 @@ class Program(Part):
         require((self.workload is None) != (self.delay_ns is None), must, "neither or both", do=do)
         is_named = isinstance(self.workload, str)
         require(is_named or not self.set_, "set changes a workload that is named", "none", "set", do="change its field")
-        must, do = "samples are of a workload", "remove it"
-        require(self.workload is not None or self.samples is None, must, "a delay", "samples", do=do)
+        is_model = self.workload is not None and getattr(self.workload, "graph", None) is None
+        must, do = "samples are of a model", "remove it"
+        require(is_model or self.samples is None, must, "another program", "samples", do=do)
+        must, do = "a spread is of a delay", "remove it"
+        require(self.spread is None or self.workload is None, must, "a workload", "spread", do=do)
 
     @property
     def work(self) -> Workload | None:
@@ -89,7 +110,7 @@ class Program(Part):
         return work.model_copy(update={"batch": -(-self.samples // each)})
 
 
-class Edge(Part):
+class JobEdge(Part):
     """What one program hands to another in each round.
 
     Attributes
@@ -123,9 +144,11 @@ class Edge(Part):
         require(self.from_ != self.to, must, repr(self.to), "to", do=do)
         must, stated = "an edge says one of weights, tensors, bytes", [way for way in _WAYS if getattr(self, way)]
         require(len(stated) == 1, must, ", ".join(stated) or "none", do="write weights: true, tensors: {}, or bytes:")
-        for one, other in self.tensors.items():
+        for source, target in self.tensors.items():
             must = "both patterns of tensors have as many *"
-            require(one.count("*") == other.count("*"), must, f"{one!r} and {other!r}", "tensors", do="correct one")
+            require(
+                source.count("*") == target.count("*"), must, f"{source!r} and {target!r}", "tensors", do="correct one"
+            )
 
 
 class JobDocument(Document):
@@ -146,8 +169,8 @@ class JobDocument(Document):
     """
 
     schema_: Literal["hosim/job/1"] = Field("hosim/job/1", alias="schema")
-    programs: Annotated[dict[Key, Program], Field(min_length=1)]
-    edges: tuple[Edge, ...] = ()
+    programs: Annotated[dict[Key, JobProgram], Field(min_length=1)]
+    edges: tuple[JobEdge, ...] = ()
     steps: Count = 2
     counts: Key | None = None
     idle: Line | None = None
@@ -217,7 +240,7 @@ class JobDocument(Document):
 
     @property
     def placed(self) -> dict[str, tuple[int, ...]]:
-        """Program -> its ranks, in order."""
+        """JobProgram -> its ranks, in order."""
         placed: dict[str, tuple[int, ...]] = {}
         for name, program in self.programs.items():
             free = 1 + max((max(ranks) for ranks in placed.values()), default=-1)
@@ -286,7 +309,7 @@ class JobDocument(Document):
             return None
         return int(count * program.runs * ranks // work.ranks)
 
-    def lag(self, edge: Edge) -> int:
+    def lag(self, edge: JobEdge) -> int:
         """Return how many rounds before it is read what an edge hands over was written."""
         names = [*self.programs]
         return edge.stale + (names.index(edge.to) < names.index(edge.from_) and not edge.back)

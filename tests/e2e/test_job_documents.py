@@ -123,6 +123,12 @@ def test_samples_are_spread_over_the_ranks_that_there_are(story):
         assert job.programs["act"].on(ranks).batch == batch
 
 
+OTHER = f"""\
+  other:
+    workload: {{model: {MODEL}, batch: 2, sequence: 34, parallel: {{ranks: all, data: 2, zero_stage: 3}}}}
+    ranks: 2
+edges:
+  - {{from: train, to: other, weights: true}}"""
 BAD = {
     "programs share all of their ranks or none, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
     "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),
@@ -134,6 +140,12 @@ BAD = {
     "a workload document is a file, found no such file": ("answers.yaml", "answer.yaml"),
     "only known keys stand here, found 'bath'": ("batch: 4", "bath: 4"),
     "set changes a workload that is named": ("delay: 1 us", "delay: 1 us, set: {batch: 3}"),
+    "weights that are sent are trained, found weights that act only reads": (
+        "from: train, to: act",
+        "from: act, to: train",
+    ),
+    "adapters stay where they are trained": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
+    "who gets weights holds them whole, found shards in other": ("edges:", OTHER),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),
     "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": (
         "vocabulary: 256",

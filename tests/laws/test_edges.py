@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from simulator.builders import build_job, layouts
-from simulator.builders.slices import Held, messages
+from simulator.builders.slices import HeldSlice, messages
 from simulator.graph import Job
 from simulator.layout import Weight
 from simulator.workload import Workload
@@ -39,7 +39,7 @@ RECEIVERS = st.builds(answering, st.sampled_from((1, 2, 4, 8)), st.integers(1, 4
 
 
 def elements(weight: Weight, rank: int, zero_stage: int) -> NDArray[np.int64]:
-    """The elements that a rank holds, as indices into the weight without copies, found apart from `Held`."""
+    """The elements that a rank holds, as indices into the weight without copies, found apart from `HeldSlice`."""
     whole = np.arange(np.prod(weight.whole_shape)).reshape(weight.whole_shape)
     if weight.copies > 1:  # heads are repeated for each rank that has them
         parts = np.split(
@@ -69,8 +69,8 @@ def test_every_receiver_gets_its_slice_and_every_byte_once(source: dict[str, Any
     for name in ("L00/attn.k.weight", "L00/ffn.down.weight", "embed/tokens.weight", "L00/norm1.weight"):
         weight, other = of_source[name], of_target[name]
         ranks, count = weight.layout.mesh.ranks, other.layout.mesh.ranks
-        holds = {rank: Held.of(weight, rank, stage) for rank in range(ranks)}
-        wants = {1000 + rank: Held.of(other, rank) for rank in range(count)}
+        holds = {rank: HeldSlice.of(weight, rank, stage) for rank in range(ranks)}
+        wants = {1000 + rank: HeldSlice.of(other, rank) for rank in range(count)}
         sent = messages(holds, wants)
         for rank in range(count):
             wanted = np.sort(elements(other, rank, 0))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rank_stories import cluster, perform, spans, team
 
-from simulator.builders.programs import build_programs
+from simulator.builders.joined import build_programs
 from simulator.catalog.text import compose
 from simulator.errors import ConfigError
-from simulator.graph import Graph, Job
+from simulator.graph import DelaySpread, Graph, Job
 from simulator.workload.job import JobDocument
 
 MAKE = team("x 40", "make: -> x, 10 ns", groups={})
@@ -140,10 +140,14 @@ def test_a_program_that_runs_twice_hands_over_what_its_last_run_wrote():
 
 
 def test_idle_ranks_and_delays_have_graphs_of_their_own():
-    programs = {"a": {"delay": "5 ns", "ranks": "0"}, "b": {"delay": "5 ns", "ranks": "2"}}
-    document = JobDocument.model_validate({"name": "j", "programs": programs, "idle": "1", "steps": 1})
-    made = build_programs(document, lambda _: (Job.of(MAKE), {}))
+    programs: dict[str, Any] = {"a": {"delay": "5 ns", "ranks": "0"}, "b": {"delay": "5 ns", "ranks": "2"}}
+    programs["b"]["spread"] = {"distribution": "exponential"}
+    document = {"name": "j", "programs": programs, "idle": "1", "steps": 1}
+    made = build_programs(JobDocument.model_validate(document), lambda _: (Job.of(MAKE), {}))
     assert made.labels == ("a", "idle", "b")
+    assert made.graph(2).ops[0].spread == DelaySpread("exponential")
+    programs["b"].pop("spread")
+    made = build_programs(JobDocument.model_validate(document), lambda _: (Job.of(MAKE), {}))
     assert timeline(made) == ["0: 0-5 a.wait", "1: 0-0 wait", "2: 0-5 b.wait"]
 
 

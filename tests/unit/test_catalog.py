@@ -157,5 +157,5 @@ def test_editors_refuse_what_hosim_refuses():
 
 
 def test_an_unknown_kind_of_schema():
-    message = "schema: a kind of document is known, found 'hardwear'; use one of hardware, software, workload, "
+    message = "schema: a kind of document is known, found 'hardwear'; use one of hardware, software, workload, job, "
     assert refusal(catalog.schema, "hardwear") == message + "scenario, study (did you mean 'hardware'?)"

@@ -1,7 +1,7 @@
 """A job document becomes a job: the graphs of all programs that a rank runs become one, with what ranks hand over.
 
 Names of a program's tensors, ops and groups begin with that of the program (``rollout.L03/kv``), and with several runs
-with that and the number of the run (``rollout.1.L03/attn.core``), but for what lasts from run to run.
+with that and the index of the run (``rollout.1.L03/attn.core``), but for what lasts from run to run.
 
 What is handed over is sent as soon as it is written for the last time. It is received before it is first read; or, if
 it is of an earlier round, at the end of the step, the last of the buffers in which it then waits. On one rank nothing
@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from simulator.builders.handed import Handed, Placed, Uses, groups, hand_over
+from simulator.builders.handed import Handed, Placed, TensorUses, groups, hand_over
 from simulator.errors import insist
 from simulator.graph import (
     HOST,
     Collective,
     CollectiveKind,
+    DelaySpread,
     Graph,
     Group,
     Job,
@@ -31,9 +32,10 @@ from simulator.graph import (
     check_run,
     check_sums,
 )
+from simulator.graph_builder import GraphBuilder
 from simulator.layout import Weight
 from simulator.workload import Workload
-from simulator.workload.job import JobDocument
+from simulator.workload.job import JobDocument, JobProgram
 
 Built = Callable[[Workload], tuple[Job, dict[str, Weight]]]
 """Function that builds a workload, and says how its weights lie."""
@@ -76,14 +78,14 @@ def build_programs(document: JobDocument, build: Built) -> Job:
     for rank in sorted(stacks):
         classes.setdefault((*stacks[rank], *parts.get(rank, ())), []).append(rank)
     graphs, labels, graph_of = list[Graph](), list[str](), dict[int, int]()
-    for number, ranks in enumerate(classes.values()):
+    for index, ranks in enumerate(classes.values()):
         stack = stacks[ranks[0]]
         labels.append(_label(placed, stack, [*labels]))
         joint = _Joint(placed, handed).graph(f"{document.name} {labels[-1]}", stack, parts.get(ranks[0], []))
         check_run(len(joint.ops), document.steps, f"job {document.name}", len(joint.tensors))
         graphs.append(joint.repeated(document.steps, f"job {document.name}, {labels[-1]}"))
         check_sums(graphs[-1], f"job {document.name}")
-        graph_of |= dict.fromkeys(ranks, number)
+        graph_of |= dict.fromkeys(ranks, index)
     return Job(document.name, tuple(graphs), tuple(graph_of[rank] for rank in sorted(graph_of)), tuple(labels))
 
 
@@ -91,10 +93,16 @@ def _placed(document: JobDocument, name: str, build: Built) -> Placed:
     """Build a program of a job."""
     program, ranks = document.programs[name], document.placed[name]
     work = program.on(len(ranks))
+<<<<<<< HEAD:simulator/builders/programs.py
     job, weights = Job.of(waiting(name, program.delay_ns or 0)), dict[str, Weight]()
     if work is not None:
         must, do = "a job says what runs each part of a program", "say accelerator or host"
         insist(len(work.settled) == 1, f"job {document.name}, programs.{name}.workload.on", must, "any", do)
+=======
+    if work is None:
+        job, weights = Job.of(waiting(document.name, program)), dict[str, Weight]()
+    else:
+>>>>>>> job:simulator/builders/joined.py
         job, weights = build(work.model_copy(update={"steps": 1}))
     must, found = "ranks are a multiple of what the layout of a program needs", f"{len(ranks)}, and {job.ranks}"
     do = "correct ranks, or the layout of its workload"
@@ -102,9 +110,12 @@ def _placed(document: JobDocument, name: str, build: Built) -> Placed:
     return Placed(name, ranks, program.runs, job, work, weights)
 
 
-def waiting(name: str, duration_ns: int) -> Graph:
-    """Return the graph of a rank that waits, and computes nothing."""
-    return Graph(name, (), (Op("wait", duration_ns=duration_ns, kind=OpKind.DELAY, repeatable=False),))
+def waiting(name: str, program: JobProgram | None = None) -> Graph:
+    """Return the graph of a rank that waits for the delay of a program, or does nothing."""
+    drawn, graph = program.spread if program else None, GraphBuilder(name, f"job {name}")
+    spread = DelaySpread(drawn.distribution, drawn.deviation_ns) if drawn else None
+    graph.op("wait", kind="delay", duration_ns=program.delay_ns if program else 0, spread=spread)
+    return graph.build()
 
 
 def _label(placed: dict[str, Placed], stack: Sequence[tuple[str, int]], others: Sequence[str]) -> str:
@@ -119,18 +130,19 @@ def _label(placed: dict[str, Placed], stack: Sequence[tuple[str, int]], others: 
 def _messages(handed: Sequence[Handed]) -> dict[int, list[Message]]:
     """Return the parts of each rank in all that is handed over, in order."""
     parts, by_edge = dict[int, list[Message]](), groups(handed)
-    for number, part in enumerate(handed):
+    for index, part in enumerate(handed):
         for rank in sorted(part.shared):
-            parts.setdefault(rank, []).append(Message(number, "share", None, 0))
-        pairs = [*by_edge.get(part.edge, {})]
-        for source, target in sorted(part.sizes, key=lambda pair: pairs.index(pair) if pair in pairs else -1):
+            parts.setdefault(rank, []).append(Message(index, "share", None, 0))
+        met = by_edge.get(part.edge, {})
+        in_turn = [pair for pair in part.sizes if pair not in met] + [pair for pair in met if pair in part.sizes]
+        for source, target in in_turn:
             size_bytes = part.sizes[source, target]
             if source == target:
-                parts.setdefault(source, []).append(Message(number, "copy", None, size_bytes))
+                parts.setdefault(source, []).append(Message(index, "copy", None, size_bytes))
                 continue
-            group = by_edge[part.edge][source, target]
-            parts.setdefault(source, []).append(Message(number, "send", group, size_bytes))
-            parts.setdefault(target, []).append(Message(number, "recv", group, size_bytes))
+            group = met[source, target]
+            parts.setdefault(source, []).append(Message(index, "send", group, size_bytes))
+            parts.setdefault(target, []).append(Message(index, "recv", group, size_bytes))
     return parts
 
 
@@ -154,12 +166,12 @@ class _Joint:
         self._same: dict[tuple[str, str], tuple[str, str]] = {}  # what is the tensor of another program -> that
         self._first: dict[tuple[str, str], int] = {}  # of a program, a tensor -> the first op that names it
         self._written: dict[tuple[str, str], int] = {}  # and the last one that writes it
-        self._before: dict[int, list[Op]] = {}  # op, or the number of all -> messages that go before it
+        self._before: dict[int, list[Op]] = {}  # op, or the index of all -> messages that go before it
 
     def graph(self, name: str, stack: Sequence[tuple[str, int]], messages: Sequence[Message]) -> Graph:
         """Join the programs of a rank, and add its messages."""
-        for program, number in stack:
-            of_graph = self._placed[program].job.graphs[number].tensors
+        for program, index in stack:
+            of_graph = self._placed[program].job.graphs[index].tensors
             self._kept |= {(program, tensor.name): True for tensor in of_graph if tensor.persistent}
         for message in messages:
             part = self._handed[message.handed]
@@ -169,11 +181,11 @@ class _Joint:
             for pair in zip(part.reads, part.writes, strict=True) if message.role == "share" else ():
                 source, target = (self._whose(*tensor) for tensor in zip((sender, receiver), pair, strict=True))
                 self._same |= {} if source == target else {target: source}
-        for program, number in stack:
+        for program, index in stack:
             for run in range(self._placed[program].runs):
-                self._add(program, number, run)
+                self._add(program, index, run)
         if not stack:
-            self._ops.append(waiting("idle", 0).ops[0])
+            self._ops.append(waiting(name).ops[0])
         self._add_messages(messages)
         outputs = tuple(dict.fromkeys(self._outputs))
         return Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))
@@ -198,10 +210,10 @@ class _Joint:
             self._tensors.append(tensor)
         return self._ids[tensor.name]
 
-    def _add(self, program: str, number: int, run: int) -> None:
+    def _add(self, program: str, index: int, run: int) -> None:
         """Add a run of a program."""
         placed, base = self._placed[program], len(self._ops)
-        graph, ids = placed.job.graphs[number], list[int]()
+        graph, ids = placed.job.graphs[index], list[int]()
         for tensor in graph.tensors:
             name, lasts = self._name(program, tensor.name, run), self._kept.get((program, tensor.name), False)
             ids.append(self._declare(replace(tensor, name=name, persistent=lasts)))
@@ -218,7 +230,7 @@ class _Joint:
         for group in map(placed.group, graph.groups):
             self._groups[group.name] = group
         given = {name for part in self._handed if part.ends[0].name == program for name in part.reads}
-        uses = Uses.of(graph)
+        uses = TensorUses.of(graph)
         for name, t in uses.ids.items():
             if t in uses.first:
                 self._first.setdefault((program, name), base + uses.first[t])
@@ -264,11 +276,11 @@ class _Joint:
         met = Collective(CollectiveKind(message.role), group.name, size_bytes) if group else None
         if group:
             self._groups[group.name] = group
-        kind, number = OpKind.COMPUTE, ""
+        kind, index = OpKind.COMPUTE, ""
         if group:
-            kind, number = OpKind.COLLECTIVE, f".{group.name.rpartition('.')[2]}"
+            kind, index = OpKind.COLLECTIVE, f".{group.name.rpartition('.')[2]}"
         read_bytes, write_bytes = (size_bytes * (message.role != end) for end in ("recv", "send"))
-        op = f"{name}/{message.role}{number}"
+        op = f"{name}/{message.role}{index}"
         ops.append(Op(op, tuple(reads), tuple(writes), read_bytes, write_bytes, kind=kind, collective=met))
         return ops
 
