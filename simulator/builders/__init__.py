@@ -23,12 +23,8 @@ from simulator.builders.inference import (
     least_iteration,
     limited_reaches,
 )
-<<<<<<< HEAD
-from simulator.builders.programs import build_programs
-from simulator.builders.turns import stage_layers
-=======
 from simulator.builders.joined import build_programs
->>>>>>> job
+from simulator.builders.turns import stage_layers
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run

@@ -178,13 +178,9 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
         elif edge.bytes_:
             parts = [_bytes(placed, edge, name, lag)._replace(name="bytes")]
         else:
-<<<<<<< HEAD
-            named = [*_matched(ends, edge.tensors, where)] if edge.tensors else _declared(placed, edge, name, where)
-            named = [(source, _taken_up(placed, edge, (source, target), name)) for source, target in named]
+            pairs = [*_matched(ends, edge.tensors, where)]
+            named = [(source, _taken_up(placed, edge, (source, target), name)) for source, target in pairs]
             ends = placed[edge.from_], placed[edge.to]
-=======
-            named = _matched(ends, edge.tensors, where)
->>>>>>> job
             parts = [_tensor(ends, source, target, lag, where) for source, target in named]
         parts = [part._replace(edge=name, lag=lag) for part in parts]
         handed += sorted(parts, key=lambda part: max(part.ends[0].written(read) for read in part.reads))
@@ -253,29 +249,27 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
         yield from ((source, target) for target, source in sources.items())
 
 
-def _taken_up(placed: dict[str, Placed], edge: Edge, tensors: tuple[str, str], name: str) -> str:
+def _taken_up(placed: dict[str, Placed], edge: JobEdge, tensors: tuple[str, str], name: str) -> str:
     """Return the tensor that a message goes to: the one that is named, if it exists before the first op.
 
     Else the op that first writes it takes the message up: it reads a tensor of the message's own, as where an embedding
     puts the features of images among those of words.
     """
-    sender, receiver = placed[edge.from_], placed[edge.to]
-    source, target = tensors
+    sender, receiver, (source, target) = placed[edge.from_], placed[edge.to], tensors
     if receiver.is_input(target) or not sender.holders(source):
         return target
-    own, (one, other) = f"{name}.{target}", (len(sender.holders(source)), len(receiver.holders(target)))
-    size_bytes = max(1, -(-sender.size_bytes(source) * one // other))
-    graphs = list[Graph]()
-    for graph in receiver.job.graphs:
-        uses, ops, tensor = Uses.of(graph), list(graph.ops), Tensor(own, size_bytes, TensorKind.INPUT)
-        if target not in uses.ids:
-            graphs.append(graph)
-            continue
-        first = uses.first[uses.ids[target]]
-        ops[first] = replace(ops[first], reads=(*ops[first].reads, len(graph.tensors)))
-        graphs.append(replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops)))
+    message = f"{name}.{target}"
+    sent_bytes = sender.size_bytes(source) * len(sender.holders(source))
+    tensor = Tensor(message, max(1, -(-sent_bytes // len(receiver.holders(target)))), TensorKind.INPUT)
+    graphs = [*receiver.job.graphs]
+    for index, graph in enumerate(graphs):
+        uses, ops = TensorUses.of(graph), list(graph.ops)
+        if target in uses.ids:
+            first = uses.first[uses.ids[target]]
+            ops[first] = replace(ops[first], reads=(*ops[first].reads, len(graph.tensors)))
+            graphs[index] = replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops))
     placed[edge.to] = receiver._replace(job=replace(receiver.job, graphs=tuple(graphs)))
-    return own
+    return message
 
 
 def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, where: str) -> Handed:

@@ -93,16 +93,11 @@ def _placed(document: JobDocument, name: str, build: Built) -> Placed:
     """Build a program of a job."""
     program, ranks = document.programs[name], document.placed[name]
     work = program.on(len(ranks))
-<<<<<<< HEAD:simulator/builders/programs.py
-    job, weights = Job.of(waiting(name, program.delay_ns or 0)), dict[str, Weight]()
-    if work is not None:
-        must, do = "a job says what runs each part of a program", "say accelerator or host"
-        insist(len(work.settled) == 1, f"job {document.name}, programs.{name}.workload.on", must, "any", do)
-=======
     if work is None:
         job, weights = Job.of(waiting(document.name, program)), dict[str, Weight]()
     else:
->>>>>>> job:simulator/builders/joined.py
+        must, do = "a job says what runs each part of a program", "say accelerator or host"
+        insist(len(work.settled) == 1, f"job {document.name}, programs.{name}.workload.on", must, "any", do)
         job, weights = build(work.model_copy(update={"steps": 1}))
     must, found = "ranks are a multiple of what the layout of a program needs", f"{len(ranks)}, and {job.ranks}"
     do = "correct ranks, or the layout of its workload"
