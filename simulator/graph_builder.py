@@ -231,8 +231,7 @@ class GraphBuilder:
         for t in filterfalse(self._present.__contains__, read_ids):
             self._early.setdefault(t, (name, self.line))
         if self._shared and not self._shared.isdisjoint(write_ids):
-            must, found = "no op writes a shared tensor", "one among its writes"
-            raise self._error("op", name, must, found, "do not share the tensor")
+            raise self._error("op", name, "no op writes a shared tensor", "one among its writes", "do not share it")
         self._present.update(write_ids)
         self._op_ids[name] = len(self._ops)
         self._ops.append(Op(name, read_ids, write_ids, kind=_OP_KINDS[kind], **more))

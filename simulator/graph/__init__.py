@@ -13,9 +13,9 @@ from typing import NamedTuple, Self
 from simulator.errors import ConfigError, insist
 from simulator.graph.graph import LARGEST_RUN as LARGEST_RUN
 from simulator.graph.graph import Graph as Graph
-from simulator.graph.graph import GraphColumns as GraphColumns
 from simulator.graph.graph import check_run as check_run
 from simulator.graph.graph import check_sums as check_sums
+from simulator.graph.graph_columns import GraphColumns as GraphColumns
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import DEVICES as DEVICES
 from simulator.graph.ops import DISTRIBUTIONS as DISTRIBUTIONS

@@ -124,15 +124,14 @@ class PlanWalk:
     def __init__(
         self, graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = (), draws: Draws | None = None
     ) -> None:
-        self._owed = set[int]()  # places that are valid as if a fault were mended
+        self._owed, self._staying = set[int](), set[int]()  # valid as if a fault were mended; kept between steps
         self._graph, self._plan, self._draws, self._tiers = graph, plan, draws, len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         cores, self._device_of = hardware.host_compute, dict[int, str]()
         self._host_tier = plan.tiers.index(cores.tier if cores else hardware.compute_tier)
         self._loads = [plan.tiers.index(hardware.tier_names[tier]) for tier in hardware.loads]
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
-        places = len(graph.tensors) * self._tiers
-        self._state, self._between, self._staying = bytearray(places), bytearray(places), set[int]()
+        self._state, self._between = (bytearray(len(graph.tensors) * self._tiers) for _ in range(2))
         for t, (tensor, home) in enumerate(zip(graph.tensors, plan.home, strict=True)):
             if home != NOWHERE:
                 self._state[t * self._tiers + home] = VALID
@@ -143,14 +142,12 @@ class PlanWalk:
                 self._staying.add(t * self._tiers + home)
         self._unlike = sum(a != b for a, b in zip(self._state, self._between, strict=True))
         self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
-        self._lost_at: dict[int, Position] = {}
-        self._ran: set[int] = set()
+        self._lost_at, self._ran = dict[int, Position](), set[int]()
         self._values, self._roles = Values(graph), Roles(graph)
         self._met, self._stream_of = dict.fromkeys(self._roles.ops, 0), dict[Call, int]()
         self._has_barriers, self._unused = any(op.barrier for op in graph.ops), set[int]()
         self._position: Position = (NOWHERE, (SYNC, 0, 0, 0))
-        self._checked = set[Code]()
-        self._last_move, self._steps_done = self._position, 0
+        self._checked, self._last_move, self._steps_done = set[Code](), self._position, 0
         self._cacheable, self._cached = graph.cacheable, 0
         self._certain = {i: {*graph.ops[i].reads} - {*reads.candidates} for i, reads in graph.dynamic_reads.items()}
 

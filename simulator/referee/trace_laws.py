@@ -14,12 +14,13 @@ from simulator.plan import Plan
 from simulator.referee.facts import Facts, RankPlan, broken
 from simulator.referee.findings import Findings, findings_of, merged
 from simulator.referee.load_laws import Loads, check_loads, loads_of
+from simulator.referee.meeting_laws import check_meetings, check_peers, meetings
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
 from simulator.referee.plan_laws import check_actions
 from simulator.referee.room_laws import TierRoom, check_addresses, check_stored_once, stored_once
 from simulator.referee.start_laws import RoomRequests, check_durations, check_issued, check_starts, check_tracks
-from simulator.referee.traffic_laws import check_bandwidth, check_meetings, check_peers, meetings
+from simulator.referee.traffic_laws import check_bandwidth
 from simulator.referee.wait_laws import check_waits
 from simulator.scenario import Switches
 from simulator.trace import Block, Trace, pick

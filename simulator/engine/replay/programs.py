@@ -49,6 +49,19 @@ NOBODY_MEETS: Columns = {
 """What a machine says of meetings where there are none."""
 
 
+def _not_covered(program: Program, hardware: Hardware) -> str:
+    """Return what of a program, or of how the machine copies, no replay covers; empty if nothing."""
+    graph = program.graph
+    reasons = {
+        "the host computes": bool(graph.on_host),
+        "ops may read in place": bool(graph.in_place),
+        "ops update what they choose": program.draws is not None and bool(graph.updated),
+        "places have addresses": program.allocator != "ideal",
+        "the host waits for copies": any(link.blocking for link in hardware.links.values()),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
 class ReplayedProgram:
     """A program in columns.
 
@@ -75,18 +88,10 @@ class ReplayedProgram:
         self._program, self.device, self.is_contended, self.reason = program, program.device or hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
         self.roles = _kept(graph, Roles)
-        reasons = {
-            "the host computes": bool(graph.on_host),
-            "ops may read in place": bool(graph.in_place),
-            "ops update what they choose": program.draws is not None and bool(graph.updated),
-        }
-        self.reason = next((reason for reason, holds in reasons.items() if holds), "")
+        self.reason = _not_covered(program, hardware)
         if self.reason:
             return
         written = None if plan.fixed is not None else written_out(program, hardware)
-        if program.allocator != "ideal" or any(link.blocking for link in hardware.links.values()):
-            self.reason = "places have addresses" if program.allocator != "ideal" else "the host waits for copies"
-            return
         if plan.fixed is not None:
             self.actions, prices_ns = plan.fixed, _fixed_prices_ns(plan.fixed, graph, host)
         elif written is not None:
