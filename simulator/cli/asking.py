@@ -156,9 +156,14 @@ class _ShowOrSearch(click.Group):
 
 @click.group(cls=_ShowOrSearch, short_help="Show how a workload is spread over ranks; search how it is best.")
 def layout() -> None:
-    """Show how a workload is spread over its ranks, or search all layouts of a training step for the best.
+    r"""Show how a workload is spread over its ranks, or search all layouts of a training step for the best.
 
     `hosim layout WORKLOAD` is short for `hosim layout show WORKLOAD`.
+
+    \b
+    Examples:
+      hosim layout llama3_8b_train_2x2x2
+      hosim layout search layout_llama3_8b_8
     """
 
 

@@ -277,7 +277,7 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "price": ("",) if hardware.states_prices else (),
         "process": [name for name, tier in hardware.tiers.items() if tier.holds_more],
         "loads": [name for name, link in hardware.links.items() if link.loads_bytes_per_s is not None],
-        "finite tier": [name for name, tier in hardware.tiers.items() if tier.capacity_bytes != inf],
+        "finite tier": [name for name, tier in hardware.tiers.items() if tier.capacity_bytes not in (0, inf)],
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

@@ -241,7 +241,7 @@ def in_use(hardware: Hardware, trace: Trace, row: Mapping[str, Any]) -> dict[str
     for name, mean in means.items():
         tier = hardware.tiers[name]
         for column, used in (("in_use", mean), ("peak_in_use", row[f"peak_{name}_bytes"])):
-            if tier.capacity_bytes != inf:
+            if tier.capacity_bytes not in (0, inf):
                 shares[f"{column}_{name}_fraction"] = tier.held_bytes(used) / tier.capacity_bytes
     return shares
 

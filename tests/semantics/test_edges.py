@@ -154,7 +154,6 @@ def test_idle_ranks_and_delays_have_graphs_of_their_own():
 BAD_EDGES = {
     "tensors: {nope: y}": "a tensor that is handed over is one of a, found 'nope'",
     "tensors: {x: nope}": "a tensor of b that is handed over has a producer in a, found 'nope'",
-    "tensors: {x: z}": "what is handed over is read before it is written, found 'z'",
     "weights: true": "a program gets weights from one that has the same model, found 'b', which a does not have",
 }
 
@@ -176,3 +175,34 @@ def test_unlike_sizes_and_ranks_are_refused():
         job({"a": (MAKE, 2), "b": (USE, 3)}, edges)
     with pytest.raises(ConfigError, match="what is handed over is written, found 'y', which no op of b writes"):
         job({"b": (USE, 1), "a": (MAKE, 1)}, [{"from": "b", "to": "a", "tensors": {"y": "x"}}])
+
+
+ENCODE = team("v 40, g 40, u 8", "see: -> v, 10 ns", "grade: -> g, 5 ns", "learn: g -> u, 10 ns", groups={})
+SPEAK = team("e 16, h 40", "embed: -> e, 5 ns", "answer: e -> h, 20 ns", groups={})
+FORTH = {"from": "a", "to": "b", "tensors": {"v": "e"}}
+BACK = {"from": "b", "to": "a", "tensors": {"h": "g"}, "back": True}
+
+
+def test_the_op_that_writes_a_tensor_takes_up_what_is_handed_to_it():
+    made = job({"a": (ENCODE, 1), "b": (SPEAK, 1)}, [FORTH])
+    taken = made.graph(1).tensors[made.graph(1).ops[1].reads[0]]
+    assert (taken.name, taken.size_bytes) == ("b.a.to.b.e", 40), "as large as what is sent"
+    assert timeline(made)[-3:] == ["1: 10-50 a.to.b/a.to.b.e/recv.0", "1: 50-55 b.embed", "1: 55-75 b.answer"]
+
+
+def test_gradients_go_back_in_the_same_round():
+    made = job({"a": (ENCODE, 1), "b": (SPEAK, 1)}, [FORTH, BACK])
+    assert timeline(made) == [
+        "0: 0-10 a.see", "0: 10-50 a.to.b/a.to.b.e/send.0",
+        "0: 75-115 b.to.a/b.to.a.g/recv.0", "0: 115-120 a.grade", "0: 120-130 a.learn",
+        "1: 10-50 a.to.b/a.to.b.e/recv.0", "1: 50-55 b.embed", "1: 55-75 b.answer", "1: 75-115 b.to.a/b.to.a.g/send.0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "edge"), [(1, BACK | {"stale": 1}), ("a", BACK), (1, FORTH | {"back": True}), (1, {"bytes": "8 B"})]
+)
+def test_only_tensors_go_back_at_once_to_a_program_before_on_other_ranks(ranks, edge):
+    edge = edge if "tensors" in edge else {**BACK, "tensors": {}} | edge
+    with pytest.raises(ValueError, match="what goes back are tensors, in the same round, to a program before on other"):
+        job({"a": (ENCODE, 1), "b": (SPEAK, ranks)}, [edge])

@@ -105,7 +105,7 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
             (
                 "set, links.*.bandwith: a change names a field of the hardware, found 'links.*.bandwith'; after 'links.d2h' "
                 "use one of source, target, bandwidth, latency, channels, sharing, efficiency, via, chunk, passes, "
-                "blocking, energy "
+                "blocking, loads, energy "
                 "(did you mean 'bandwidth'?)"
             ),
         ),

@@ -81,7 +81,7 @@ def test_a_file_with_groups_is_run_by_all_their_ranks(tmp_path: Path) -> None:
     graph = graph_jsonl.read(tmp_path / "g.jsonl")
     assert graph.ops[0].collective == Collective(CollectiveKind.SEND, "pairs", 8)
     assert graph.ops[0].kind == OpKind.COLLECTIVE
-    job = build_job(Workload(name="w", graph="g.jsonl"), tmp_path, graph_jsonl.read)
+    job = build_job(Workload(name="w", graph="g.jsonl"), tmp_path, lambda path, _: graph_jsonl.read(path))
     assert (job.ranks, job.graphs) == (3, (graph,))
 
 

@@ -37,7 +37,7 @@ def test_a_graph_and_its_workload_are_written_and_read_back(graph, tmp_path):
     assert files[0].read_text(encoding="utf-8").startswith("# said of it\nschema: hosim/workload/1\nname: mine\n")
     work = catalog.read_workload(files[0])
     assert work.graph == "mine.jsonl"
-    job = build_job(work, files[0].parent, graph_jsonl.read)
+    job = build_job(work, files[0].parent, lambda path, _: graph_jsonl.read(path))
     assert job.graphs[0] == graph_jsonl.read(graph)
 
 

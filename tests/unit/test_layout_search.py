@@ -184,7 +184,7 @@ def test_layers_that_do_not_train_alike(scenario):
 
 
 def test_only_training_has_layouts():
-    with pytest.raises(ConfigError, match="layouts are searched for a model that trains"):
+    with pytest.raises(ConfigError, match="layouts are searched for a decoder that trains"):
         hosim.layout_search("qwen3_30b_decode_910c", devices=2, global_batch=2, workers=1)
 
 

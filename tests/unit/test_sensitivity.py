@@ -19,7 +19,7 @@ def verdict(error: float | None) -> dict:
     found = "none, as the row is infeasible" if error is None else f"{1 + error:.2f} s"
     return {"scenario": "s", "row": "a", "column": "step_ns", "claim": "the step", "figure": "", "asks": "a: step",
             "printed": "1 s", "obtained": found, "error": error, "tolerance": "5.0 %", "kind": "predicted",
-            "verdict": "holds" if holds else "BROKEN", "holds": holds}  # fmt: skip
+            "range": "", "verdict": "holds" if holds else "BROKEN", "holds": holds}  # fmt: skip
 
 
 def outcomes(errors: dict[float, float | None], taken: float = 4, parameter: str = "length") -> list[dict]:

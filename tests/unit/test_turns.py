@@ -174,11 +174,11 @@ def test_a_plan_is_told_as_its_row_decides_it(tmp_path):
 def test_replicas_are_ranks_that_never_meet(tmp_path):
     workload = Workload.model_validate({"name": "w", "graph": "layers.jsonl", "replicas": 3})
     alone = layers()
-    job = build_job(workload, tmp_path, lambda path: alone)
+    job = build_job(workload, tmp_path, lambda path, views: alone)
     assert (job.ranks, job.graphs) == (3, (alone,))
     meets = replace(alone, groups=(Group("all", ((0, 1),)),))
     with pytest.raises(ConfigError, match="a replica is one rank that meets no other, found a graph of 2 ranks"):
-        build_job(workload, tmp_path, lambda path: meets)
+        build_job(workload, tmp_path, lambda path, views: meets)
     with pytest.raises(ValueError, match="a replica is one rank that meets no other"):
         Workload.model_validate({"name": "w", "model": MODEL, "replicas": 2, "parallel": {"ranks": "all", "data": 2}})
     several = Workload.model_validate({"name": "w", "model": MODEL, "replicas": 3, "batch": 2, "sequence": 16})
