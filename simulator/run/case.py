@@ -126,11 +126,13 @@ class Case:
             return self
         change = repr((choice.set_, is_ordered))
         if change not in self.changed:
-            loaded, (job, order_bound_ns) = self.loaded.for_row(choice), (self.job, None)
+            settled = replace(self.loaded, workload=self.loaded.workload.settled[0])  # the others are changed below
+            loaded, (job, order_bound_ns) = settled.for_row(choice), (self.job, None)
             if is_ordered:
                 job, order_bound_ns = _ordered(loaded, job)
             case = prepare(loaded, job, is_changed=self.is_changed, with_bounds=self.with_bounds)
-            self.changed[change] = replace(case, order_bound_ns=order_bound_ns)
+            others = tuple(other.for_row(row) for other in self.others)
+            self.changed[change] = replace(case, order_bound_ns=order_bound_ns, others=others)
         return self.changed[change]
 
     def ways(self, row: str) -> tuple[Case, ...]:
