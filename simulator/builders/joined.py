@@ -156,6 +156,7 @@ class _Joint:
         self._ids: dict[str, int] = {}
         self._ops: list[Op] = []
         self._outputs: list[int] = []
+        self._in_place: set[int] = set()
         self._groups: dict[str, Group] = {}
         self._kept: dict[tuple[str, str], bool] = {}  # of a program, what is one tensor for all runs -> it persists
         self._same: dict[tuple[str, str], tuple[str, str]] = {}  # what is the tensor of another program -> that
@@ -183,7 +184,11 @@ class _Joint:
             self._ops.append(waiting(name).ops[0])
         self._add_messages(messages)
         outputs = tuple(dict.fromkeys(self._outputs))
-        return Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))
+        joint = Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))
+        is_plain = not (self._in_place and (joint.dynamic_reads or joint.on_host))
+        must, do = "kernels read in place where nothing is read dynamically and the host computes nothing", "remove one"
+        insist(is_plain, f"job {name}", must, "dynamic reads, or ops of the host, of another program", do)
+        return replace(joint, in_place=joint.may_stay_away.intersection(self._in_place))
 
     def _name(self, program: str, tensor: str, run: int = -1) -> str:
         """Return the name of a tensor in a run of its program, by default the last one."""
@@ -231,6 +236,7 @@ class _Joint:
                 self._first.setdefault((program, name), base + uses.first[t])
             if t in uses.written:
                 self._written[program, name] = base + uses.written[t]
+        self._in_place.update(ids[t] for t in graph.in_place)
         self._outputs += [ids[t] for t in graph.outputs if graph.tensors[t].name not in given]
 
     def _add_messages(self, messages: Sequence[Message]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,3 +207,13 @@ def test_only_tensors_go_back_at_once_to_a_program_before_on_other_ranks(ranks, 
     edge = edge if "tensors" in edge else {**BACK, "tensors": {}} | edge
     with pytest.raises(ValueError, match="what goes back are tensors, in the same round, to a program before on other"):
         job({"a": (ENCODE, 1), "b": (SPEAK, ranks)}, [edge])
+
+
+def test_what_a_program_may_read_in_place_stays_so_unless_another_writes_it():
+    reads = replace(
+        team("w 20 persistent, v 20 persistent", "use: w v ->, 5 ns", groups={}), in_place=frozenset({0, 1})
+    )
+    writes = team("w 20 persistent", "train: w -> w, 5 ns", groups={})
+    programs = {"a": (writes, 1), "b": (reads, "a")}
+    made = job(programs, [{"from": "a", "to": "b", "tensors": {"w": "w"}}]).graphs[0]
+    assert [made.tensors[t].name for t in made.in_place] == ["b.v"]
