@@ -156,7 +156,7 @@ class _ShowOrSearch(click.Group):
 
 @click.group(cls=_ShowOrSearch, short_help="Show how a workload is spread over ranks; search how it is best.")
 def layout() -> None:
-    r"""Show how a workload is spread over its ranks, or search all layouts of a training step for the best.
+    """Show how a workload is spread over its ranks, or search all layouts of a training step for the best.
 
     `hosim layout WORKLOAD` is short for `hosim layout show WORKLOAD`.
 
@@ -164,7 +164,7 @@ def layout() -> None:
     Examples:
       hosim layout llama3_8b_train_2x2x2
       hosim layout search layout_llama3_8b_8
-    """
+    """  # noqa: D301 - click reads the mark
 
 
 @common.command("Search all layouts on so many devices.", "scenario", "policy", "set", "workers", "json", "out")
