@@ -120,7 +120,7 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
 
     def place(*path: str) -> str:
         near = [where for other, where in places if path[: len(other)] == other[: len(path)]]
-        return near[-1] if near else f"{model.__name__.lower()}, {'.'.join(path)}"
+        return near[-1] if near else f"{model.__name__.lower().removesuffix('document')}, {'.'.join(path)}"
 
     return validated(model, data, "set", place)
 
@@ -160,7 +160,7 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
             matches = [((*path, part), None)]
         if not matches:
             names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
-            rule = f"a change names a field of the {type(document).__name__.lower()}"
+            rule = f"a change names a field of the {type(document).__name__.lower().removesuffix('document')}"
             raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "there is no field"))
     return matches
 

@@ -13,7 +13,7 @@ from simulator.catalog import Loaded
 from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
 from simulator.draws import popularity
-from simulator.errors import ConfigError, Shortfall
+from simulator.errors import ConfigError, Shortfall, insist
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -29,6 +29,7 @@ from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
 from simulator.trace import Trace
 from simulator.units import FieldError, nearest
+from simulator.workload.job import JobDocument
 
 Policies = Sequence[str] | Mapping[str, Policy]
 
@@ -325,6 +326,9 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
 def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     """Order the ops of a job for a machine; return it with what no order makes a step shorter than [ns]."""
     hardware, scenario = loaded.hardware, loaded.scenario
+    shared = isinstance(loaded.workload, JobDocument) and loaded.workload.shares_ranks
+    must, do = "list scheduling orders the ops of one program on a rank", "drop order, or place programs apart"
+    insist(not shared, loaded.place("policies"), must, "several, which run one after another", do)
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes

@@ -72,7 +72,9 @@ def idle_line(
     idle |= dict.fromkeys(_of_dynamic_reads(case), "no op reads dynamically")
     idle |= {f"homes.{of}": "later homes name all that it names" for of in unused}
     if not is_served:
-        same = [path for path in asked["workload"] if loaded.is_job_given or _builds_the_same(loaded, path)]
+        chosen = {f"on.{part}" for part, side in loaded.workload.on if side == "any"}  # by each row
+        paths = [path for path in asked["workload"] if path not in chosen]
+        same = [path for path in paths if loaded.is_job_given or _builds_the_same(loaded, path)]
         idle |= {f"workload.{path}": _SAME for path in same}
     return told(idle)
 

@@ -23,7 +23,7 @@ compute tier: what lasts, and gradients, which are all there before the update.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, cast
@@ -117,9 +117,11 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
     ConfigError
         If the model cannot be spread over ranks so.
     """
-    parallel, stages = trained(loaded).parallel, [*_stages(loaded)]
+    parallel, stages = trained(loaded).parallel, _stages(loaded)
     micros, gpipe = parallel.micro_batches, parallel.schedule == "gpipe"
-    begun = [micros if gpipe else min(micros, len(stages) - index) for index in range(len(stages))]
+    chunks = parallel.chunks if parallel.schedule == "interleaved" else 1
+    more = -(-len(stages) * (chunks - 1) // chunks)  # micro-batches that virtual stages begin earlier
+    begun = [micros if gpipe else min(micros, len(stages) - index + more) for index in range(len(stages))]
     peaks = [_peak(*each) for each in zip(stages, begun, strict=True)]
     over = [max(0, peak - room_bytes(loaded)) for peak in peaks]
     moved = [_moved(*each, micros) for each in zip(stages, over, begun, strict=True)]
@@ -128,32 +130,38 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
     if rate:
         times = [max(ns, (each or 0) * NS_PER_S // rate) for ns, each in zip(times, moved, strict=True)]
     sends = 2 * _send_ns(loaded)
-    first = _path_ns([ns + sends for ns in times], times, micros) + ends[0]
+    first = _path_ns([ns // chunks + sends for ns in times], times, micros) + ends[0]
     step_ns = max(first, *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
     computes = [sum(part.compute_ns for part in stage) for stage in stages]
-    least_ns = _path_ns(computes, computes, micros) + sum(part.update_ns for part in stages[0])
+    before = computes if chunks == 1 else [0] * len(computes)  # virtual stages need not be alike
+    least_ns = _path_ns(before, computes, micros) + sum(part.update_ns for part in stages[0])
     least_bytes = max(sum(part.fixed_bytes for part in stage) for stage in stages)
     is_roomy = not any(over) or (bool(rate) and None not in moved)
     return Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
 
 
-def _stages(loaded: Loaded) -> Iterator[list[ModelPart]]:
-    """Yield the parts of each stage."""
+def _stages(loaded: Loaded) -> list[list[ModelPart]]:
+    """Return the parts of each stage."""
     workload, decoder = trained(loaded), decoder_of(loaded)
     builders.layouts(workload)  # refuses what cannot be
     micros = 1 + (workload.parallel.zero_stage > 1)  # then only the second one adds to what there is
-    parallel = workload.parallel.model_copy(update={"pipeline": 1, "micro_batches": micros, "layers": None})
+    alone = {"pipeline": 1, "layers": None, "schedule": "1f1b", "chunks": 1, "woven": False}
+    parallel = workload.parallel.model_copy(update={"micro_batches": micros, **alone})
     once = workload.model_copy(update={"parallel": parallel, "steps": 1})
     jobs = builders.of_kinds(once, decoder, _UNIT_LAYERS)
     graphs = [job.graphs[0] for job in jobs.values()]
     each = (_parts(loaded, graph, homes) for graph, homes in zip(graphs, home_ids(loaded, graphs), strict=True))
     units = dict(zip(jobs, each, strict=True))
     counts, layers = builders.stage_layers(workload, decoder.layers, workload.name), 0
-    for index, count in enumerate(counts):
+    stages = [list[ModelPart]() for _ in range(workload.parallel.pipeline)]
+    for index, count in enumerate(counts):  # of virtual stages, if there are any
         kinds = [units[decoder.layer(layer)] for layer in range(layers, layers + count)]
         layers += count
         first, last = index == 0, index == len(counts) - 1
-        yield [*[kinds[0]["embed"]] * first, *(parts["layer"] for parts in kinds), *[kinds[-1]["head"]] * last]
+        stages[index % len(stages)] += [
+            *[kinds[0]["embed"]] * first, *(parts["layer"] for parts in kinds), *[kinds[-1]["head"]] * last,
+        ]  # fmt: skip
+    return stages
 
 
 def trained(loaded: Loaded) -> Workload:

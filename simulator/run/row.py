@@ -144,8 +144,8 @@ def _tell_choice(case: Case, rows: Sequence[Result]) -> None:
     best, sides = rows[0].summary, rows[0].case.loaded.workload.settled[0].on
     ran = [f"{part} on the {getattr(sides, part)}" for part, side in case.loaded.workload.on if side == "any"]
     best["notes"] = "; ".join(filter(None, [f"runs {listed(ran)}", best["notes"]]))
-    bounded = [row.summary for row in rows if row.is_ok and row.summary["bound_ns"]]
-    if best["bound_ns"]:
+    bounded = [row.summary for row in rows if row.is_ok and row.summary.get("bound_ns")]
+    if best.get("bound_ns"):
         least = min(bounded, key=itemgetter("bound_ns"))
         gap = best["step_ns"] / least["bound_ns"] - 1
         best |= {"bound_ns": least["bound_ns"], "bound_kind": least["bound_kind"], "gap_fraction": gap}

@@ -104,8 +104,10 @@ class JobProgram(Part):
     def on(self, ranks: int) -> Workload | None:
         """Return its workload as it runs on so many ranks: with the batch that its samples take there."""
         work = self.work
-        if work is None or work.model is None or self.samples is None:
+        if work is None or self.samples is None:
             return work
+        must, do = "samples are of a model", "remove it"
+        insist(work.model is not None, f"program {work.name!r}, samples", must, "a graph", do)
         each = work.model_copy(update={"batch": 1}).sequences * max(1, ranks // work.ranks)
         return work.model_copy(update={"batch": -(-self.samples // each)})
 
@@ -234,7 +236,10 @@ class JobDocument(Document):
                 "another edge",
             )
             require(fits or not edge.back, must, found, "edges", str(index), "back", do="remove it")
-        left = sorted({*range(max(by_ranks) + 1)} ^ {*by_ranks, *self.idle_ranks})
+        both = sorted(by_ranks.keys() & {*self.idle_ranks})
+        require(not both, "an idle rank runs no program", f"rank {both[:1]}", "idle", do="remove it")
+        taken = {*by_ranks, *self.idle_ranks}
+        left = sorted({*range(max(taken) + 1)} - taken)
         found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
@@ -249,6 +254,11 @@ class JobDocument(Document):
             else:
                 placed[name] = placed.get(program.ranks) or _ranks(program.ranks, "programs", name, "ranks")
         return placed
+
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether some programs run one after another on the same ranks."""
+        return len({*self.placed.values()}) < len(self.placed)
 
     @property
     def idle_ranks(self) -> tuple[int, ...]:

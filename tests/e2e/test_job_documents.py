@@ -133,6 +133,7 @@ BAD = {
     "programs share all of their ranks or none, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
     "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),
     "ranks are a multiple of what the layout of a program needs, found 3, and 2": ("    ranks: 2", "    ranks: 3"),
+    "an idle rank runs no program, found rank [0]": ("counts: train", "counts: train\nidle: '0'"),
     "this names a program of the job, found 'actor'": ("to: act,", "to: actor,"),
     "an edge says one of weights, tensors, bytes, found none": (", bytes: 1 kB", ""),
     "a program hands something to another one": ("to: train", "to: tool"),
@@ -162,3 +163,36 @@ def test_what_cannot_be_is_one_clear_message(story, message, change):
         hosim.run(story, policies=["resident"])
     assert message in str(refused.value)
     assert "loop" in str(refused.value)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_ranks_that_hand_shards_over_may_stand_for_one_another(story, zero_stage):
+    path = "workload.programs.train.workload.parallel.zero_stage"
+    steps = {
+        fold: hosim.run(story, policies=["resident"], set={path: zero_stage, "scenario.fold": fold}).summary["step_ns"]
+        for fold in ("auto", "never")
+    }
+    assert steps["auto"].tolist() == steps["never"].tolist()
+
+
+def test_programs_that_share_ranks_keep_their_order(story):
+    story.write_text(STORY.replace("policies: [resident, static]", "policies: [{policy: resident, order: mpmd}]"))
+    with pytest.raises(ConfigError, match="list scheduling orders the ops of one program on a rank, found several"):
+        hosim.run(story)
+
+
+def test_samples_are_of_a_model(story):
+    graph = '{"schema":"hosim-graph/1"}\n{"op":"a","flops":1}\n'
+    story.with_name("g.jsonl").write_text(graph)
+    story.with_name("answers.yaml").write_text("schema: hosim/workload/1\nname: answers\ngraph: g.jsonl\n")
+    story.with_name("loop.yaml").write_text(
+        "schema: hosim/job/1\nname: loop\nprograms:\n  act: {workload: answers.yaml, ranks: 1, samples: 4}\n"
+    )
+    with pytest.raises(ConfigError, match="samples are of a model, found a graph"):
+        hosim.run(story)
+
+
+def test_idle_ranks_may_be_the_last(story):
+    document = JOB.replace("counts: train", "counts: train\nidle: 4-5")
+    story.with_name("loop.yaml").write_text(document)
+    assert hosim.run(story, policies=["resident"]).summary["ranks"].tolist() == [6]

@@ -258,3 +258,13 @@ def test_what_does_not_fit_on_one_side_runs_on_the_other(tmp_path: Path) -> None
     assert (one["status"], host["status"]) == ("infeasible", "ok")
     assert chosen["step_ns"] == host["step_ns"]
     assert chosen["notes"].startswith("runs optimizer on the host")
+
+
+def test_what_would_free_a_row_is_found_where_it_chooses(tmp_path: Path) -> None:
+    """Rows without bounds choose, too."""
+    file = tmp_path / "any.yaml"
+    file.write_text(catalog.dump(workload(on={"optimizer": "any"}, name="small")), encoding="utf-8")
+    room = {"budget": f"{14 * PARAMETERS} B"}
+    results = hosim.run(hardware="gh200", workload=file, set=room, policies=["static"], what_if=True)
+    assert results["static"].summary["notes"].startswith("runs optimizer on")
+    assert not any("workload.on.optimizer" in sentence for sentence in results.sentences)
