@@ -48,7 +48,7 @@ def test_a_tutorial_works_when_pasted(path, tmp_path, monkeypatch, capsys):
             exec(compile(body, path.name, "exec"), names)
             printed = capsys.readouterr().out
         elif language == "sh":
-            for line in body.splitlines():
+            for line in body.replace("\\\n", " ").splitlines():
                 if line.startswith("hosim ") and "results/stall/scenario" not in line:
                     with pytest.raises(SystemExit) as ended:
                         main(shlex.split(line)[1:])
