@@ -196,7 +196,10 @@ def check_peers(met: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int])
         waits = pick(waits, waits["end_ns"] > met.arrived_ns[row_of[waits["issue"]]])
         row, on = row_of[waits["issue"]], waits["on"]
         members = (by[list(met.sorts[sort][1])] for sort in met.sort[row])  # by those who are simulated for them
-        is_member = [by[peer] in of_meeting for peer, of_meeting in zip(on.tolist(), members, strict=True)]
+        is_member = [
+            0 <= peer < len(by) and by[peer] in of_meeting
+            for peer, of_meeting in zip(on.tolist(), members, strict=True)
+        ]
         law = "a rank waits for a member of the meeting"
         facts.check_actions(waits["issue"], np.array(is_member, bool), law, ("rank", on))
         key = met.meeting[row] * n + by[on]
