@@ -158,10 +158,8 @@ class OpWork:
         """
         ranks = [-rest for rest in self.rests_ns] if by_rest else [0] * len(self.after)
         keys, missing = [*zip(ranks, self.places, range(len(ranks)), strict=True)], [*map(len, self.after)]
-        schedule, ready = (
-            _Started(self, rooms),
-            {streams[0]: list[tuple[int, int, Node]]() for streams in self.streams},
-        )
+        schedule = _Started(self, rooms)
+        ready = {streams[0]: list[tuple[int, int, Node]]() for streams in self.streams}
         due = [node for node, count in enumerate(missing) if not count]
         while due or schedule.ends or any(ready.values()):
             for node in due:
@@ -187,19 +185,15 @@ class _Started:
 
     def __init__(self, work: OpWork, rooms: OpRooms | None) -> None:
         self._work, self._rooms = work, rooms
-        self.busy, self.order, self.ends, self.now_ns = (
-            set[tuple[int, int]](),
-            list[Node](),
-            list[tuple[int, Node]](),
-            0,
-        )
+        self.busy, self.order = set[tuple[int, int]](), list[Node]()
+        self.ends, self.now_ns = list[tuple[int, Node]](), 0
 
     def starts(self, key: tuple[int, int, Node], *, is_forced: bool = False) -> bool:
         """Start a node if its streams are free and there is room for it, or without room; return whether it starts."""
         node, streams = key[-1], self._work.streams[key[-1]]
-        if not self.busy.isdisjoint(streams) or not (
-            self._rooms is None or self._rooms.take(node, is_forced=is_forced)
-        ):
+        if not self.busy.isdisjoint(streams):
+            return False
+        if self._rooms and not self._rooms.take(node, is_forced=is_forced):
             return False
         self.busy.update(streams)
         self.order.append(node)

@@ -39,7 +39,7 @@ class Pacer(NamedTuple):
     ----------
     by
         In words: ``copies over h2d``, ``decode kernels``, ``host compute``, ``delays``, ``issuing by the host``,
-        ``collectives``.
+        ``collectives``, ``peers``.
     kinds
         The kinds of measurements that it is like; several where it is not known which. What the host takes to issue
         kernels, and ranks to meet, is part of the times that are printed of kernels.
@@ -49,7 +49,9 @@ class Pacer(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pinned: bool | None) -> Pacer:
+def pace_of(
+    graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pinned: bool | None, delays: bool = False
+) -> Pacer:
     """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
 
     Parameters
@@ -62,6 +64,9 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pi
         The figures of a row that ran to its end.
     is_pinned
         Whether its software copies from pinned memory; None if no software is named.
+    delays
+        Whether some rank of the job has delays. To wait for a peer may then be to wait for these, and no measurement is
+        like that.
     """
     phases = {op.phase for op in graph.ops}
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
@@ -71,7 +76,8 @@ def pace_of(graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pi
     busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0
     busy_ns[Pacer("delays", ())] = row.get("delay_ns") or 0
     busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
-    busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + row["wait_peer_ns"]
+    busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + (0 if delays else row["wait_peer_ns"])
+    busy_ns[Pacer("peers", ())] = row["wait_peer_ns"] if delays else 0
     return max(busy_ns, key=busy_ns.__getitem__)
 
 

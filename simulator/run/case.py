@@ -332,7 +332,9 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    return ordering.mpmd(job, _times_ns(job, hardware), streams, budget)
+    ordered, bound_ns = ordering.mpmd(job, _times_ns(job, hardware), streams, budget)
+    is_certain = not (hardware.ranks or any(graph.spreads or graph.dynamic_reads for graph in job.graphs))
+    return ordered, bound_ns if is_certain else None  # where times differ, some rank may be faster
 
 
 def _first_ranks(job: Job) -> list[int | None]:

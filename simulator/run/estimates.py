@@ -19,6 +19,8 @@ each micro-batch, beside all computes, while all other ranks do the same.
 shorter: a step begins and ends on stage 0, and between the first forward that stage s gets from there and the last
 gradient that it sends back it computes all its micro-batches. And no step holds less than what has its home in the
 compute tier: what lasts, and gradients, which are all there before the update.
+
+With v virtual stages on each, t_r / v stands before the sum's last term in the estimate, and nothing in the bound.
 """
 
 from __future__ import annotations

@@ -255,7 +255,8 @@ def replayed(
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
     if trace.status == "ok":
         graph = case.job.graph(counts.get("slowest_rank") or 0)
-        pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=case.loaded.copies_pinned)
+        delays, is_pinned = any(of_ranks.delays for of_ranks in case.job.graphs), case.loaded.copies_pinned
+        pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=is_pinned, delays=delays)
         summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
         summary |= {} if case.order_bound_ns is None else {"order_bound_ns": case.order_bound_ns}
     reasons = trace.blocked[:1] or notes(case, plans)

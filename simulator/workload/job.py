@@ -317,7 +317,10 @@ class JobDocument(Document):
         count = getattr(work, key, None)
         if work is None or count is None or (work.graph and ranks > 1):
             return None
-        return int(count * program.runs * ranks // work.ranks)
+        handled = int(count * program.runs * ranks // work.ranks)
+        if program.samples is None:
+            return handled
+        return handled * program.samples // (work.sequences * (ranks // work.ranks))  # what pads the batches is no work
 
     def lag(self, edge: JobEdge) -> int:
         """Return how many rounds before it is read what an edge hands over was written."""

@@ -196,3 +196,12 @@ def test_idle_ranks_may_be_the_last(story):
     document = JOB.replace("counts: train", "counts: train\nidle: 4-5")
     story.with_name("loop.yaml").write_text(document)
     assert hosim.run(story, policies=["resident"]).summary["ranks"].tolist() == [6]
+
+
+@pytest.mark.parametrize(("ranks", "padded"), [(2, 6), (4, 8)])
+def test_what_pads_the_batches_of_samples_is_no_work(story, ranks, padded):
+    document = JOB.replace("batch: 2, ", "").replace("    ranks: 2\n", f"    ranks: {ranks}\n    samples: 5\n")
+    story.with_name("loop.yaml").write_text(document)
+    work = catalog.resolve(story).workload
+    assert work.programs["train"].on(ranks).batch * ranks == padded
+    assert (work.samples, work.tokens) == (5, 5 * 34)

@@ -63,6 +63,8 @@ MESHES = [
     )
     if not (zero and data == 1) and not (more.get("sequence") and tensor == 1)
 ]
+VIRTUAL = {"schedule": "interleaved", "chunks": 2, "micro_batches": 4, "pipeline": 2}
+MESHES += [VIRTUAL | {"data": 1, "tensor": 2, "zero_stage": 0}, VIRTUAL | {"data": 2, "tensor": 1, "zero_stage": 1}]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -204,3 +206,11 @@ def test_the_layout_of_a_workload_is_shown_without_a_command(capsys):
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     assert printed[0].startswith("llama3_8b_layer: 8 ranks")
+
+
+def test_interleaved_stages_are_searched_too(scenario):
+    over = {"parallel.schedule": ["1f1b", "interleaved"], "parallel.chunks": [2], "parallel.pipeline": [2]}
+    found = hosim.layout_search(scenario, over=over, replay=2, global_batch=16)
+    listed = [row for row in found.tables["layouts"] if row["status"] == "estimated"]
+    assert {row["schedule"] for row in listed} == {"interleaved"}, "virtual stages are of interleaved ones"
+    assert {row["status"] for row in found.rows} == {"ok"}

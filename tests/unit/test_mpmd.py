@@ -148,3 +148,10 @@ def test_a_slice_and_a_plan_from_a_file_have_no_order(tmp_path: Path) -> None:
     path = written(tmp_path, "data: 2", ORDERED.replace("resident, label: mpmd", "plan.jsonl, label: mpmd"))
     with pytest.raises(HosimError, match="a plan from a file is for the program's own order"):
         hosim.run(path)
+
+
+def test_no_bound_of_orders_is_told_where_some_ranks_are_faster(tmp_path: Path) -> None:
+    faster = rows(tmp_path, SHAPES["experts"], **{"ranks.0-3": {"compute": 4.0, "memory": 4.0}})["mpmd"].summary
+    usual = rows(tmp_path, SHAPES["experts"])["mpmd"].summary
+    assert faster["step_ns"] < usual["order_bound_ns"]
+    assert "order_bound_ns" not in faster

@@ -50,6 +50,12 @@ def test_issuing_and_meeting_are_part_of_what_is_printed_of_kernels() -> None:
     assert real("update", wait_peer_ns=60, wait_collective_ns=60) == ("collectives", 1500, 1700)
 
 
+def test_no_measurement_is_like_a_wait_for_the_delays_of_a_peer() -> None:
+    row = FIGURES | {"wait_peer_ns": 101}
+    pacer = pace_of(graph("backward"), LINKS, row, is_pinned=None, delays=True)
+    assert real_figures(row, pacer, RATIOS) == {"paced_by": "peers", "real_low_ns": None, "real_high_ns": None}
+
+
 def test_kernels_of_an_unknown_phase_are_like_all_kernels() -> None:
     assert real("") == ("kernels", 1500, 1700)
 
