@@ -179,9 +179,15 @@ def _changed(entry: Entry, name: str, inside: Entry) -> Workload:
         node, (*above, last) = data, key.split(".")
         for part in above:
             node = node.setdefault(part, {})
-        node[last] = value
         origins = {table: data.get(table, {}) for table in ORIGINS}
-        data |= {table: {path: why for path, why in of.items() if path != key} for table, of in origins.items()}
+        data |= {
+            table: {path: why for path, why in of.items() if not f"{path}.".startswith(f"{key}.")}
+            for table, of in origins.items()
+        }
+        if value is None:  # as if the workload did not state it
+            node.pop(last, None)
+            continue
+        node[last] = value
         data["assumed"][key] = job.assumed.get(f"programs.{name}.set.{key}", "set by the job")
     if data.get("graph") and inside.path.parent != entry.path.parent:
         data["graph"] = str(inside.path.parent.absolute() / data["graph"])

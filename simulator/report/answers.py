@@ -360,7 +360,8 @@ def _layouts_found(ran: Rows, front: Rows, names: Sequence[str], peak: str) -> I
     """Say which layout is fastest, which others no one beats, and how far estimates were off."""
     for row in ran[:1]:
         much = f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s, with a step of {quantity(row['step_ns'], 'ns')}"
-        yield f"{row['policy']} with {_layout(row, names)} makes the most that was replayed: {much}."
+        spread = f" with {_layout(row, names)}" if names else ""
+        yield f"{row['policy']}{spread} makes the most that was replayed: {much}."
     for row in front[1:]:
         less = f"{quantity(row[peak], 'B')}, {ratio(row['tokens_per_s'] / front[0]['tokens_per_s'])} as many tokens/s"
         yield f"Less memory: {row['policy']} with {_layout(row, names)} has a peak of {less}."

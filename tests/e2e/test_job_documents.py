@@ -205,3 +205,10 @@ def test_what_pads_the_batches_of_samples_is_no_work(story, ranks, padded):
     work = catalog.resolve(story).workload
     assert work.programs["train"].on(ranks).batch * ranks == padded
     assert (work.samples, work.tokens) == (5, 5 * 34)
+
+
+def test_a_program_may_leave_out_what_its_workload_states(story):
+    story.with_name("loop.yaml").write_text(JOB.replace("set: {batch: 4}", "set: {batch: 4, new_tokens: null}"))
+    work = catalog.resolve(story).workload.programs["act"].work
+    assert (work.batch, work.new_tokens) == (4, 1), "the default"
+    assert "new_tokens" not in work.assumed
