@@ -244,9 +244,10 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
         sources = {other.replace("*", "{}").format(*stars): name for name, stars in parts.items()}
         must = f"a tensor that is handed over is one of {sender.name}"
         insist(sources, where, must, repr(pattern), nearest(pattern, tuple(sender.names)))
-        wanted = [*filter(wants, receiver.names)]
+        wanted = {*filter(wants, receiver.names)}
         must = f"a tensor of {receiver.name} that is handed over has a producer in {sender.name}"
-        odd = next((name for name in [*wanted, *sources] if name not in sources or name not in wanted), None)
+        given = [name for name in receiver.names if name in wanted and receiver.is_input(name)]  # it makes the others
+        odd = next((name for name in [*given, *sources] if name not in sources or name not in wanted), None)
         insist(odd is None, where, must, f"{odd!r} without one, or not there", "correct the patterns")
         yield from ((source, target) for target, source in sources.items())
 
