@@ -109,7 +109,7 @@ class Imported:
         ----------
         out
             The workload document, whose name ends in ``.yaml``; the other files are written beside it, with the same
-            stem.
+            stem, and with ``.imported`` behind it where that is what is read.
         force
             Whether existing files are replaced.
         source
@@ -129,10 +129,11 @@ class Imported:
         must = "what is written begins with a workload, whose name ends in .yaml"
         insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write such as mine.yaml")
         places = {end: path.with_name(path.stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
+        for end, place in places.items():
+            if os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source):
+                places[end] = path.with_name(f"{path.stem}.imported{end}")  # what is read is not written over
         for place in places.values():
-            is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
             found, do = inputs.shown(place), "choose another name"
-            insist(not is_source, where, "what is read is not written over", found, do)
             is_free = force or not os.path.lexists(place)
             insist(is_free, where, "a file that is there is kept", found, f"{do}, or say --force")
         with written(*places.values(), option="-o") as parts:

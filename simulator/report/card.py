@@ -88,10 +88,10 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
         card["arithmetic"] = f"{text}, the first of a sequence", flops
     elif job is not None:
         sizes = [(len(graph.ops), len(graph.tensors)) for graph in job.graphs]
-        told = ", ".join(f"{counted(ops, 'op')} and {counted(tensors, 'tensor')}" for ops, tensors in sizes[:4])
-        told += f" in {counted(job.ranks, 'rank')}" if whose else ""
+        text = ", ".join(f"{counted(ops, 'op')} and {counted(tensors, 'tensor')}" for ops, tensors in sizes[:4])
+        text += f" in {counted(job.ranks, 'rank')}" if whose else ""
         ops_of, tensors_of = zip(*sizes, strict=True)
-        card["graph"] = told, {"ops": ops_of, "tensors": tensors_of, "ranks": job.ranks}
+        card["graph"] = text, {"ops": ops_of, "tensors": tensors_of, "ranks": job.ranks}
     return card
 
 

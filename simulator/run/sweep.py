@@ -336,11 +336,8 @@ class Sweep:
     @property
     def card(self) -> dict[str, Card]:
         """Model, machine and software of a single scenario, before anything varies; empty for several scenarios."""
-        if len(self.loaded) > 1:
-            return {}
-        (first,) = self.loaded
-        of_all = cards(model_amounts(first.workload, None), first.hardware, first.software)
-        return {name: texts(amounts) for name, amounts in of_all.items()}
+        of_all = [cards(model_amounts(each.workload, None), each.hardware, each.software) for each in self.loaded[:1]]
+        return {name: texts(amounts) for name, amounts in of_all[0].items()} if len(self.loaded) == 1 else {}
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
