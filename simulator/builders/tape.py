@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import compress, takewhile
-from math import prod
+from math import ceil, prod
 from operator import attrgetter
 
+from simulator.builders.popularity import touched
 from simulator.builders.step_builder import StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
 from simulator.errors import insist
@@ -35,6 +36,8 @@ def part_prefixes(prefix: str, count: int) -> list[str]:
 
 def read_experts(part: Experts, tokens: int) -> int:
     """Return how many of its experts a rank is expected to read, if `tokens` tokens of each rank choose."""
+    if part.skew:
+        return ceil(touched(tuple((1, share) for share in part.likely[:: part.ranks]), tokens * part.ranks))
     chosen = chosen_number(part.routed, tokens * part.ranks, part.top_k)
     return -(-chosen * part.places // (part.routed * part.ranks))
 
