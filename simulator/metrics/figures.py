@@ -10,6 +10,7 @@ anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -281,3 +282,8 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])
+
+
+def present(value: object) -> bool:
+    """Tell whether there is a number (or text) to show: neither None nor NaN."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))

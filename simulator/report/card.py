@@ -13,7 +13,7 @@ from simulator.graph import HOST, PAIRED, Graph, Group, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.report.rows import grouped
+from simulator.metrics.statistics import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human

@@ -15,12 +15,13 @@ from matplotlib.text import Text
 
 import simulator as hosim
 from simulator.errors import Shortfall
-from simulator.metrics.figures import FIGURES
+from simulator.metrics.figures import FIGURES, present
+from simulator.metrics.rows import Row, by_place
 from simulator.report import drawing, files, perfetto, tables, timeline
 from simulator.report.changes import changes
-from simulator.report.readings import KINDS, by_place, largest, space, usages
-from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio, shown
+from simulator.report.readings import KINDS, largest, space, usages
 from simulator.report.sentences import sentences
+from simulator.report.words import ABSENT, percent, quantity, ratio, shown
 from simulator.trace import CAUSES, lasts
 
 
