@@ -74,7 +74,7 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    attention, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
+    attention, sequence = t.layer.attention, t.workload.sequence
     inputs = attention_inputs(t, x)
     if isinstance(attention, Linear):
         pairs = 2 * (sequence * attention.head_size + Reach.of(attention).pairs(TokenSpan(0, sequence)))

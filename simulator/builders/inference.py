@@ -354,7 +354,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    x, attention, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
+    attention, phase, rows = t.attention, t.phase, t.rows
     inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
