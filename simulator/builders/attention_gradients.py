@@ -81,6 +81,9 @@ def attend_whole(t: Tape, x: str) -> str:
         return gated_output(t, _attend(t, Heads(inputs, [], attention.key_and_value, pairs)), x)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
+    if not t.model.causal:  # a window is half before a token and half behind it
+        most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
+        pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
     if isinstance(attention, Gqa):
         heads = Heads(inputs, [], attention.key_and_value, pairs)
         return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
