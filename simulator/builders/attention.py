@@ -101,8 +101,7 @@ def sink_logits(t: Tape) -> list[str]:
 
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
-    """Normalise, and attend as the layer's kind of attention; return the input of the output projection."""
-    x = t.norm("norm1", x)
+    """Attend as the layer's kind of attention; return the input of the output projection."""
     return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
@@ -121,8 +120,9 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     t.go_back_in_order(3)
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
-    q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
-    t.go_back_in_order(2)
+    if attention.rotary:
+        q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
+        t.go_back_in_order(2)
     return [q, k, v]
 
 

@@ -71,12 +71,15 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    attention, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
+    attention, sequence = t.layer.attention, t.workload.sequence
     inputs = attention_inputs(t, x)
     if isinstance(attention, State):
         return gated_output(t, go_through(t, t.attention, inputs), x)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
+    if not t.model.causal:  # a window is half before a token and half behind it
+        most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
+        pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
     if isinstance(attention, Gqa):
         heads = Heads(inputs, [], attention.key_and_value, pairs)
         return (

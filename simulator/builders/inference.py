@@ -8,6 +8,10 @@ Decode adds ``new_tokens`` tokens, one after another, to ``batch`` sequences tha
 (``L03/kv``, persistent and only read); new ones join another tensor (``L03/kv.tail``), as paged caches do. The step is
 repeated at the same lengths; what grows, grows by ``new_tokens``.
 
+An encoder (a model that is not ``causal``) has prefill alone, without a cache: all tokens of a sequence see one another
+at once, 4 * heads * head_size * sequence FLOP each, and the step ends with the rows of all of them, normalised if the
+model's last ones are. Its head runs in training alone.
+
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
 Linears, norms and the feed-forward run over all tokens at once, attention apart, as in both phases (`attention`): of
@@ -56,7 +60,13 @@ def build(laid: Laid) -> Job:
     """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
     t.phase, room = work.phase, CacheRoom(t)
-    if t.phase == "prefill":
+    if not laid.model.causal:
+        x = embed(t)
+        for layer in t.layers:
+            x = forward(t, layer, x, partial(attend_whole, t))
+        t.block = "head"
+        outputs = [t.norm("norm", x) if laid.model.final_norm else x]
+    elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
             t.rows = (work.batch * span.new,)
@@ -354,7 +364,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    x, attention, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
+    attention, phase, rows = t.attention, t.phase, t.rows
     inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]

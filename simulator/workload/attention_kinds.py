@@ -177,6 +177,8 @@ class Gqa(_Attention):
     gate
         Whether the output is multiplied by a gate made from the layer's input: of each element (``elements``;
         Qwen3-Next), or of each head (``heads``).
+    rotary
+        Whether queries and keys have rotary embeddings; not with learned positions, nor with ALiBi (arXiv 2108.12409).
     """
 
     kind: Literal["gqa"]
@@ -186,6 +188,7 @@ class Gqa(_Attention):
     biases: tuple[Literal["q", "k", "v", "o"], ...] = ()
     sink_logits: StrictBool = False
     gate: Literal["elements", "heads"] | None = None
+    rotary: StrictBool = True
 
     @property
     def kv_elements(self) -> int:
