@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,19 +41,33 @@ FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
 ALIASES: dict[str, str] = _TABLE["aliases"]
 """Other names -> families: multimodal models with a decoder, and their ``text_config``."""
-IRRELEVANT = frozenset(_TABLE["irrelevant"].split())
-"""Keys that change neither memory nor time, besides those of token ids."""
+IRRELEVANT, _ENDINGS = frozenset(_TABLE["irrelevant"].split()), tuple(_TABLE["endings"].split())
+"""Keys that change neither memory nor time, besides those with such an ending."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
 """Part of a model -> field -> keys that may hold it."""
 RULES = frozenset(_TABLE["rules"].split())
 """Keys that tell which layers have a sliding window where no key lists the type of each layer."""
+STRUCTURE = frozenset(_TABLE["structure"].split())
+"""Keys whose very presence states a structure, whatever they say."""
+OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
+"""Keys that say nothing in a model without experts."""
+TOLD: dict[str, str] = _TABLE["told"]
+"""Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
 """Keys of towers beside the decoder of a multimodal model."""
 
 
 def is_irrelevant(key: str) -> bool:
     """Tell whether a key changes neither memory nor time."""
-    return key in IRRELEVANT or key.endswith(("_token_id", "_token_index"))
+    return key in IRRELEVANT or (key.endswith(_ENDINGS) and key not in STRUCTURE)
+
+
+def states_size(value: Any) -> bool:
+    """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, or some of these."""
+    if isinstance(value, (list, dict)):
+        inside = value if isinstance(value, list) else value.values()
+        return any(isinstance(entry, str) or states_size(entry) for entry in inside)
+    return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
 _NEAR = ("sliding_attention", "chunked_attention")
@@ -88,10 +103,29 @@ class Config:
             return self.data[key]
         for key in filter(self.family.defaults.__contains__, keys):
             if path:
+                self._check_own(key)
                 text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
                 self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
             return self.family.defaults[key]
         return None
+
+    def _check_own(self, key: str) -> None:
+        """Refuse a default for a size in a file that says that it is of another class, which has its own."""
+        classes, value = self.data.get("architectures"), self.family.defaults[key]
+        reader = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+        usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
+        must = f"{reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
+        fits = not reader or reader.lower().startswith(usual) or type(value) is not int
+        insist(fits, f"{self.where}, {key}", must, "none", "add it")
+
+    def unread(self) -> list[str]:
+        """Return the keys that say something, and are neither read nor irrelevant nor implied by the family."""
+        left = self.data.keys() - self.used - {*self.family.implied}
+        return sorted(key for key in left if self.data[key] and not is_irrelevant(key))
+
+    def sizes(self) -> list[str]:
+        """Return the keys that state a size or a structure, and are not read."""
+        return [key for key in self.unread() if key in STRUCTURE or (key not in TOLD and states_size(self.data[key]))]
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
@@ -249,7 +283,9 @@ def _feed_forwards(c: Config, layers: int) -> Kinds:
     family, path = c.family, "model.feed_forward"
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
     more: dict[str, Any] = {"biases": True} if biases else {}
-    if not family.experts or c.get(*PARTS["experts"]["routed"]) is None:
+    routed = PARTS["experts"]["routed"]
+    c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
+    if not family.experts or not c.get(*routed):
         return [{"kind": "dense", "width": c.count(family.width, path=f"{path}.width"), **more}], [0] * layers
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
