@@ -198,7 +198,7 @@ def _run(t: Tape, kernel: Kernel, cache: Cache | None) -> str:
         dy, *kept = (t.to(x, layout) for x in (dy, *kernel.own))
         kept += [t.to(x, t.cut()) for x in kernel.shared]
         layouts = dict.fromkeys(kernel.own, layout) | {x: t.cut(partial=features) for x in kernel.shared}
-        grads = [t.add(f"{x}.{name}.grad", t.spread[x], layouts[x]) for x in wanted]
+        grads = [t.add(f"{x}.grad", t.spread[x], layouts[x]) for x in wanted]
         old, new = list[str](), list[str]()
         for weight in weights:
             summed = tuple(axis for axis in layout.cut if axis not in weight.layout.cut)

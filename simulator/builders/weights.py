@@ -191,6 +191,7 @@ def _feed_forward(h: int, part: Dense | Experts) -> Specs:
     bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
     width = part.shared * (part.shared_width or part.width)
     shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
+    shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
     return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
 
 

@@ -70,9 +70,8 @@ def states_size(value: Any) -> bool:
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
-_NEAR = ("sliding_attention", "chunked_attention")
-# Types of layers: attention to (or choosing from) all earlier tokens; to a window; linear, with a state.
-_TYPES = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", *_NEAR, "linear_attention")
+WORDS: dict[str, str] = _TABLE["words"]
+"""Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
 
 
 class Config:
@@ -168,7 +167,8 @@ def model_of(c: Config) -> dict[str, Any]:
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     if c.family.norms != "before":
         model["norms"] = c.family.norms
-    parts = {"attention": _attentions(c, layers, hidden), "feed_forward": _feed_forwards(c, layers)}
+    types = _layer_types(c, layers)
+    parts = {"attention": _attentions(c, types, hidden), "feed_forward": _feed_forwards(c, types)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -199,21 +199,43 @@ Kinds = tuple[list[dict[str, Any]], list[int]]
 """The kinds of a part, and each layer's index among them."""
 
 
-def _attentions(c: Config, layers: int, hidden: int) -> Kinds:
-    full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
-    types, kinds = _layer_types(c, layers), [full]
-    window = c.get(c.family.window) if c.family.local != "none" or {*_NEAR} & {*types} else None
-    if window and {*_NEAR} & {*types}:
+def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
+    kinds, found = list[dict[str, Any]](), [WORDS[word] for word in types]
+    full = {}
+    if {"full", "near"} & {*found}:
+        full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
+    by_word = {"full": full, "near": full, "state": {}, "mlp": {"kind": "none"}, "moe": {"kind": "none"}}
+    window = c.get(c.family.window) if c.family.local != "none" or "near" in found else None
+    if window and "near" in found:
         window = c.count(c.family.window, path="model.attention.window")
         if "chunked_attention" in types:
             c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
-        kinds.append(full | {"window": window})
-    near = len(kinds) - 1
-    if "linear_attention" in types:
-        insist(c.family.linear, f"{c.where}, layer_types", "linear attention is that of MiniMax", "another one")
-        block = c.count("block_size", path="model.attention.block")
-        kinds.append({"kind": "linear", "heads": full["heads"], "head_size": full["head_size"], "block": block})
-    return kinds, [near if kind in _NEAR else len(kinds) - 1 if kind == "linear_attention" else 0 for kind in types]
+        by_word["near"] = full | {"window": window}
+    if "state" in found:
+        by_word["state"] = _state(c, hidden, "model.attention" if 2 * found.count("state") > len(found) else "")
+    for word, part in by_word.items():
+        kinds += [part] if word in found and part not in kinds else []
+    return kinds, [kinds.index(by_word[word]) for word in found]
+
+
+def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
+    """Return the part of layers with a state; `path` is where its origins go, if that is the model's attention."""
+    kind, family = c.family.state, c.family
+    must, do = f"{c.data.get('model_type')} has layers with a state", "name a family that has"
+    insist(kind, f"{c.where}, layer_types", must, "one", do)
+    part: dict[str, Any] = {"kind": kind}
+    expand = c.count("mamba_expand", "expand", derived=2)
+    inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
+    for field, keys in PARTS[kind].items():
+        each = part.get("heads", 1)
+        usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
+        usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
+        part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
+    biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
+    if biased:
+        part["biases"] = biased
+    norms = c.flag(family.state_norms) if isinstance(family.state_norms, str) else family.state_norms
+    return part if norms else part | {"norms": False}
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
@@ -225,6 +247,7 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
+    more["gate"] = family.gate
     return part | {key: value for key, value in more.items() if value}
 
 
@@ -243,19 +266,37 @@ def _latent_attention(c: Config) -> dict[str, Any]:
 
 
 def _layer_types(c: Config, layers: int) -> list[str]:
-    """Return the type of each layer: from ``layer_types``, or by the rule of the family."""
+    """Return a word for each layer: from the keys that list them, or by the rule of the family."""
     codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
-    types = c.list_of("layer_types", str, layers) or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
-    for unknown in {*types} - {*_TYPES}:
-        must, do = "a type of layer is known", nearest(unknown, _TYPES)
+    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
+    pattern = c.get("hybrid_override_pattern")
+    if not types and isinstance(pattern, str):
+        types = [*pattern][:layers]
+    types = types or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
+    for unknown in {*types} - {*WORDS}:
+        must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
         c.used |= RULES
         return types
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
-    near, far = ("full_attention", "linear_attention") if c.family.linear else (usual, "full_attention")
+    if c.family.state:
+        attending = _attending_layers(c, layers)
+        return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
     local = _windowed_layers(c, layers)
-    return [near if layer in local else far for layer in range(layers)]
+    return [usual if layer in local else "full_attention" for layer in range(layers)]
+
+
+def _attending_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers with attention in a model whose other layers have a state."""
+    for key in ("attn_layer_indices", "full_attn_idxs"):
+        if (listed := c.list_of(key, int)) is not None:
+            return {*listed}
+    if c.family.local in ("all", "odd"):
+        return {*range(0, layers, 2)}
+    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=layers + 1)
+    offset = c.count("attn_layer_offset", least=0, derived=period - 1)
+    return {*range(offset, layers, period)}
 
 
 def _windowed_layers(c: Config, layers: int) -> set[int]:
@@ -279,8 +320,8 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 # feed-forwards
 
 
-def _feed_forwards(c: Config, layers: int) -> Kinds:
-    family, path = c.family, "model.feed_forward"
+def _feed_forwards(c: Config, types: list[str]) -> Kinds:
+    family, path, layers = c.family, "model.feed_forward", len(types)
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
     more: dict[str, Any] = {"biases": True} if biases else {}
     routed = PARTS["experts"]["routed"]
@@ -291,7 +332,7 @@ def _feed_forwards(c: Config, layers: int) -> Kinds:
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
     if shared := c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared):
-        part["shared"] = shared
+        part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
     dense = _dense_layers(c, layers)
