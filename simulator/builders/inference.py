@@ -47,13 +47,13 @@ from simulator.builders.attention import attend, attend_to_cache, attention_inpu
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import embed, forward, sample_tokens
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, part_prefixes
+from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
 from simulator.builders.weights import Laid, lay, numbered
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Linear, Pools, Workload
+from simulator.workload import Attention, DecoderModel, Dtypes, Pools, State, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -183,19 +183,19 @@ class CachedLayers(NamedTuple):
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
-def cached_layers(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model, with elements of `kv_bytes` bytes in the KV cache."""
+def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ...]:
+    """Return what a sequence keeps in the layers of a model."""
     by_reach = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
-        by_reach[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
+        by_reach[Reach.of(part)] += layers * _kept_bytes(part, dtypes)
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
-def _kept_bytes(attention: Attention, kv_bytes: int) -> int:
+def _kept_bytes(attention: Attention, dtypes: Dtypes) -> int:
     """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, Linear):
-        return attention.state * FP32_BYTES
-    token_bytes = attention.kv_elements * kv_bytes
+    if isinstance(attention, State):
+        return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
+    token_bytes = attention.kv_elements * dtypes.kv_bytes
     compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
     return token_bytes * attention.views + compressed_bytes
 
@@ -284,8 +284,8 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
-    kv_bytes, rows = laid.workload.dtypes.kv_bytes, work.decoding + work.reading
-    groups, t = cached_layers(laid.model, kv_bytes), Tape(laid, rows=rows)
+    dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
+    groups, t = cached_layers(laid.model, dtypes), Tape(laid, rows=rows)
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
@@ -295,7 +295,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
         t.declare(t.name(name), max(0, room_bytes - coming) // len(laid.layers), "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, kv_bytes), "kv_cache")
+                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, dtypes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -355,7 +355,7 @@ class Iterations:
 
 def cache_name(attention: Attention) -> str:
     """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(attention, Linear) else "kv"
+    return "state" if isinstance(attention, State) else "kv"
 
 
 _ENDLESS = TokenSpan(0, 1 << 62)
@@ -392,7 +392,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
         cache.held = [cached] if t.phase == "decode" else [*coming, cached]
         store.add(_ENDLESS.length, cache.held)
         cache.span, cache.store, cache.compressed, cache.gates = _ENDLESS, store, store, gates
-        cache.added, cache.before, cache.out, cache.after = [cached], [cached], out, after
+        cache.added, cache.states, cache.out, cache.after = [cached], cached, out, after
         if t.workload.requests:
             cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
         attend(t, cache, inputs, x)

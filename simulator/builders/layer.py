@@ -125,14 +125,20 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     if any(t.spread[x].layout != summed for x in shared):
         shared = [t.to(x, t.spread[routed].layout) for x in shared]
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
+    gates = [t.linear("ffn.shared_gate", x)] if part.shared_gate else []
+    gate = [t.to(y, t.spread[routed].layout) for y in gates]
     out = t.tensor("ffn.combine.out", t.model.hidden, summed)
-    t.op("ffn.combine", [back, shares, *shared], [out])
+    t.op("ffn.combine", [back, shares, *shared, *gate], [out])
 
     def combine_back(dy: str) -> None:
         d_back = t.add(t.name("ffn.combine.in.grad"), t.spread[sent])
         d_shares = t.tensor("ffn.route.shares.grad", part.top_k, summed, FP32_BYTES)
-        t.op("ffn.combine", [t.to(dy, t.spread[routed].layout), back, shares], [d_back, d_shares])
-        t.add_gradients([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
+        d_gates = [t.add(f"{y}.grad", t.spread[y], summed) for y in gate]
+        scaled = [*shared, *gate] if gate else []
+        d_shared = [t.add(f"{y}.scaled.grad", t.spread[y]) for y in shared] if gate else [dy for _ in shared]
+        reads = [t.to(dy, t.spread[routed].layout), back, shares, *scaled]
+        t.op("ffn.combine", reads, [d_back, d_shares, *d_gates, *(d_shared if gate else [])])
+        t.add_gradients([made, shares, *shared, *gates], [d_back, d_shares, *d_shared, *d_gates])
 
     return t.record(out, combine_back)
 

@@ -17,7 +17,7 @@ from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Attention, DecoderModel, Dense, Experts, Gqa, Layer, Linear, Lora, Mla, Model, Workload
+from simulator.workload import Attention, DecoderModel, Dense, Experts, Gqa, Layer, Lora, Mla, Model, State, Workload
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -104,9 +104,8 @@ def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
 
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part, norms = model.hidden, kind.attention, _norms(model, model.layer_norms)
-    if isinstance(part, Linear):
-        attention = {name: Spec((h, part.width), _COLUMN) for name in ("q", "k", "v", "gate")}
-        attention |= {"norm": _norm(part.width, TENSOR), "o": Spec((part.width, h), _ROW)}
+    if isinstance(part, State):
+        attention = _state(h, part)
     else:
         attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
@@ -140,8 +139,20 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
+    gates = {"elements": q, "heads": gqa.heads}
+    gate = {"gate": Spec((h, gates[gqa.gate]), _COLUMN)} if gqa.gate else {}
     columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
-    return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, gqa.biases)
+    biased = (*gqa.biases, *("gate" for name in gqa.biases if name == "q"))
+    return _biases(columns | norms | sinks | gate | {"o": Spec((q, h), _ROW)}, biased)
+
+
+def _state(h: int, part: State) -> Specs:
+    maps, specs = {"column": _COLUMN, "row": _ROW, "whole": _WHOLE}, Specs()
+    for name, (inputs, outputs, cut, key_heads) in part.weights(h).items():
+        shape = (inputs, outputs) if inputs else (outputs,)
+        specs[name] = Spec(shape, maps[cut][-len(shape) :], kv_heads=key_heads)
+    of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
+    return _biases(specs, ["rates_out", *(name for end in part.biases for name in of.get(end, ()))])
 
 
 def _mla(h: int, mla: Mla) -> Specs:
@@ -180,6 +191,7 @@ def _feed_forward(h: int, part: Dense | Experts) -> Specs:
     bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
     width = part.shared * (part.shared_width or part.width)
     shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
+    shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
     return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
 
 

@@ -9,19 +9,20 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
+from simulator.workload.states import State
 
 __all__ = [
     "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
     "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths",
-    "Linear", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
-    "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
+    "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
+    "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
 ]  # fmt: skip
 
 
@@ -41,7 +42,7 @@ _KEYS = {
     ("serve",): "pools",
     ("requests",): "requests",
     ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
-    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
+    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",
 }
 _OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
                    "parallel": {"ranks", "data", "micro_batches"}}  # fmt: skip

@@ -64,6 +64,8 @@ class Experts(_FeedForward):
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
     shared_width
         Inner width of each of these; default: that of an expert.
+    shared_gate
+        Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     ranks
@@ -83,6 +85,7 @@ class Experts(_FeedForward):
     width: Count
     shared: FewOrNone = 0
     shared_width: Count | None = None
+    shared_gate: StrictBool = False
     router_bias: StrictBool = False
     ranks: Ranks = 1
     copies: FewOrNone = 0
