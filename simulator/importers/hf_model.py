@@ -29,11 +29,16 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
     """Make a family from each entry of the table, which says how it differs from an earlier one, or from `base`."""
     families: dict[str, Family] = {}
     for name, entry in table.items():
-        like = vars(families[entry["like"]]) if "like" in entry else base
-        defaults = like["defaults"] | entry.get("defaults", {})
-        defaults = {key: value for key, value in defaults.items() if key not in entry.get("absent", ())}
-        families[name] = Family(**like | entry | {"defaults": defaults})
+        family = _joined(vars(families[entry["like"]]) if "like" in entry else base, entry)
+        defaults = {key: value for key, value in family["defaults"].items() if key not in entry.get("absent", ())}
+        families[name] = Family(**family | {"defaults": defaults})
     return families
+
+
+def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
+    both = ("defaults", "keys", "model", "attention", "feed_forward", "when")
+    return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
@@ -89,13 +94,27 @@ class Config:
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = data, family, where
-        self.used: set[str] = set()
+        self.used: set[str] = {*family.inside}
+        for key in family.inside:
+            self.data = {**self.data, **(data.get(key) or {})}
         self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
+        for condition, entry in family.when.items():
+            if all(map(self._holds, condition.split())):
+                self.family = Family(**_joined(vars(self.family), entry))
+
+    def _holds(self, condition: str) -> bool:
+        """Tell whether a key is true, or has the value behind a ``=``."""
+        key, _, wanted = condition.partition("=")
+        return str(self.get(key)).lower() == (wanted or "true")
 
     def get(self, *keys: str, path: str = "") -> Any:
-        """Return the value of the first key that the file has, or else that the family has; None if neither has one."""
+        """Return the value of the first key that the file has, or else that the family has; None if neither has one.
+
+        Where a family has a name of its own for a key, that is the first one.
+        """
+        keys = (*(own for own in map(self.family.keys.get, keys) if own), *keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
             self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
@@ -132,9 +151,10 @@ class Config:
         if value is None and derived is not None:
             self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
             return derived
-        insist(value is not None, f"{self.where}, {keys[0]}", "a decoder has this key", "none", "add it")
+        where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
+        insist(value is not None, where, "a model has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
-        insist(fits, f"{self.where}, {keys[0]}", f"this is a whole number from {least} to 1,000,000,000", repr(value))
+        insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))
         return int(value)
 
     def flag(self, key: str, path: str = "") -> bool:
@@ -165,10 +185,14 @@ def model_of(c: Config) -> dict[str, Any]:
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
-    if c.family.norms != "before":
-        model["norms"] = c.family.norms
+    model.update(c.family.model)
+    for table, key in c.family.tables.items():
+        rows = c.count(key, path=f"model.{table}", least=0)
+        model |= {table: rows + c.family.more_positions * (table == "positions")} if rows else {}
+    if (narrow := c.count(c.family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
+        model["embedding_width"] = narrow
     types = _layer_types(c, layers)
-    parts = {"attention": _attentions(c, types, hidden), "feed_forward": _feed_forwards(c, types)}
+    parts = {"attention": _attentions(c, types, hidden), "feed_forward": _feed_forwards(c, types, hidden)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -220,10 +244,10 @@ def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
 
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     """Return the part of layers with a state; `path` is where its origins go, if that is the model's attention."""
-    kind, family = c.family.state, c.family
-    must, do = f"{c.data.get('model_type')} has layers with a state", "name a family that has"
-    insist(kind, f"{c.where}, layer_types", must, "one", do)
-    part: dict[str, Any] = {"kind": kind}
+    family, kind = c.family, c.family.state.get("kind", "")
+    must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
+    insist(kind, f"{c.where}, layer_types", must, found, "name another family")
+    part: dict[str, Any] = dict(family.state)
     expand = c.count("mamba_expand", "expand", derived=2)
     inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
     for field, keys in PARTS[kind].items():
@@ -232,10 +256,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
         usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
         part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
-    if biased:
-        part["biases"] = biased
-    norms = c.flag(family.state_norms) if isinstance(family.state_norms, str) else family.state_norms
-    return part if norms else part | {"norms": False}
+    return part | ({"biases": biased} if biased else {})
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
@@ -247,8 +268,7 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
-    more["gate"] = family.gate
-    return part | {key: value for key, value in more.items() if value}
+    return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
 
 def _latent_attention(c: Config) -> dict[str, Any]:
@@ -311,6 +331,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
+        "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
         "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
     }
@@ -320,14 +341,20 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 # feed-forwards
 
 
-def _feed_forwards(c: Config, types: list[str]) -> Kinds:
+def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
     family, path, layers = c.family, "model.feed_forward", len(types)
+    words = [WORDS[word] for word in types]
+    if family.single and not {"mlp", "moe"} & {*words}:
+        return [{"kind": "none"}], [0] * layers
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
-    more: dict[str, Any] = {"biases": True} if biases else {}
+    more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
+    usual = family.times * hidden or None
     routed = PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
-    if not family.experts or not c.get(*routed):
-        return [{"kind": "dense", "width": c.count(family.width, path=f"{path}.width"), **more}], [0] * layers
+    if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
+        width = c.count(family.width, path=f"{path}.width", derived=usual)
+        dense = {"kind": "dense", "width": width, **more}
+        return [dense, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
@@ -335,9 +362,15 @@ def _feed_forwards(c: Config, types: list[str]) -> Kinds:
         part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
+    kinds: list[dict[str, Any]] = [part, {"kind": "none"}]
+    if family.single and "mlp" not in words:
+        return kinds, [int(word != "moe") for word in words]
     dense = _dense_layers(c, layers)
     width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
-    return [part, {"kind": "dense", "width": width, **more}], [int(layer in dense) for layer in range(layers)]
+    kinds.insert(1, {"kind": "dense", "width": width, **more})
+    if family.single:
+        return kinds, [{"moe": 0, "mlp": 1}.get(word, 2) for word in words]
+    return kinds, [int(layer in dense) for layer in range(layers)]
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:
