@@ -188,6 +188,7 @@ def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ..
     by_reach = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
         by_reach[Reach.of(part)] += layers * _kept_bytes(part, dtypes)
+    by_reach -= Counter()  # without those that keep nothing
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
@@ -290,9 +291,12 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
+    keeping = sum(bool(_kept_bytes(part, dtypes)) for part in laid.attentions.values())
     for t.block in layers:
+        if not _kept_bytes(t.attention, dtypes):
+            continue
         name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
-        t.declare(t.name(name), max(0, room_bytes - coming) // len(laid.layers), "kv_cache")
+        t.declare(t.name(name), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
                 t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, dtypes), "kv_cache")

@@ -56,24 +56,27 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     """
     t.block, is_parallel, is_shared = block, t.model.parallel, t.model.norms == "shared"
     t.begin("layer")
-    normed = normalise(t, "norm1", x) if is_shared else x
-    t.begin("attention")
+    normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
         return attend(normed if is_shared else normalise(t, "norm1", x))
 
-    context = attended()
-    t.end("attention", context, attended)
-    made = normalise(t, "norm1.after", t.linear("attn.o", context))
-    r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
-    t.begin("feed_forward")
-    fed_forward = feed_forward(t, r)
-    t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
-    fed_forward = normalise(t, "norm2.after", fed_forward)
-    if is_parallel:  # ranks add up their parts of both at once
-        both, fed = t.spread[made].layout, t.spread[fed_forward].layout
-        r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == fed else t.residual)
-    out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
+    if t.layer.attention.kind != "none":
+        t.begin("attention")
+        context = attended()
+        t.end("attention", context, attended)
+        made = normalise(t, "norm1.after", t.linear("attn.o", context))
+        r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
+    out = r
+    if t.layer.feed_forward.kind != "none":
+        t.begin("feed_forward")
+        fed_forward = feed_forward(t, r)
+        t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
+        fed_forward = normalise(t, "norm2.after", fed_forward)
+        if is_parallel:  # ranks add up their parts of both at once
+            both, fed = t.spread[made].layout, t.spread[fed_forward].layout
+            r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == fed else t.residual)
+        out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
@@ -96,9 +99,14 @@ def through_matrices(t: Tape, name: str, x: str) -> str:
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 
+def _first_sum(t: Tape) -> str:
+    """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
+    return "" if t.model.parallel or t.layer.attention.kind == "none" else "add1"
+
+
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
-    part, x = t.layer.feed_forward, normalise(t, "norm2", x, sums="" if t.model.parallel else "add1")
+    part, x = t.layer.feed_forward, normalise(t, "norm2", x, sums=_first_sum(t))
     return _through_experts(t, part, x) if isinstance(part, Experts) else through_matrices(t, "ffn", x)
 
 

@@ -17,7 +17,20 @@ from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Attention, DecoderModel, Dense, Experts, Gqa, Layer, Lora, Mla, Model, State, Workload
+from simulator.workload import (
+    Absent,
+    Attention,
+    DecoderModel,
+    Dense,
+    Experts,
+    Gqa,
+    Layer,
+    Lora,
+    Mla,
+    Model,
+    State,
+    Workload,
+)
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -103,9 +116,11 @@ def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
 
 
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
-    h, part, norms = model.hidden, kind.attention, _norms(model, model.layer_norms)
-    if isinstance(part, State):
-        attention = _state(h, part)
+    h, part = model.hidden, kind.attention
+    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"}
+    norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
+    if isinstance(part, (State, Absent)):
+        attention = _state(h, part) if isinstance(part, State) else {}
     else:
         attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
@@ -184,7 +199,9 @@ def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:
     return specs
 
 
-def _feed_forward(h: int, part: Dense | Experts) -> Specs:
+def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
+    if isinstance(part, Absent):
+        return {}
     if isinstance(part, Dense):
         return _matrices("ffn", h, part, part.width)
     router = {"ffn.router": Spec((h, part.routed), _WHOLE)}

@@ -103,6 +103,7 @@ class Config:
         for condition, entry in family.when.items():
             if all(map(self._holds, condition.split())):
                 self.family = Family(**_joined(vars(self.family), entry))
+        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
 
     def _holds(self, condition: str) -> bool:
         """Tell whether a key is true, or has the value behind a ``=``."""
@@ -244,10 +245,10 @@ def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
 
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     """Return the part of layers with a state; `path` is where its origins go, if that is the model's attention."""
-    kind, family = c.family.state, c.family
-    must, do = f"{c.data.get('model_type')} has layers with a state", "name a family that has"
-    insist(kind, f"{c.where}, layer_types", must, "one", do)
-    part: dict[str, Any] = {"kind": kind}
+    family, kind = c.family, c.family.state.get("kind", "")
+    must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
+    insist(kind, f"{c.where}, layer_types", must, found, "name another family")
+    part: dict[str, Any] = dict(family.state)
     expand = c.count("mamba_expand", "expand", derived=2)
     inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
     for field, keys in PARTS[kind].items():
@@ -256,10 +257,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
         usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
         part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
-    if biased:
-        part["biases"] = biased
-    norms = c.flag(family.state_norms) if isinstance(family.state_norms, str) else family.state_norms
-    return part if norms else part | {"norms": False}
+    return part | ({"biases": biased} if biased else {})
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
@@ -271,7 +269,6 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
-    more["gate"] = family.gate
     return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
 
@@ -347,13 +344,18 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 
 def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
     family, path, layers = c.family, "model.feed_forward", len(types)
+    words = [WORDS[word] for word in types]
+    if family.single and not {"mlp", "moe"} & {*words}:
+        return [{"kind": "none"}], [0] * layers
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
     more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
+    usual = family.times * hidden or None
     routed = PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
-    if not family.experts or not c.get(*routed):
-        width = c.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        return [{"kind": "dense", "width": width, **more}], [0] * layers
+    if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
+        width = c.count(family.width, path=f"{path}.width", derived=usual)
+        dense = {"kind": "dense", "width": width, **more}
+        return [dense, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
@@ -361,9 +363,15 @@ def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
         part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
+    kinds: list[dict[str, Any]] = [part, {"kind": "none"}]
+    if family.single and "mlp" not in words:
+        return kinds, [int(word != "moe") for word in words]
     dense = _dense_layers(c, layers)
     width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
-    return [part, {"kind": "dense", "width": width, **more}], [int(layer in dense) for layer in range(layers)]
+    kinds.insert(1, {"kind": "dense", "width": width, **more})
+    if family.single:
+        return kinds, [{"moe": 0, "mlp": 1}.get(word, 2) for word in words]
+    return kinds, [int(layer in dense) for layer in range(layers)]
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:

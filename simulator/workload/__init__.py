@@ -16,10 +16,10 @@ from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, 
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
-from simulator.workload.states import State
+from simulator.workload.states import Absent, State
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
+    "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
     "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths",
     "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
     "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
@@ -306,7 +306,7 @@ class Workload(Document):
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
-            is_whole = isinstance(attention, Gqa) and attention.sparse is None
+            is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
             must, do = (
                 "context ranks gather the keys and values of grouped-query attention",
                 "set parallel.context to 1",

@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import require
-from simulator.workload.states import State
+from simulator.workload.states import Absent, State
 
 
 class Compress(Part):
@@ -281,5 +281,5 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Attention = Annotated[Gqa | Mla | State, Field(discriminator="kind")]
+Attention = Annotated[Gqa | Mla | State | Absent, Field(discriminator="kind")]
 """The attention of a layer."""

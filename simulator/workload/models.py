@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
+from simulator.workload.states import Absent
 
 
 class _FeedForward(Part):
@@ -114,7 +115,7 @@ def family(model: object) -> object:
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
-FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
+FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
 """The feed-forward of a layer, which treats each token by itself."""
 
 
@@ -271,6 +272,12 @@ class DecoderModel(Part):
         require(fits, must, self.norms, "norms", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
+        for kind in self.kinds:
+            halves = [part.kind for part in kind]
+            must, do = "a layer has an attention or a feed_forward", "set one of them"
+            require(halves != ["none"] * 2, must, "none", do=do)
+            must = "parallel parts are both there"
+            require(not self.parallel or "none" not in halves, must, "none", "parallel", do="remove it")
         for index, other in enumerate(self.others):
             must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"

@@ -11,6 +11,31 @@ from simulator.document import Count, Few, Part
 from simulator.units import require
 
 
+class Absent(Part):
+    """The half that a layer does not have: its attention, or its feed-forward.
+
+    Attributes
+    ----------
+    kind
+        Names this half.
+    """
+
+    kind: Literal["none"]
+
+    heads: ClassVar[int] = 0
+    width: ClassVar[int] = 0
+    window: ClassVar[None] = None
+    sparse: ClassVar[None] = None
+    sinks: ClassVar[int] = 0
+    kv_elements: ClassVar[int] = 0
+    views: ClassVar[int] = 1
+    groups: ClassVar[int] = 1
+
+    def of_one(self, ranks: int) -> Self:  # noqa: ARG002 - as of attention
+        """Return what one of several ranks has."""
+        return self
+
+
 class Rule(NamedTuple):
     """What layers of one kind have.
 
@@ -101,6 +126,7 @@ class State(Part):
     sinks: ClassVar[int] = 0
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
+    groups: ClassVar[int] = 1
 
     @property
     def width(self) -> int:
