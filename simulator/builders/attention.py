@@ -59,9 +59,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, own_bytes
+from simulator.builders.specs import numbered
 from simulator.builders.states import gated_state, go_through, state_inputs
 from simulator.builders.tape import ID_BYTES, Tape
-from simulator.builders.weights import numbered
 from simulator.graph import DynamicReads
 from simulator.reach import Reach
 from simulator.workload import Gqa, Indexer, Mla, Sparse, State

@@ -34,9 +34,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simulator.builders.attention import attention_inputs, gated_output, sink_logits
+from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import BATCH
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Mla, Sparse, State
 

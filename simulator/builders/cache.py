@@ -17,8 +17,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
+from simulator.builders.specs import numbered
 from simulator.builders.tape import Tape
-from simulator.builders.weights import numbered
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import KvBlocks, State
 

@@ -46,9 +46,11 @@ from typing import NamedTuple
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
-from simulator.builders.layer import embed, forward, sample_tokens
+from simulator.builders.ends import embed, sample_tokens
+from simulator.builders.layer import forward
+from simulator.builders.specs import numbered
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import Laid, lay, numbered
+from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes

@@ -17,8 +17,9 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
+from simulator.builders.specs import numbered
 from simulator.builders.step_builder import StepBuilder
-from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
+from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight

@@ -359,8 +359,8 @@ def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
     if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
         width = c.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        dense = {"kind": "dense", "width": width, **more}
-        return [dense, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
+        only = {"kind": "dense", "width": width, **more}
+        return [only, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
