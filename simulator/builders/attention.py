@@ -140,7 +140,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     """
     attention = t.attention
     if isinstance(attention, State):
-        return go_through(t, attention, taken, cache)
+        return go_through(t, taken, cache)
     indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
     if isinstance(attention, Gqa):

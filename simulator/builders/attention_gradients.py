@@ -71,10 +71,10 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    attention, sequence = t.layer.attention, t.workload.sequence
+    attention, sequence = t.whole_attention, t.workload.sequence
     inputs = attention_inputs(t, x)
     if isinstance(attention, State):
-        return gated_output(t, go_through(t, t.attention, inputs), x)
+        return gated_output(t, go_through(t, inputs), x)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
     if not t.model.causal:  # a window is half before a token and half behind it
@@ -110,7 +110,7 @@ def _attend(t: Tape, heads: Heads) -> str:
     layouts = [layout := t.cut(features), *[t.cut(features, BATCH)] * keys]  # context ranks gather keys and values
     brought = [t.to(x, whole) for x, whole in zip(heads.own, layouts, strict=True)]
     taken, sinks = [*brought, *heads.shared, *heads.chosen[:1]], sink_logits(t)
-    (key, value), part = heads.sizes, t.layer.attention
+    (key, value), part = heads.sizes, t.whole_attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
     statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward else []
     pairs = _pairs(t, heads, context)
@@ -172,7 +172,7 @@ def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[t
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
-    taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
+    taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.whole_attention
     if not taught or not isinstance(attention, Mla) or not attention.indexer:
         return
     each, most = attention.indexer.heads * attention.indexer.head_size, min(attention.indexer.top, t.workload.sequence)
@@ -259,7 +259,7 @@ def _compress(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
 
 def _select_blocks(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
     """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
-    attention, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
+    attention, sequence, q = t.whole_attention, t.workload.sequence, heads.own[0]
     if sequence <= sparse.select.top * sparse.select.block:
         return ()
     layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])

@@ -40,10 +40,13 @@ of each block (in the type of arithmetic, and in fp32), in backward with its gra
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, cast
 
 from simulator.builders.cache import Cache, own_bytes
 from simulator.builders.tape import FP32_BYTES, Tape
+from simulator.graph_builder import OpFields
+from simulator.layout import Axes, Weight
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import State
 
@@ -62,37 +65,26 @@ class Kernel(NamedTuple):
 
     Attributes
     ----------
-    name
-        Its name.
+    name, weights
+        Its name, and those of its weights.
     own, shared
         Inputs with a part for each head, and those that every rank has as a whole.
-    weights
-        Names of its weights.
     width
         Elements of an output row, for the heads of this rank.
-    flops
-        Work in forward and in backward [FLOP].
     kept
-        Last part of the name of what it keeps of a sequence, and the size of that on this rank [B].
-    saved
-        What it saves for backward beside its inputs: name, elements of a row on this rank, size of one [B].
-    workspace_bytes
-        Its workspace [B].
+        Last part of the name of what it keeps of a sequence.
     """
 
     name: str
-    own: list[str]
-    shared: list[str]
     weights: tuple[str, ...]
+    own: list[str]
     width: int
-    flops: tuple[int, int] = (0, 0)
-    kept: tuple[str, int] = ("", 0)
-    saved: tuple[tuple[str, int, int], ...] = ()
-    workspace_bytes: int = 0
+    shared: tuple[str, ...] = ()
+    kept: str = ""
 
 
 def state_inputs(t: Tape, part: State, x: str) -> list[str]:
-    """Make the inputs of the matrix from those of the layer; first those that go through the convolution."""
+    """Make what goes into the convolution and the matrix from the layer's input, that of the convolution first."""
     if part.kind == "linear":
         return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
     made = [_projected(t, name, x) for name in ("q", "k", "v", "rates", "forget") if _has(t, name)]
@@ -107,128 +99,123 @@ def gated_state(t: Tape, part: State, out: str, x: str) -> str:
         return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
     if not _has(t, "norm"):
         return out
-    return _run(t, Kernel("attn.gated", [out, _projected(t, "gate", x)], [], ("attn.norm",), t.attention.width), None)
+    return _run(t, Kernel("attn.gated", ("attn.norm",), [out, _projected(t, "gate", x)], _of_heads(t)[1].width))
 
 
 def _has(t: Tape, name: str) -> bool:
-    return f"attn.{name}" in t.weights[t.block] or f"attn.{name}.a" in t.weights[t.block]
+    """Tell whether the layer has a weight, or the two of a low rank."""
+    return not t.weights[t.block].keys().isdisjoint({f"attn.{name}", f"attn.{name}.a"})
 
 
 def _projected(t: Tape, name: str, x: str) -> str:
     """Multiply by a weight, or by the two of a low rank."""
-    name = f"attn.{name}"
-    if f"{name}.a" in t.weights[t.block]:
-        return t.linear(f"{name}.b", t.to(t.linear(f"{name}.a", x), t.cut()))
-    return t.linear(name, x)
+    if f"attn.{name}" in t.weights[t.block]:
+        return t.linear(f"attn.{name}", x)
+    return t.linear(f"attn.{name}.b", t.to(t.linear(f"attn.{name}.a", x), t.cut()))
 
 
-def go_through(t: Tape, part: State, taken: list[str], cache: Cache | None = None) -> str:
-    """Take tokens through the convolution and the matrix of a layer: of cached sequences, or of whole ones.
+def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
+    """Take tokens through the convolution and the matrix of a layer.
 
     Parameters
     ----------
-    t, part
-        Tape, and the layer's part with the heads of this rank.
+    t
+        Tape whose current layer has a state.
     taken
         Output of `state_inputs`, perhaps for more tokens.
     cache
-        The states that the tokens find; default: the tokens are those of whole sequences.
+        The states that the tokens find; default: they are the tokens of whole sequences.
     """
-    sizes = part.kept_bytes(t.element_bytes, t.workload.dtypes.state_bytes)
-    shared = list[str]()
-    if "window" in sizes:
-        conv = tuple(name for name in t.weights[t.block] if name.startswith("attn.conv."))
-        through = len(conv)
-        kernel = Kernel("attn.conv", taken[:through], [], conv, part.convolved, kept=("window", sizes["window"]))
-        taken = [_run(t, kernel, cache), *taken[through:]]
+    (_, part), shared = _of_heads(t), tuple[str, ...]()
+    conv = tuple([name for name in t.weights[t.block] if name.startswith("attn.conv.")])
+    if conv:
+        convolved = Kernel("attn.conv", conv, taken[: len(conv)], part.convolved, kept="window")
+        taken = [_run(t, convolved, cache), *taken[len(conv) :]]
     if part.kind == "mamba":
         rates = t.to(t.linear("attn.rates_in", taken[0]), t.cut())
-        rates = t.norm("attn.rates_norm", rates) if "attn.rates_norm" in t.weights[t.block] else rates
-        taken, shared = [*taken, t.linear("attn.rates_out", rates)], [rates]
-    return _run(t, _core(t, part, taken, shared, cache), cache)
-
-
-def _core(t: Tape, part: State, taken: list[str], shared: list[str], cache: Cache | None) -> Kernel:
-    """Return the op that adds tokens to the matrix of each head, and reads it."""
-    if cache is None:
-        tokens, length = t.own_tokens, t.workload.sequence
-        pairs = tokens // length * Reach.of(part).pairs(TokenSpan(0, length))
-    else:
-        tokens, pairs = cache.tokens, cache.pairs
-    heads, (key_heads, key), e = part.heads, part.key, t.element_bytes
-    scored = key_heads if part.kind == "mamba2" else heads
-
-    def flops(*, is_backward: bool) -> int:
-        counts = (2 * n + again if is_backward else n for n, again in _PRODUCTS[part.kind])
-        matrix, keys, values = counts
-        return 2 * tokens * matrix * part.matrix + 2 * pairs * (keys * scored * key + values * part.width)
-
-    block_bytes = {"delta": e, "mamba2": FP32_BYTES}.get(part.kind, 0) * part.matrix
-    blocks = -(-tokens // part.together) if pairs > tokens else 0
-    saved = {"delta": [("inverse", heads * part.together, e)]}.get(part.kind, [])
-    saved += [("decays", heads, FP32_BYTES)] if part.kind in ("delta", "mamba2") else []
+        shared = (t.norm("attn.rates_norm", rates) if _has(t, "rates_norm") else rates,)
+        taken = [*taken, t.linear("attn.rates_out", *shared)]
     weights = ("attn.decay",) if _has(t, "decay") else ()
-    work = (flops(is_backward=False), flops(is_backward=True))
-    state = part.matrix * t.workload.dtypes.state_bytes
-    return Kernel(
-        "attn.core", taken, shared, weights, part.width, work, ("state", state), tuple(saved), blocks * block_bytes
-    )
+    return _run(t, Kernel("attn.core", weights, taken, part.width, shared, "state"), cache)
 
 
-def _run(t: Tape, kernel: Kernel, cache: Cache | None) -> str:
-    """Add the op, with its gradients in training; with a cache it reads and writes what is kept of sequences."""
+def _of_heads(t: Tape) -> tuple[Axes, State]:
+    """Return the axes that cut the heads of the current layer, and the layer with those of this rank."""
     features = t.weights[t.block]["attn.v"].layout.tensor_map[-1]
-    layout, ranks = t.cut(features), t.mesh.size(features)
-    weights = [t.weight(name) for name in kernel.weights]
-    own, shared = [t.to(x, layout) for x in kernel.own], [t.to(x, t.cut()) for x in kernel.shared]
-    reads = [*own, *shared, *(t.held[weight.name] for weight in weights)]
-    name, (forward, backward), workspace = kernel.name, kernel.flops, kernel.workspace_bytes
-    op_class = {} if not forward else {"op_class": "vector" if t.layer.attention.kind == "mamba" else "attention"}
-    if cache is not None:
-        return _run_with_states(t, kernel, cache, reads, op_class)
-    out = t.tensor(f"{name}.out", kernel.width * ranks, layout)
-    saved = [
-        t.tensor(f"{name}.{end}", width * ranks, layout, size) for end, width, size in kernel.saved if t.is_forward
-    ]
-    t.op(name, reads, [out, *saved], flops=forward, workspace_bytes=workspace, **op_class)
-    keeps = [out] if t.layer.attention.kind in ("mamba", "mamba2") and kernel.name == "attn.core" else []
+    return features, cast(State, t.whole_attention).of_one(t.mesh.size(features))
+
+
+def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
+    """Add an op: on some tokens of cached sequences, or on those of whole ones, with its gradients in training."""
+    weights, (_, part), forward, backward = (
+        [t.weight(name) for name in kernel.weights],
+        _of_heads(t),
+        OpFields(),
+        OpFields(),
+    )
+    if kernel.name == "attn.core" and part.matrix:
+        forward, backward = _work(t, part, cache)
+    if cache is None:
+        return _run_whole(t, kernel, weights, forward, backward)
+    is_last, after = kernel.name == "attn.core", list[str]()
+    out = (is_last and cache.out) or t.of_heads(f"{kernel.name}.out", kernel.width, rows=(cache.tokens,))
+    size_bytes = part.kept_bytes(t.element_bytes, t.workload.dtypes.state_bytes).get(kernel.kept, 0)
+    states, all_bytes = [cache.states or f"{t.block}/{kernel.kept}"] * bool(size_bytes), cache.sequences * size_bytes
+    for state in states if not cache.states else ():
+        if not cache.goes_on:
+            t.graph.tensor(state, all_bytes, "kv_cache")
+        elif t.phase == "decode":
+            t.declare(state, all_bytes, "kv_cache")
+    reads = [*kernel.own, *kernel.shared, *(t.held[weight.name] for weight in weights), *(states * cache.goes_on)]
+    forward["read_bytes"] = own_bytes(t, cache, *kernel.own, *kernel.shared) + cache.seen * size_bytes
+    forward["read_bytes"] += sum(weight.size_bytes for weight in weights)
+    forward["write_bytes"] = own_bytes(t, cache, out) + all_bytes
+    t.op(kernel.name, [*reads, *(cache.after if is_last else after)], [out, *states], **forward)
+    return out
+
+
+def _work(t: Tape, part: State, cache: Cache | None) -> tuple[OpFields, OpFields]:
+    """Return what the matrices take in forward and in backward, for the heads of this rank."""
+    length = t.workload.sequence
+    tokens = t.own_tokens if cache is None else cache.tokens
+    pairs = tokens // length * Reach.of(part).pairs(TokenSpan(0, length)) if cache is None else cache.pairs
+    (key_heads, key), element_bytes = part.key, {"delta": t.element_bytes, "mamba2": FP32_BYTES}.get(part.kind, 0)
+    scored = key * (key_heads if part.kind == "mamba2" else part.heads)
+    workspace_bytes = -(-tokens // part.together) * part.matrix * element_bytes if pairs > tokens else 0
+    made = OpFields(op_class="vector" if part.kind == "mamba" else "attention")
+
+    def of_phase(times: int, again: int) -> OpFields:
+        matrix, keys, values = (times * n + again * more for n, more in _PRODUCTS[part.kind])
+        flops = 2 * tokens * matrix * part.matrix + 2 * pairs * (keys * scored + values * part.width)
+        return OpFields(flops=flops, workspace_bytes=times * workspace_bytes, **made)
+
+    return of_phase(1, 0), of_phase(2, 1)
+
+
+def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields, backward: OpFields) -> str:
+    """Add an op on whole sequences; it saves its inputs, and in training perhaps more."""
+    (features, part), name, held = _of_heads(t), kernel.name, [t.held[weight.name] for weight in weights]
+    layout, ranks, whole = t.cut(features), t.mesh.size(features), t.cut()
+    reads = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]
+    out, saved = t.tensor(f"{name}.out", kernel.width * ranks, layout), list[str]()
+    if t.is_forward and name == "attn.core" and part.kind in ("delta", "mamba2"):
+        sizes = {"decays": (part.heads, FP32_BYTES)}
+        sizes |= {"inverse": (part.heads * part.together, t.element_bytes)} if part.kind == "delta" else {}
+        saved = [t.tensor(f"{name}.{end}", width * ranks, layout, size) for end, (width, size) in sizes.items()]
+    t.op(name, [*reads, *held], [out, *saved], **forward)
+    saved += [out] if name == "attn.core" and part.kind in ("mamba", "mamba2") else []
 
     def back(dy: str) -> None:
-        wanted = [x for x in (*kernel.own, *kernel.shared) if t.wants(x)]
-        dy, *kept = (t.to(x, layout) for x in (dy, *kernel.own))
-        kept += [t.to(x, t.cut()) for x in kernel.shared]
-        layouts = dict.fromkeys(kernel.own, layout) | {x: t.cut(partial=features) for x in kernel.shared}
-        grads = [t.add(f"{x}.grad", t.spread[x], layouts[x]) for x in wanted]
-        old, new = list[str](), list[str]()
-        for weight in weights:
-            summed = tuple(axis for axis in layout.cut if axis not in weight.layout.cut)
-            before, after = t.weight_gradients(summed, weight)
-            old, new = [*old, *before], [*new, *after]
-        held = [t.held[weight.name] for weight in weights]
-        t.op(name, [*kept, *saved, *keeps, dy, *held, *old], [*grads, *new], flops=backward,
-             workspace_bytes=2 * workspace, **op_class)  # fmt: skip
-        whole = [t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, wanted, strict=True)]
-        for x, grad in zip(wanted, whole, strict=True):
-            t.add_gradients([x], [grad], f"{name}.{x.rpartition('.')[0].rpartition('/')[2]}")
+        taken = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]
+        layouts = dict.fromkeys(kernel.own, layout) | dict.fromkeys(kernel.shared, t.cut(partial=features))
+        wanted = [x for x in layouts if t.wants(x)]
+        dy, grads = t.to(dy, layout), [t.add(f"{x}.grad", t.spread[x], layouts[x]) for x in wanted]
+        summed = ([axis for axis in layout.cut if axis not in weight.layout.cut] for weight in weights)
+        both = [t.weight_gradients(tuple(axes), weight) for axes, weight in zip(summed, weights, strict=True)]
+        old, new = (list(chain.from_iterable(part)) for part in zip(*both, strict=True)) if both else ([], [])
+        t.op(name, [*taken, *saved, dy, *held, *old], [*grads, *new], **backward)
+        brought = [t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, wanted, strict=True)]
+        for x, grad in zip(wanted, brought, strict=True):
+            t.add_gradients([x], [grad], f"{name}.{x.rpartition('/')[2].removesuffix('.out')}")
 
     return t.record(out, back)
-
-
-def _run_with_states(t: Tape, kernel: Kernel, cache: Cache, reads: list[str], op_class: dict[str, str]) -> str:
-    """Add the op on some tokens of cached sequences."""
-    is_last, (end, kept) = kernel.name == "attn.core", kernel.kept
-    out = (is_last and cache.out) or t.of_heads(f"{kernel.name}.out", kernel.width, rows=(cache.tokens,))
-    kept_bytes, state, after = cache.sequences * kept, list[str](), cache.after if is_last else []
-    if kept:
-        state = [cache.states or f"{t.block}/{end}"]
-        if not cache.goes_on:
-            t.graph.tensor(state[0], kept_bytes, "kv_cache")
-        elif t.phase == "decode":
-            t.declare(state[0], kept_bytes, "kv_cache")
-    weights_bytes = sum(t.weights[t.block][name].size_bytes for name in kernel.weights)
-    t.op(
-        kernel.name, [*reads, *(state if cache.goes_on else []), *after], [out, *state], flops=kernel.flops[0],
-        read_bytes=own_bytes(t, cache, *kernel.own, *kernel.shared) + weights_bytes + cache.seen * kept,
-        write_bytes=own_bytes(t, cache, out) + kept_bytes, workspace_bytes=kernel.workspace_bytes, **op_class,
-    )  # fmt: skip
-    return out

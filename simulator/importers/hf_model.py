@@ -37,7 +37,7 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
 
 def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
-    both = ("defaults", "keys", "model", "attention", "feed_forward", "when")
+    both = ("defaults", "keys", "model", "attention", "feed_forward", "state", "when")
     return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
 
 
@@ -94,9 +94,11 @@ class Config:
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = data, family, where
-        self.used: set[str] = {*family.inside}
-        for key in family.inside:
-            self.data = {**self.data, **(data.get(key) or {})}
+        self.used = set[str]()
+        for entry in family.inside:
+            key, _, prefix = entry.partition("=")
+            self.used.add(key)
+            self.data = {**self.data, **{f"{prefix}{name}": value for name, value in (data.get(key) or {}).items()}}
         self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
@@ -149,7 +151,7 @@ class Config:
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
         value = self.get(*keys, path=path)
-        if value is None and derived is not None:
+        if value in (None, "auto") and derived is not None:
             self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
             return derived
         where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
@@ -236,8 +238,10 @@ def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
         if "chunked_attention" in types:
             c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
         by_word["near"] = full | {"window": window}
-    if "state" in found:
+    if "state" in found or c.family.beside:
         by_word["state"] = _state(c, hidden, "model.attention" if 2 * found.count("state") > len(found) else "")
+    if c.family.beside:
+        by_word["full"] = full | {"beside": by_word["state"]}
     for word, part in by_word.items():
         kinds += [part] if word in found and part not in kinds else []
     return kinds, [kinds.index(by_word[word]) for word in found]
@@ -310,9 +314,11 @@ def _layer_types(c: Config, layers: int) -> list[str]:
 
 def _attending_layers(c: Config, layers: int) -> set[int]:
     """Return the layers with attention in a model whose other layers have a state."""
-    for key in ("attn_layer_indices", "full_attn_idxs"):
+    if c.family.beside:
+        return {*range(layers)}
+    for key, first in {"attn_layer_indices": 0, "full_attn_idxs": 0, "linear_full_attn_layers": 1}.items():
         if (listed := c.list_of(key, int)) is not None:
-            return {*listed}
+            return {layer - first for layer in listed}
     if c.family.local in ("all", "odd"):
         return {*range(0, layers, 2)}
     period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=layers + 1)
@@ -349,13 +355,12 @@ def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
         return [{"kind": "none"}], [0] * layers
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
     more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
-    usual = family.times * hidden or None
     routed = PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
     if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
-        width = c.count(family.width, path=f"{path}.width", derived=usual)
-        dense = {"kind": "dense", "width": width, **more}
-        return [dense, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
+        width = c.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
+        one = {"kind": "dense", "width": width, **more}
+        return [one, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
@@ -384,4 +389,6 @@ def _dense_layers(c: Config, layers: int) -> set[int]:
         return {layer for layer, kind in enumerate(types) if kind == "dense"}
     if with_experts is not None:
         return {*range(layers)} - {*with_experts}
-    return {i for i in range(layers) if i < first or i % every or (i + 1) % step or i in without}
+    period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
+    of_period = {i for i in range(layers) if i % period != offset}
+    return of_period | {i for i in range(layers) if i < first or i % every or (i + 1) % step or i in without}

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mla, Select, Sparse
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
@@ -19,10 +19,10 @@ from simulator.workload.sides import ADAM_FLOPS, Sides
 from simulator.workload.states import Absent, State
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
-    "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths",
-    "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
-    "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
+    "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
+    "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
+    "Layer", "Lengths", "LlamaModel", "Lora", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools",
+    "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
 ]  # fmt: skip
 
 

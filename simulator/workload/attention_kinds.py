@@ -281,5 +281,7 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Attention = Annotated[Gqa | Mla | State | Absent, Field(discriminator="kind")]
-"""The attention of a layer."""
+Mixer = Gqa | Mla | State
+"""What mixes tokens in a layer."""
+Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
+"""The attention of a layer, if it has one."""

@@ -30,8 +30,9 @@ class Absent(Part):
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
     groups: ClassVar[int] = 1
+    gate: ClassVar[bool] = False
 
-    def of_one(self, ranks: int) -> Self:  # noqa: ARG002 - as of attention
+    def of_one(self, ranks: int) -> Self:
         """Return what one of several ranks has."""
         return self
 

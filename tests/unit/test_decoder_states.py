@@ -126,4 +126,5 @@ def test_tensor_ranks_share_the_heads(kind: str) -> None:
     one, two = (build_job(workload(kind, parallel={"ranks": "all", "tensor": n})).graphs[0] for n in (1, 2))
     assert [op.flops for op in ops(one, "attn.core")] == [2 * op.flops for op in ops(two, "attn.core")]
     sizes = [{t.name: t.size_bytes for t in graph.tensors if t.name[4:] in ("state", "window")} for graph in (one, two)]
-    assert sizes[0] == {name: 2 * size for name, size in sizes[1].items()} and sizes[0]
+    assert sizes[0]
+    assert sizes[0] == {name: 2 * size for name, size in sizes[1].items()}
