@@ -145,7 +145,8 @@ class Config:
 
     def sizes(self) -> list[str]:
         """Return the keys that state a size or a structure, and are not read."""
-        return [key for key in self.unread() if key in STRUCTURE or (key not in TOLD and states_size(self.data[key]))]
+        told = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
+        return [key for key in self.unread() if key not in told and (key in STRUCTURE or states_size(self.data[key]))]
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
