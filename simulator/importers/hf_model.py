@@ -105,6 +105,7 @@ class Config:
         for condition, entry in family.when.items():
             if all(map(self._holds, condition.split())):
                 self.family = Family(**_joined(vars(self.family), entry))
+        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
 
     def _holds(self, condition: str) -> bool:
         """Tell whether a key is true, or has the value behind a ``=``."""
@@ -359,8 +360,8 @@ def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
     if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
         width = c.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        one = {"kind": "dense", "width": width, **more}
-        return [one, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
+        dense = {"kind": "dense", "width": width, **more}
+        return [dense, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
