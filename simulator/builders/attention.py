@@ -102,6 +102,7 @@ def sink_logits(t: Tape) -> list[str]:
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
     """Attend as the layer's kind of attention; return the input of the output projection."""
+    cache = cache.beside() if t.mixer == "state" else cache
     return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
@@ -168,11 +169,7 @@ def gated_output(t: Tape, out: str, x: str) -> str:
     """Return the input of the output projection: the output of attention, gated if the layer does so."""
     if isinstance(t.attention, State):
         return gated_state(t, t.attention, out, x)
-    return (
-        t.vector("attn.gated", [out, t.linear("attn.gate", x)])
-        if isinstance(t.attention, Gqa) and t.attention.gate
-        else out
-    )
+    return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 
 
 def _expanded_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:

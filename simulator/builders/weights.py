@@ -200,7 +200,7 @@ def _tensor_map(workload: Workload, name: str, spec: Spec) -> tuple[Axes, ...]:
         if not fnmatchcase(name, pattern):
             continue
         where = f"workload {workload.name}, parallel.layouts.{pattern}, {name}"
-        fits = workload.phase == "train" or "/attn." not in name
+        fits = workload.phase == "train" or not ("/attn." in name or "/state." in name)
         must, do = "at inference each tensor rank has its part of the heads", "name other weights"
         insist(fits, where, must, "a layout for attention", do)
         tensor_map = tuple(() if axis == "none" else (axis,) for axis in cut)

@@ -146,7 +146,8 @@ class Config:
 
     def sizes(self) -> list[str]:
         """Return the keys that state a size or a structure, and are not read."""
-        return [key for key in self.unread() if key in STRUCTURE or (key not in TOLD and states_size(self.data[key]))]
+        told = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
+        return [key for key in self.unread() if key not in told and (key in STRUCTURE or states_size(self.data[key]))]
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
@@ -255,7 +256,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     part: dict[str, Any] = dict(family.state)
     expand = c.count("mamba_expand", "expand", derived=2)
     inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
-    for field, keys in PARTS[kind].items():
+    for field, keys in PARTS[family.state_part or kind].items():
         each = part.get("heads", 1)
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
         usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
@@ -280,7 +281,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
-    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention")}
+    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.get("index_topk") is not None:
