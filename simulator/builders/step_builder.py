@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Unpack, cast
 
-from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
+from simulator.builders.specs import BATCH, TENSOR
+from simulator.builders.weights import Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Attention, Layer
+from simulator.workload import Attention, Layer, Mixer
 
 _MADE = {
     None: "slice",
@@ -93,6 +94,7 @@ class StepBuilder:
         self.whole_rows = self.cut()
         self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
+        self.mixer = "attn"  # or "state": the part beside attention
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.pending: list[PendingOp] | None = None  # ops to be added later
@@ -112,9 +114,17 @@ class StepBuilder:
         return self.layers[self.block]
 
     @property
-    def attention(self) -> Attention:
-        """The attention of the current layer, with the heads of this rank."""
-        return self.attentions[self.block]
+    def attention(self) -> Mixer:
+        """The attention of the current layer, which has one, with the heads of this rank."""
+        return self._mixer(self.attentions[self.block])
+
+    @property
+    def whole_attention(self) -> Mixer:
+        """The same with the heads of all ranks."""
+        return self._mixer(self.layer.attention)
+
+    def _mixer(self, part: Attention) -> Mixer:
+        return cast(Mixer, part.beside if self.mixer == "state" else part)
 
     @property
     def token_bytes(self) -> int:

@@ -294,7 +294,7 @@ class Rooms(NamedTuple):
 
 def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
     """Return the model's groups of layers, by the tokens that they keep of a sequence."""
-    return cached_layers(decoder_of(loaded.work), loaded.work.dtypes.kv_bytes)
+    return cached_layers(decoder_of(loaded.work), loaded.work.dtypes)
 
 
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
