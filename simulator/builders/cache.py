@@ -37,6 +37,7 @@ class Store:
 
     def __init__(self, block: int | None = None) -> None:
         self.block = block
+        self.groups: int | None = None  # how many of the groups are left
         self._stops: list[int] = []
         self._names: list[list[str]] = []
 
@@ -50,7 +51,8 @@ class Store:
         if start >= stop:
             return []
         segments = self._names[bisect_right(self._stops, start) : bisect_right(self._stops, stop - 1) + 1]
-        return [name for names in segments for name in (names if group is None else names[group : group + 1])]
+        chosen = slice(self.groups) if group is None else slice(group, group + 1)
+        return [name for names in segments for name in names[chosen]]
 
 
 class Cache:
@@ -146,6 +148,7 @@ class CacheRoom:
         cache = Cache(self.tape, batch, batch * span.new, seen)
         cache.store, cache.compressed = store, _ = self.stores.setdefault(layer, (Store(block), Store()))
         cache.span, cache.longest, cache.beside = span, span.length, partial(self.cache, span, layer)
+        store.groups = -(-batch // self.work.kv.together(self.work.batch)) if self.work.kv else None
         sinks, near = Reach.of(self.tape.attention).near(span.cached)
         cache.held = [*dict.fromkeys([*store.of(0, sinks), *store.of(near, span.cached)])]
         cache.added, cache.goes_on = store.of(span.cached, span.length), span.cached > 0
@@ -181,7 +184,7 @@ class CacheRoom:
             self._add_blocks(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, before)
             return
         for name, span in spans:
-            tokens = cache.seen if span.length <= before else work.batch * span.new
+            tokens = cache.seen if span.length <= before else sum(work.lengths) or work.batch * span.new
             sizes = {name: tokens * self.tape.attention.views * self.tape.token_bytes} if self.tape.token_bytes else {}
             self._add_segment(cache.store, span.length, sizes, lasts=span.length <= before)
 
@@ -194,13 +197,14 @@ class CacheRoom:
         (sinks, near), (last_sinks, last_near) = reach.near(before), reach.near(end)
         names, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
         of_each = (min(together, work.batch - start) * block_bytes for start in starts)
-        groups = [*zip([f"{layer}/kv/{group}/" for group in numbered("s", len(starts))], of_each, strict=True)]
+        ends = [before + work.lengths[start] for start in starts] if work.lengths else [end] * len(starts)
+        groups = [*zip([f"{layer}/kv/{group}/" for group in numbered("s", len(starts))], of_each, ends, strict=True)]
         for block in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = block * kv.block, (block + 1) * kv.block
             is_begun, is_new = start >= before, kv.new == "as_needed" and start > before
             is_seen = not is_begun or start < last_sinks or stop > last_near
             is_held = token_bytes and (is_begun or start < sinks or stop > near)
-            sizes = {f"{group}{names[block]}": size for group, size in groups} if is_held else {}
+            sizes = {f"{group}{names[block]}": size for group, size, last in groups if last > start and is_held}
             self._add_segment(self.stores[layer][0], stop, sizes, lasts=before > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []
 

@@ -116,6 +116,19 @@ class Placed(NamedTuple):
         """Return whether a tensor exists before the first op."""
         return any(of.ids.get(name, -1) in of.inputs for of in map(TensorUses.of, self.job.graphs))
 
+    def with_tensor(self, tensor: Tensor, beside: str | None = None) -> Placed:
+        """Return it with an input of the first op (that names `beside`, if given), or what the last op writes."""
+        graphs = [*self.job.graphs]
+        for index, graph in enumerate(graphs):
+            uses, is_read = TensorUses.of(graph), tensor.kind is TensorKind.INPUT
+            op = (0 if is_read else -1) if beside is None else uses.first.get(uses.ids.get(beside, -1))
+            if op is not None:
+                ops, new = [*graph.ops], (len(graph.tensors),)
+                reads, writes = (new, ()) if is_read else ((), new)
+                ops[op] = replace(ops[op], reads=(*ops[op].reads, *reads), writes=(*ops[op].writes, *writes))
+                graphs[index] = replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops))
+        return self._replace(job=replace(self.job, graphs=tuple(graphs)))
+
     def group(self, group: Group) -> Group:
         """Return a group of one copy as that of all copies."""
         copies = range(0, len(self.ranks), self.job.ranks)
@@ -179,7 +192,7 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
             parts = [_bytes(placed, edge, name, lag)._replace(name="bytes")]
         else:
             pairs = [*_matched(ends, edge.tensors, where)]
-            named = [(source, _taken_up(placed, edge, (source, target), name)) for source, target in pairs]
+            named = [(source, _taken_up(placed, edge, source, target, name)) for source, target in pairs]
             ends = placed[edge.from_], placed[edge.to]
             parts = [_tensor(ends, source, target, lag, where) for source, target in named]
         parts = [part._replace(edge=name, lag=lag) for part in parts]
@@ -202,25 +215,18 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
         if trains and not other.is_trained:
             continue
         (shape, size), other_is = ((w.whole_shape, Fraction(w.size_bytes, w.parameters)) for w in (weight, other))
-        must, found = "a weight has one shape and one format on both sides", f"{name!r} of {shape} and {other_is[0]}"
-        insist(
-            (shape, size) == other_is,
-            where,
-            must,
-            f"{found}, {size} and {other_is[1]} B an element",
-            "give both like dtypes",
-        )
+        must, do = "a weight has one shape and one format on both sides", "give both like dtypes"
+        found = f"{name!r} of {shape} and {other_is[0]}, {size} and {other_is[1]} B an element"
+        insist((shape, size) == other_is, where, must, found, do)
         held, wanted = sender.held(name, zero_stage), receiver.held(name)
         shared = frozenset(rank for rank, box in wanted.items() if held.get(rank) == box and not stale)
         sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
         sizes = {pair: int(elements * size) for pair, elements in sent.items()}
         blocks.setdefault((name.partition("/")[0], shared), {})[name] = sizes
-    must, do = (
-        "weights that are sent are trained",
-        f"train what {receiver.name} has: adapters stay where they are trained",
-    )
+    must, do = "weights that are sent are trained", "train what {} has: adapters stay where they are trained"
     is_moved = any(chain.from_iterable(sizes.values() for sizes in blocks.values()))
-    insist(blocks and (trains or not is_moved), where, must, f"weights that {sender.name} only reads", do)
+    found, do = f"weights that {sender.name} only reads", do.format(receiver.name)
+    insist(blocks and (trains or not is_moved), where, must, found, do)
     parts = list[Handed]()
     for (block, shared), weights in blocks.items():
         together = sum(map(Counter[tuple[int, int]], weights.values()), Counter[tuple[int, int]]())
@@ -233,43 +239,33 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
     """Yield the tensors of both programs that patterns name."""
     sender, receiver = ends
     for pattern, other in tensors.items():
-        fits, names = re.compile(re.escape(pattern).replace(r"\*", "(.*)")), sender.names
-        sources = {
-            other.replace("*", "{}").format(*match.groups()): name for name in names if (match := fits.fullmatch(name))
-        }
+        fits, wants = (re.compile(re.escape(text).replace(r"\*", "(.*)")).fullmatch for text in (pattern, other))
+        parts = {name: match.groups() for name in sender.names if (match := fits(name))}
+        sources = {other.replace("*", "{}").format(*stars): name for name, stars in parts.items()}
         must = f"a tensor that is handed over is one of {sender.name}"
-        insist(sources, where, must, repr(pattern), nearest(pattern, tuple(names)))
-        wanted = [name for name in receiver.names if re.fullmatch(re.escape(other).replace(r"\*", "(.*)"), name)]
-        must, do = (
-            f"a tensor of {receiver.name} that is handed over has a producer in {sender.name}",
-            "correct the patterns",
-        )
-        odd = next((name for name in [*wanted, *sources] if name not in sources or name not in wanted), None)
-        insist(odd is None, where, must, f"{odd!r} without one, or not there", do)
+        insist(sources, where, must, repr(pattern), nearest(pattern, tuple(sender.names)))
+        wanted = {*filter(wants, receiver.names)}
+        must = f"a tensor of {receiver.name} that is handed over has a producer in {sender.name}"
+        given = [name for name in receiver.names if name in wanted and receiver.is_input(name)]  # it makes the others
+        odd = next((name for name in [*given, *sources] if name not in sources or name not in wanted), None)
+        insist(odd is None, where, must, f"{odd!r} without one, or not there", "correct the patterns")
         yield from ((source, target) for target, source in sources.items())
 
 
-def _taken_up(placed: dict[str, Placed], edge: JobEdge, tensors: tuple[str, str], name: str) -> str:
+def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: str, target: str, name: str) -> str:
     """Return the tensor that a message goes to: the one that is named, if it exists before the first op.
 
     Else the op that first writes it takes the message up: it reads a tensor of the message's own, as where an embedding
     puts the features of images among those of words.
     """
-    sender, receiver, (source, target) = placed[edge.from_], placed[edge.to], tensors
+    sender, receiver = placed[edge.from_], placed[edge.to]
     if receiver.is_input(target) or not sender.holders(source):
         return target
-    message = f"{name}.{target}"
     sent_bytes = sender.size_bytes(source) * len(sender.holders(source))
-    tensor = Tensor(message, max(1, -(-sent_bytes // len(receiver.holders(target)))), TensorKind.INPUT)
-    graphs = [*receiver.job.graphs]
-    for index, graph in enumerate(graphs):
-        uses, ops = TensorUses.of(graph), list(graph.ops)
-        if target in uses.ids:
-            first = uses.first[uses.ids[target]]
-            ops[first] = replace(ops[first], reads=(*ops[first].reads, len(graph.tensors)))
-            graphs[index] = replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops))
-    placed[edge.to] = receiver._replace(job=replace(receiver.job, graphs=tuple(graphs)))
-    return message
+    size_bytes = max(1, -(-sent_bytes // len(receiver.holders(target))))
+    message = Tensor(f"{name}.{target}", size_bytes, TensorKind.INPUT)
+    placed[edge.to] = receiver.with_tensor(message, target)
+    return message.name
 
 
 def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, where: str) -> Handed:
@@ -298,15 +294,9 @@ def _bytes(placed: dict[str, Placed], edge: JobEdge, name: str, lag: int) -> Han
     ends = placed[edge.from_], placed[edge.to]
     many = max(len(end.ranks) for end in ends)
     each_bytes = -(-(edge.bytes_ or 0) // many)
-    for end, last in zip(ends, (-1, 0), strict=True):
-        graphs, kind = list[Graph](), TensorKind.ACTIVATION if last else TensorKind.INPUT
+    for end, kind in zip(ends, (TensorKind.ACTIVATION, TensorKind.INPUT), strict=True):
         tensor = Tensor(name, each_bytes * -(-many // len(end.ranks)), kind)
-        for graph in end.job.graphs:
-            ops, new = list(graph.ops), (len(graph.tensors),)
-            reads, writes = ((), new) if last else (new, ())
-            ops[last] = replace(ops[last], reads=ops[last].reads + reads, writes=ops[last].writes + writes)
-            graphs.append(replace(graph, tensors=(*graph.tensors, tensor), ops=tuple(ops)))
-        placed[end.name] = end._replace(job=replace(end.job, graphs=tuple(graphs)))
+        placed[end.name] = end.with_tensor(tensor)
     sent = dict.fromkeys(_pairs(*(end.ranks for end in ends)), each_bytes)
     return _between((placed[edge.from_], placed[edge.to]), (name, name), sent, lag, is_alike=True)
 
@@ -335,16 +325,16 @@ def groups(handed: Sequence[Handed]) -> dict[str, dict[tuple[int, int], Group]]:
     by_edge: dict[str, dict[tuple[int, int], Group]] = {}
     for edge, parts in groupby(handed, lambda part: part.edge):
         pairs = dict.fromkeys(pair for part in parts for pair in part.sizes if pair[0] != pair[1])
-        meeting = list[tuple[set[int], list[tuple[int, int]]]]()
+        busy, turns = list[set[int]](), list[list[tuple[int, int]]]()
         for pair in pairs:
-            fit = next((members for busy, members in meeting if busy.isdisjoint(pair)), None)
-            if fit is None:
-                fit = list[tuple[int, int]]()
-                meeting.append((set(), fit))
-            fit.append(pair)
-            next(busy for busy, members in meeting if members is fit).update(pair)
+            turn = next((i for i, ranks in enumerate(busy) if ranks.isdisjoint(pair)), len(busy))
+            if turn == len(busy):
+                busy.append(set())
+                turns.append([])
+            busy[turn].update(pair)
+            turns[turn].append(pair)
         must, do = f"the messages of an edge fit into {_MOST_GROUPS} groups", "choose layouts that are more alike"
-        insist(len(meeting) <= _MOST_GROUPS, f"edge {edge}", must, f"{len(meeting)}", do)
-        named = [(Group(f"{edge}.{i}", tuple(members)), members) for i, (_, members) in enumerate(meeting)]
+        insist(len(turns) <= _MOST_GROUPS, f"edge {edge}", must, f"{len(turns)}", do)
+        named = [(Group(f"{edge}.{i}", tuple(members)), members) for i, members in enumerate(turns)]
         by_edge[edge] = {pair: group for group, members in named for pair in members}
     return by_edge

@@ -6,7 +6,8 @@ read and which is there when the step ends. Only the last token of a prompt goes
 
 Decode adds ``new_tokens`` tokens, one after another, to ``batch`` sequences that have ``sequence`` tokens cached
 (``L03/kv``, persistent and only read); new ones join another tensor (``L03/kv.tail``), as paged caches do. The step is
-repeated at the same lengths; what grows, grows by ``new_tokens``.
+repeated at the same lengths; what grows, grows by ``new_tokens``. With ``answers`` sequences end one after another, the
+longest first in all tensors: a token is added to those that are left, and reads what is cached of them alone.
 
 An encoder (a model that is not ``causal``) has prefill alone, without a cache: all tokens of a sequence see one another
 at once, 4 * heads * head_size * sequence FLOP each, and the step ends with the rows of all of them, normalised if the
@@ -79,7 +80,7 @@ def build(laid: Laid) -> Job:
         t.rows = (work.batch,)
         for layer in t.layers:
             room.add_decode(layer)
-        outputs = [*room.come, *_answers(t, part_prefixes("t", work.new_tokens), room.cache, [])]
+        outputs = [*room.come, *_answers(t, part_prefixes("t", max(work.lengths, default=work.new_tokens)), room, [])]
     return Job.of(t.graph.build(outputs, steps=work.steps), t.mesh.ranks)
 
 
@@ -90,11 +91,15 @@ def _through_layers(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
     return x
 
 
-def _answers(t: Tape, prefixes: list[str], find: Callable[[TokenSpan, str], Cache], tokens: list[str]) -> list[str]:
+def _answers(t: Tape, prefixes: list[str], room: CacheRoom, tokens: list[str]) -> list[str]:
     """Add tokens to sequences one after another, the first ones from `tokens`; return the last ones."""
+    lengths = t.workload.lengths
     for index, t.micro in enumerate(prefixes):
+        if lengths:
+            room.batch = sum(length > index for length in lengths)
+            t.rows = (room.batch,)
         span = TokenSpan(t.workload.sequence + index, 1)
-        tokens = [sample_tokens(t, _through_layers(t, embed(t, tokens), partial(find, span)))]
+        tokens = [sample_tokens(t, _through_layers(t, embed(t, tokens), partial(room.cache, span)))]
     return tokens
 
 
@@ -158,7 +163,7 @@ def _serve(t: Tape, new_tokens: int, groups: Sequence[str]) -> Graph:
     t.block = "head"
     tokens = [receive(group, f"token.{group}", prompts * ID_BYTES, "activation") for group in groups]
 
-    _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], room.cache, tokens)
+    _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], room, tokens)
     return t.graph.build(steps=t.workload.steps)
 
 

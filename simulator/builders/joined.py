@@ -131,13 +131,9 @@ def _messages(handed: Sequence[Handed]) -> dict[int, list[Message]]:
         met = by_edge.get(part.edge, {})
         in_turn = [pair for pair in part.sizes if pair not in met] + [pair for pair in met if pair in part.sizes]
         for source, target in in_turn:
-            size_bytes = part.sizes[source, target]
-            if source == target:
-                parts.setdefault(source, []).append(Message(index, "copy", None, size_bytes))
-                continue
-            group = met[source, target]
-            parts.setdefault(source, []).append(Message(index, "send", group, size_bytes))
-            parts.setdefault(target, []).append(Message(index, "recv", group, size_bytes))
+            group, ends = met.get((source, target)), {"send": source, "recv": target}
+            for role, rank in ends.items() if group else (("copy", source),):
+                parts.setdefault(rank, []).append(Message(index, role, group, part.sizes[source, target]))
     return parts
 
 
@@ -241,23 +237,21 @@ class _Joint:
 
     def _add_messages(self, messages: Sequence[Message]) -> None:
         """Add messages where they can go first, without changing their order in an edge."""
-        places, seen = dict[int, int](), set[int]()
-        after, latest, soonest = len(self._ops), dict[str, int](), dict[str, int]()
-        for i, message in enumerate(messages):
-            part, sender = self._handed[message.handed], self._handed[message.handed].ends[0].name
-            if message.role == "send":
-                written = max(self._written[sender, name] for name in part.reads)
+        places, seen, after = dict[int, int](), set[int](), len(self._ops)
+        latest, soonest = dict[str, int](), dict[str, int]()
+        parts = [(i, message.role, self._handed[message.handed]) for i, message in enumerate(messages)]
+        for i, role, part in parts:
+            if role == "send":
+                written = max(self._written[part.ends[0].name, name] for name in part.reads)
                 places[i] = latest[part.edge] = max(written + 1, latest.get(part.edge, 0))
-        for i, message in reversed([*enumerate(messages)]):
-            part, receiver = self._handed[message.handed], self._handed[message.handed].ends[1].name
-            if message.role in ("recv", "copy"):
-                first = after if part.lag else min(self._first[receiver, name] for name in part.writes)
+        for i, role, part in reversed(parts):
+            if role in ("recv", "copy"):
+                first = after if part.lag else min(self._first[part.ends[1].name, name] for name in part.writes)
                 places[i] = soonest[part.edge] = min(first, soonest.get(part.edge, after))
-        for i, message in enumerate(messages):
-            if message.role != "share":
-                ops = self._message(message, is_first=message.handed not in seen)
-                self._before.setdefault(places[i], []).extend(ops)
-                seen.update(() if message.role == "send" else (message.handed,))
+        for i, place in sorted(places.items()):
+            ops = self._message(messages[i], is_first=messages[i].handed not in seen)
+            self._before.setdefault(place, []).extend(ops)
+            seen.update(() if messages[i].role == "send" else (messages[i].handed,))
 
     def _message(self, message: Message, *, is_first: bool) -> list[Op]:
         """Return the ops of a message; the first one that writes a tensor lets what waits in buffers move up."""
@@ -274,16 +268,13 @@ class _Joint:
             writes = behind
         if writes and not is_first:
             reads += writes
-        met = Collective(CollectiveKind(message.role), group.name, size_bytes) if group else None
+        met, kind, name = None, OpKind.COMPUTE, f"{name}/{message.role}"
         if group:
             self._groups[group.name] = group
-        kind, index = OpKind.COMPUTE, ""
-        if group:
-            kind, index = OpKind.COLLECTIVE, f".{group.name.rpartition('.')[2]}"
+            met, kind = Collective(CollectiveKind(message.role), group.name, size_bytes), OpKind.COLLECTIVE
+            name += f".{group.name.rpartition('.')[2]}"
         read_bytes, write_bytes = (size_bytes * (message.role != end) for end in ("recv", "send"))
-        op = f"{name}/{message.role}{index}"
-        ops.append(Op(op, tuple(reads), tuple(writes), read_bytes, write_bytes, kind=kind, collective=met))
-        return ops
+        return [*ops, Op(name, tuple(reads), tuple(writes), read_bytes, write_bytes, kind=kind, collective=met)]
 
     def _in_order(self) -> tuple[Op, ...]:
         """Return all ops in order, those of the host on streams behind all others."""

@@ -21,9 +21,7 @@ from simulator.catalog.settings import DOCUMENTS, apply, by_document, factor, pl
 from simulator.catalog.shelf import (
     KINDS,
     Entry,
-    MistypedError,
     dump,
-    errors_at,
     load,
     measured_ratios,
     names,
@@ -32,9 +30,8 @@ from simulator.catalog.shelf import (
     read_scenario,
     read_workload,
     schema,
-    validated,
 )
-from simulator.catalog.text import scalar
+from simulator.catalog.text import MistypedError, errors_at, scalar, validated
 from simulator.document import Document
 from simulator.errors import insist
 from simulator.scenario import Frontier, Layouts, Question, Scenario, Unstated

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from simulator.catalog.driven import drive
 from simulator.catalog.settings import FieldChange, apply, by_document, fields, places, record, scaled, split, unsourced
-from simulator.catalog.shelf import Entry, Keys, dump, errors_at, load, path_of
+from simulator.catalog.shelf import Entry, dump, load, path_of
+from simulator.catalog.text import Keys, errors_at
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario

@@ -9,8 +9,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from simulator.catalog.shelf import Keys, errors_at, validated
-from simulator.catalog.text import compose, scalar
+from simulator.catalog.text import Keys, compose, errors_at, scalar, validated
 from simulator.document import ABOUT_ITSELF, Document, Fit, amount
 from simulator.errors import insist
 from simulator.scenario import Scenario

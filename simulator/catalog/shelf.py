@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os.path import isfile
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.text import YamlTree, compose, to_yaml
-from simulator.document import ORIGINS, Document, Part, faults
+from simulator.catalog.settings import FieldChange, apply
+from simulator.catalog.text import YamlTree, compose, errors_at, to_error, to_yaml
+from simulator.document import ORIGINS, Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.inputs import no_file, shown
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.software import Software
-from simulator.units import FieldError, did_you_mean, in_yaml, nearest
+from simulator.units import did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
 from simulator.workload.job import JobDocument, JobProgram
-
-Keys = tuple[str, ...]
-"""The path to a field, key by key."""
-Validated = TypeVar("Validated", bound=Part)
 
 KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
@@ -51,8 +47,6 @@ _FOLDERS = {
 _RATIOS = "scenarios/measured/ratios.yml"
 _LARGEST_BYTES = 4_000_000
 """Largest document: a hundred times the largest shipped one, and still read in seconds."""
-_MOST_FAULTS = 5
-"""Most faults that an error lists, so that they fit in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,44 +148,25 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
 def _with_workloads(entry: Entry, *, is_strict: bool) -> Entry:
     """Read the workloads that the programs of a job name, and change them as it says."""
     job, inside, programs = entry.document, dict[str, Entry](), dict[str, JobProgram]()
+    must, do = "a program of a job is a workload", "name its workloads here"
     for name, program in job.programs.items():
-        programs[name] = program
+        programs[name], place = program, partial(entry.tree.place, "programs", name)
         if isinstance(program.workload, str):
-            with errors_at(entry.tree.place("programs", name, "workload")):
+            with errors_at(place("workload")):
                 path = path_of(program.workload, "workload", entry.path.parent)
             inside[name] = load(path, "workload", is_strict=is_strict)
-            work = _changed(entry, name, inside[name])
-            programs[name] = program.model_copy(update={"workload": work, "set_": {}})
+            work = inside[name].document
+            insist(isinstance(work, Workload), place("workload"), must, "another job", do)
+            if work.graph and path.parent != entry.path.parent:
+                work = work.model_copy(update={"graph": str(path.parent.absolute() / work.graph)})
+            changes = {
+                key: FieldChange.stated(job, f"programs.{name}.set.{key}", value, place("set", key), "set by the job")
+                for key, value in program.set_.items()
+            }
+            programs[name] = program.model_copy(update={"workload": apply(work, changes), "set_": {}})
     gone = tuple(f"programs.{name}.set" for name in inside)
-    tables = {
-        table: {key: why for key, why in getattr(job, table).items() if not key.startswith(gone)} for table in ORIGINS
-    }
-    return replace(entry, document=job.model_copy(update={"programs": programs, **tables}), inside=inside)
-
-
-def _changed(entry: Entry, name: str, inside: Entry) -> Workload:
-    """Return the workload that a program names, with what the job sets of it."""
-    job, place = entry.document, partial(entry.tree.place, "programs", name)
-    must, do = "a program of a job is a workload", "name its workloads here"
-    insist(isinstance(inside.document, Workload), place("workload"), must, "another job", do)
-    data = inside.document.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for key, value in job.programs[name].set_.items():
-        node, (*above, last) = data, key.split(".")
-        for part in above:
-            node = node.setdefault(part, {})
-        origins = {table: data.get(table, {}) for table in ORIGINS}
-        data |= {
-            table: {path: why for path, why in of.items() if not f"{path}.".startswith(f"{key}.")}
-            for table, of in origins.items()
-        }
-        if value is None:  # as if the workload did not state it
-            node.pop(last, None)
-            continue
-        node[last] = value
-        data["assumed"][key] = job.assumed.get(f"programs.{name}.set.{key}", "set by the job")
-    if data.get("graph") and inside.path.parent != entry.path.parent:
-        data["graph"] = str(inside.path.parent.absolute() / data["graph"])
-    return validated(Workload, data, f"program {name!r}", partial(place, "set"))
+    kept = {of: {key: why for key, why in getattr(job, of).items() if not key.startswith(gone)} for of in ORIGINS}
+    return replace(entry, document=job.model_copy(update={"programs": programs, **kept}), inside=inside)
 
 
 @cache
@@ -298,60 +273,5 @@ def _document_in(tree: YamlTree, model: type[Document], file: str, *, is_strict:
         wrong = faults(error, tree.data)
     if wrong:
         wrong.sort(key=lambda fault: tree.line_of(fault.path))
-        raise _to_error(wrong, file, tree.place)
+        raise to_error(wrong, file, tree.place)
     return document
-
-
-@contextmanager
-def errors_at(where: str) -> Iterator[None]:
-    """Put errors that are raised inside at the place `where`; what was found then names the place in a file."""
-    try:
-        yield
-    except FieldError as error:
-        raise error.at(where) from None
-    except ConfigError as error:
-        raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
-
-
-class MistypedError(ConfigError):
-    """A value that its field can never hold, whatever the others are: in a sweep a mistake, no outcome of a cell."""
-
-
-def validated(model: type[Validated], data: Any, name: str, place: Callable[..., str]) -> Validated:
-    """Make a part of a document of data, or raise one error of all its faults.
-
-    Parameters
-    ----------
-    model, data
-        The type of the part, and its fields.
-    name, place
-        See `_to_error`.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        wrong = _to_error(faults(error, data), name, place)
-        by_field = ((item.get("ctx", {}).get("error"), item["input"]) for item in error.errors())
-        is_rule = any(isinstance(cause, FieldError) and isinstance(given, dict) for cause, given in by_field)
-        raise wrong if is_rule else MistypedError(*wrong.args) from None
-
-
-def _to_error(faults: Iterable[FieldError], name: str, place: Callable[..., str]) -> ConfigError:
-    """Combine faults into one error.
-
-    Parameters
-    ----------
-    faults
-        At least one fault.
-    name
-        Name of the document.
-    place
-        Maps the keys that lead to a field to its place: file, line and path.
-    """
-    every = [fault.at(place(*fault.path)) for fault in faults]
-    errors = {str(error): error for error in every}
-    if len(errors) == 1:
-        return every[0]
-    more = f"\n  and {len(errors) - _MOST_FAULTS} more" if len(errors) > _MOST_FAULTS else ""
-    do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_MOST_FAULTS]) + more
-    return ConfigError(name, "a document keeps its rules", f"{len(errors)} faults", do)

@@ -1,4 +1,4 @@
-"""Reads the YAML of documents as plain data, with the line of every field, and writes it.
+"""Reads the YAML of documents as plain data, with the line of every field, and writes it; puts faults in their places.
 
 Scalars are typed by a strict form of YAML 1.2's core schema: ``true``, ``false``, ``null``, decimal integers without
 leading zeros, and decimal floats (``1e-6`` is one). All others are text, so that ``yes``, ``12:30`` and ``017`` stay
@@ -9,13 +9,22 @@ here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import ValidationError
 
-from simulator.document import LONGEST_NAME
+from simulator.document import LONGEST_NAME, Part, faults
 from simulator.errors import CONTROLS, ConfigError
+from simulator.units import FieldError
+
+Keys = tuple[str, ...]
+"""The path to a field, key by key."""
+Validated = TypeVar("Validated", bound=Part)
+_MOST_FAULTS = 5
+"""Most faults that an error lists, so that they fit in a message."""
 
 _Loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,999})")
@@ -171,6 +180,61 @@ def _broken(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
         return ConfigError(f"{file}:{line}", must, found, "correct the line")
     do = "correct the line: spaces for indentation, 'key: value' with a space, quotes around special characters"
     return ConfigError(f"{file}:{line}", "a document is well-formed YAML", found, do)
+
+
+@contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Put errors that are raised inside at the place `where`; what was found then names the place in a file."""
+    try:
+        yield
+    except FieldError as error:
+        raise error.at(where) from None
+    except ConfigError as error:
+        raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
+
+
+class MistypedError(ConfigError):
+    """A value that its field can never hold, whatever the others are: in a sweep a mistake, no outcome of a cell."""
+
+
+def validated(model: type[Validated], data: Any, name: str, place: Callable[..., str]) -> Validated:
+    """Make a part of a document of data, or raise one error of all its faults.
+
+    Parameters
+    ----------
+    model, data
+        The type of the part, and its fields.
+    name, place
+        See `to_error`.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        wrong = to_error(faults(error, data), name, place)
+        by_field = ((item.get("ctx", {}).get("error"), item["input"]) for item in error.errors())
+        is_rule = any(isinstance(cause, FieldError) and isinstance(given, dict) for cause, given in by_field)
+        raise wrong if is_rule else MistypedError(*wrong.args) from None
+
+
+def to_error(faults: Iterable[FieldError], name: str, place: Callable[..., str]) -> ConfigError:
+    """Combine faults into one error.
+
+    Parameters
+    ----------
+    faults
+        At least one fault.
+    name
+        Name of the document.
+    place
+        Maps the keys that lead to a field to its place: file, line and path.
+    """
+    every = [fault.at(place(*fault.path)) for fault in faults]
+    errors = {str(error): error for error in every}
+    if len(errors) == 1:
+        return every[0]
+    more = f"\n  and {len(errors) - _MOST_FAULTS} more" if len(errors) > _MOST_FAULTS else ""
+    do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_MOST_FAULTS]) + more
+    return ConfigError(name, "a document keeps its rules", f"{len(errors)} faults", do)
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from simulator import builders, catalog, formats, referee
-from simulator.catalog.shelf import validated
+from simulator.catalog.text import validated
 from simulator.document import Document
 from simulator.errors import ConfigError, PlanError, insist
 from simulator.graph import Graph

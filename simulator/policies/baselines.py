@@ -7,6 +7,7 @@ models the links; the writer turns their picks into a valid plan, and refuses wh
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -21,7 +22,7 @@ from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.writer import Move, Writer, write
-from simulator.units import Bytes, counted, human
+from simulator.units import Bytes, counted, human, require
 
 
 class Resident(Part):
@@ -156,11 +157,21 @@ class OffloadSaved(Part):
     ahead
         A copy in is issued at most so many ops before its use, as in frameworks that hold two layers; by default as
         early as there is room.
+    gap
+        In a pipeline: what a micro-batch saves leaves behind its forward, and comes back from the start of the pass
+        before its backward on, if that is at least so many passes later, however long the copies take. Passes are
+        forwards and backwards of micro-batches. So HyperParallel swaps, with a gap of 4.
     """
 
     synchronous: bool = False
     barrier_before_backward: bool = True
     ahead: Annotated[int, Field(ge=0)] | None = None
+    gap: Annotated[int, Field(ge=2)] | None = None
+
+    def _check(self) -> None:
+        both = sorted(self.model_fields_set & {"ahead", "barrier_before_backward"})
+        must = "what comes back by passes comes at no distance in ops, and waits for no barrier"
+        require(self.gap is None or not both, must, ", ".join(both), "gap", do="remove it, or gap")
 
 
 def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
@@ -182,20 +193,37 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     CapacityError
         If the rest does not fit the budget.
     """
-    phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved_intervals(problem)
+    phases, starts = ["", *(op.phase for op in problem.graph.ops)], _passes(problem) if options.gap else []
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
+    saved = _saved_intervals(problem, starts, options.gap or 0)
     away = [*saved, *(idle for tensor in problem.visitors for idle in _intervals_at_ends(problem, tensor))]
     after = {idle.tensor: idle.after for idle in away if idle.after != NEVER}
     copy_out, copy_in = (_evict_and_wait, _recall_and_wait) if options.synchronous else (Writer.store, Writer.recall)
     moves = [Move(op + 1, copy_out, tensor) for tensor, op in after.items()]
-    for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
+    has_barrier = options.barrier_before_backward and options.gap is None
+    for tensor, op in sorted(after.items(), key=itemgetter(1)) if has_barrier else ():
         moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
-    moves += [Move(op, copy_in, tensor) for tensor, op in _copies_in(problem, away, min(turns, default=0), options)]
+    first = partial(_earliest, starts, min(turns, default=0), options.ahead)
+    moves += [Move(op, copy_in, tensor) for tensor, op in _copies_in(problem, away, first, is_late=options.synchronous)]
     return write(problem, "offload_saved", moves, (f"{counted(len(saved), 'tensor')} saved for backward and moved",))
 
 
-def _saved_intervals(problem: Problem) -> list[IdleInterval]:
-    """List the idle intervals, from last forward to first backward use, of tensors saved for backward."""
+def _passes(problem: Problem) -> list[int]:
+    """Return the first ops of all passes: ops of a micro-batch in a row, forward or backward."""
+    ops, starts, last = problem.graph.ops, list[int](), ("", "")
+    for index, op in enumerate(ops):
+        if op.collective is None and (own := (op.name.partition("/")[0] * op.name.startswith("mb"), op.phase)) != last:
+            starts.append(index)
+            last = own
+    return starts
+
+
+def _saved_intervals(problem: Problem, starts: list[int], gap: int) -> list[IdleInterval]:
+    """List the idle intervals, from last forward to first backward use, of tensors saved for backward.
+
+    With `starts`, the first ops of passes, from the end of their pass, if they last so many; else those that are longer
+    than their copies.
+    """
     ops, clock, compute_tier, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
     lifetimes = problem.lifetimes
     for tensor, writes in enumerate(lifetimes.writes):
@@ -206,24 +234,34 @@ def _saved_intervals(problem: Problem) -> list[IdleInterval]:
         backward = min((i for i in uses if ops[i].phase == "backward"), default=NEVER)
         away = problem.away(tensor)[0]
         copies_ns = problem.copy_ns(tensor, compute_tier, away) + problem.copy_ns(tensor, away, compute_tier)
-        if forward < backward and clock[backward] - clock[forward + 1] > copies_ns:
-            saved.append(IdleInterval(tensor, forward, backward))
+        own, last = bisect_right(starts, forward), bisect_right(starts, backward)
+        is_long = last - own >= gap if starts else clock[backward] - clock[forward + 1] > copies_ns
+        if forward < backward and is_long:
+            saved.append(IdleInterval(tensor, starts[own] - 1 if starts else forward, backward))
     return saved
 
 
-def _copies_in(problem: Problem, away: list[IdleInterval], first: int, options: OffloadSaved) -> list[tuple[int, int]]:
+def _earliest(starts: list[int], first: int, ahead: int | None, use: int) -> int:
+    """Return the first op before which what an op uses may come in: of the pass before, if there are passes."""
+    if starts:
+        return starts[max(0, bisect_right(starts, use) - 2)]
+    return first if ahead is None else max(first, use - ahead)
+
+
+def _copies_in(
+    problem: Problem, away: list[IdleInterval], first: Callable[[int], int], *, is_late: bool
+) -> list[tuple[int, int]]:
     """Choose before which op each tensor comes in: in order of use, one after another, as soon as there is room."""
     sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
-    ahead = ops if options.ahead is None else options.ahead
     live, queue = Profile(live_bytes(problem.graph)), list[tuple[int, int, int]]()
     for tensor, after, use, _ in away:
         live.add(after + 1, use - 1, -sizes[tensor])
         if use < ops and (after != NEVER or problem.comes_in(tensor)):
-            earliest = 0 if after == NEVER else max(first, after + 1, use - ahead)
+            earliest = 0 if after == NEVER else max(first(use), after + 1)
             queue.append((use, tensor, max(earliest, fences[use])))
     comes, op = [], 0
     for use, tensor, earliest in sorted(queue):
-        op = live.put(use if options.synchronous else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
+        op = live.put(use if is_late else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
         comes.append((tensor, op))
     return comes
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
-from simulator.catalog.shelf import errors_at
+from simulator.catalog.text import errors_at
 from simulator.errors import Shortfall, insist
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy

@@ -10,7 +10,7 @@ from pathlib import Path
 from simulator import bounds, engine, formats, metrics, ordering, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
-from simulator.catalog.shelf import errors_at
+from simulator.catalog.text import errors_at
 from simulator.cost import durations_ns
 from simulator.draws import popularity
 from simulator.errors import ConfigError, Shortfall, insist

@@ -19,7 +19,7 @@ import numpy as np
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.settings import amounts
-from simulator.catalog.shelf import errors_at
+from simulator.catalog.text import errors_at
 from simulator.cost import durations_ns
 from simulator.document import Document, amount
 from simulator.errors import CapacityError, PlanError, import_extra, insist

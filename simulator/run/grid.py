@@ -15,8 +15,7 @@ from typing import Any
 
 from simulator import catalog, engine, metrics
 from simulator.catalog import Axis, Loaded, path_of
-from simulator.catalog.shelf import errors_at
-from simulator.catalog.text import scalar
+from simulator.catalog.text import errors_at, scalar
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.inputs import digest

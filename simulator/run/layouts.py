@@ -17,7 +17,7 @@ from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded, MistypedError, Named
-from simulator.catalog.shelf import errors_at
+from simulator.catalog.text import errors_at
 from simulator.cost.service import NS_PER_S
 from simulator.errors import ConfigError, insist
 from simulator.processes import Make, spawned

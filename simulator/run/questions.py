@@ -18,7 +18,7 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Loaded, Named
-from simulator.catalog.shelf import errors_at
+from simulator.catalog.text import errors_at
 from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,8 +195,8 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     clients, about = asked.clients, asked.prefixes or Prefixes(number=1, tokens=1)
     count = clients.number * clients.rounds if clients else asked.count or 0
     arrivals_ns = _arrivals_ns(asked.arrivals, count, seed) if asked.arrivals else [0] * count
-    prompts = _lengths(asked.prompt or Lengths(mean=1), count, (seed, 1))
-    outputs = _lengths(asked.output or Lengths(mean=1), count, (seed, 2))
+    prompts = (asked.prompt or Lengths(mean=1)).drawn(count, (seed, 1))
+    outputs = (asked.output or Lengths(mean=1)).drawn(count, (seed, 2))
     shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
     points = np.random.default_rng((seed, 3)).random(count)
     chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
@@ -223,9 +222,3 @@ def _arrivals_ns(about: Arrivals, count: int, seed: int) -> list[int]:
         return [i * about.interval_ns for i in range(count)]
     gaps = np.random.default_rng((seed, 0)).standard_exponential(count) * about.interval_ns
     return [round(ns) for ns in np.cumsum(gaps)]
-
-
-def _lengths(about: Lengths, count: int, seed: tuple[int, int]) -> list[int]:
-    sigma = math.sqrt(math.log1p(about.spread**2))
-    normal = np.random.default_rng(seed).standard_normal(count)
-    return [max(1, round(about.mean * math.exp(sigma * z - sigma**2 / 2))) for z in normal]

@@ -13,13 +13,13 @@ from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
-from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
+from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 from simulator.workload.states import Absent, State
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
+    "ADAM_FLOPS", "AXES", "Absent", "Answers", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
     "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
     "Layer", "Lengths", "LlamaModel", "Lora", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools",
     "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
@@ -36,7 +36,7 @@ _KEYS = {
     ("train",): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer dtypes.gradients dtypes.router "
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
     ("prefill",): "chunk",
-    ("decode",): "new_tokens on.attention",
+    ("decode",): "new_tokens answers on.attention",
     _INFERENCE: "kv experts on.experts",
     ("train", *_INFERENCE): "parallel on in_place",
     ("serve",): "pools",
@@ -82,6 +82,9 @@ class Workload(Document):
     new_tokens
         With phase ``decode``: how many tokens a step adds to each of ``batch`` sequences that have ``sequence`` tokens
         cached, one after another. Every step begins at the same length.
+    answers
+        With phase ``decode``: how many tokens each sequence adds until it ends, at most `new_tokens`; later tokens are
+        added to those that are left. Default: all of them end together.
     kv
         With phases ``prefill`` and ``decode``: how the KV cache is cut into tensors; default: one for each layer, and
         one for the tokens that a step or a chunk adds.
@@ -136,6 +139,7 @@ class Workload(Document):
     sequence: Count = 2048
     chunk: Count | None = None
     new_tokens: Count = 1
+    answers: Answers | None = None
     dtypes: Dtypes = Dtypes()
     kv: KvBlocks | None = None
     experts: Literal["together", "grouped", "each"] = "together"
@@ -166,9 +170,15 @@ class Workload(Document):
     def tokens(self) -> int | None:
         """Tokens that all ranks train on, read or add in a step; None for pools, and where there are none."""
         if self.phase == "decode":
-            return self.replicas * self.batch * self.new_tokens
+            return self.replicas * (sum(self.lengths) or self.batch * self.new_tokens)
         stated = self.decoder is not None or "sequence" in self.model_fields_set
         return self.sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens that each sequence of a batch adds, the longest first; none where all end together."""
+        of_all = self.answers.drawn(self.batch, (self.answers.seed,)) if self.answers else []
+        return tuple(sorted((min(tokens, self.new_tokens) for tokens in of_all), reverse=True))
 
     @property
     def ranks(self) -> int:
@@ -226,6 +236,9 @@ class Workload(Document):
         alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
         must = "a replica is one rank that meets no other"
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
+        must, do = "answers end by the last of new_tokens", "state that, too"
+        has_last = self.answers is None or "new_tokens" in self.model_fields_set
+        require(has_last, must, "none stated", "answers", do=do)
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
         stated = self.parallel.model_fields_set

@@ -17,7 +17,7 @@ from simulator.errors import insist
 from simulator.units import Bytes, Nanoseconds, nearest, require
 from simulator.workload import Sides, Workload
 
-_WAYS = ("weights", "tensors", "bytes_")
+_WAYS, _ENDS = ("weights", "tensors", "bytes_"), {"from": "from_", "to": "to"}
 
 
 def _branch(value: object) -> str:
@@ -147,10 +147,8 @@ class JobEdge(Part):
         must, stated = "an edge says one of weights, tensors, bytes", [way for way in _WAYS if getattr(self, way)]
         require(len(stated) == 1, must, ", ".join(stated) or "none", do="write weights: true, tensors: {}, or bytes:")
         for source, target in self.tensors.items():
-            must = "both patterns of tensors have as many *"
-            require(
-                source.count("*") == target.count("*"), must, f"{source!r} and {target!r}", "tensors", do="correct one"
-            )
+            must, found = "both patterns of tensors have as many *", f"{source!r} and {target!r}"
+            require(source.count("*") == target.count("*"), must, found, "tensors", do="correct one")
 
 
 class JobDocument(Document):
@@ -190,56 +188,33 @@ class JobDocument(Document):
     def _names_what_it_has(cls, data: Any) -> Any:
         """Call a workload that is written here as its program, unless it has a name."""
         programs = data.get("programs") if isinstance(data, dict) else None
-        if not isinstance(programs, dict):
-            return data
-        inline = {
-            name: program | {"workload": {"name": name} | program["workload"]}
-            for name, program in programs.items()
-            if isinstance(program, dict) and isinstance(program.get("workload"), dict)
-        }
-        return data | {"programs": programs | inline}
+        made = dict(programs) if isinstance(programs, dict) else {}
+        for name, program in made.items():
+            if isinstance(program, dict) and isinstance(work := program.get("workload"), dict):
+                made[name] = program | {"workload": {"name": name} | work}
+        return data | {"programs": made} if made else data
 
     def _check(self) -> None:
-        names = tuple(self.programs)
-        named = [("counts", self.counts)] if self.counts else []
-        named += [
-            (f"edges.{i}.{end}", name)
-            for i, e in enumerate(self.edges)
-            for end, name in (("from", e.from_), ("to", e.to))
-        ]
-        for path, name in named:
-            require(
-                name in names, "this names a program of the job", repr(name), *path.split("."), do=nearest(name, names)
-            )
-        placed, by_ranks = self.placed, dict[int, str]()
+        names, placed, by_ranks = tuple(self.programs), self.placed, dict[int, str]()
+        named = {("edges", str(i), end): getattr(e, f) for i, e in enumerate(self.edges) for end, f in _ENDS.items()}
+        for path, name in [(("counts",), self.counts or names[0]), *named.items()]:
+            must = "this names a program of the job"
+            require(name in names, must, repr(name), *path, do=nearest(name, names))
         for name, ranks in placed.items():
+            must, do = "programs share all of their ranks or none", "place them apart, or alike"
             for rank in ranks:
                 other = by_ranks.setdefault(rank, name)
-                must = "programs share all of their ranks or none"
                 found = f"rank {rank} of {other} and {name}, whose ranks differ"
-                require(
-                    {*placed[other]} == {*ranks},
-                    must,
-                    found,
-                    "programs",
-                    name,
-                    "ranks",
-                    do="place them apart, or alike",
-                )
+                require({*placed[other]} == {*ranks}, must, found, "programs", name, "ranks", do=do)
+        must = "what goes back are tensors, in the same round, to a program before on other ranks"
         for index, edge in enumerate(self.edges):
-            names_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
-            fits = (
-                bool(edge.tensors) and not edge.stale and names_apart and names.index(edge.to) < names.index(edge.from_)
-            )
-            must, found = (
-                "what goes back are tensors, in the same round, to a program before on other ranks",
-                "another edge",
-            )
-            require(fits or not edge.back, must, found, "edges", str(index), "back", do="remove it")
-        both = sorted(by_ranks.keys() & {*self.idle_ranks})
+            is_before = names.index(edge.to) < names.index(edge.from_)
+            is_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
+            fits = not edge.back or (edge.tensors and not edge.stale and is_apart and is_before)
+            require(fits, must, "another edge", "edges", str(index), "back", do="remove it")
+        both, taken = sorted(by_ranks.keys() & {*self.idle_ranks}), by_ranks.keys() | {*self.idle_ranks}
         require(not both, "an idle rank runs no program", f"rank {both[:1]}", "idle", do="remove it")
-        taken = {*by_ranks, *self.idle_ranks}
-        left = sorted({*range(max(taken) + 1)} - taken)
+        left = sorted({*range(max(taken))} - taken)
         found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
@@ -273,25 +248,18 @@ class JobDocument(Document):
     @property
     def documents(self) -> tuple[Document, ...]:
         """The document, and those of its programs."""
-        return (
-            self,
-            *(program.workload for program in self.programs.values() if isinstance(program.workload, Workload)),
-        )
+        works = [program.workload for program in self.programs.values()]
+        return (self, *(work for work in works if isinstance(work, Workload)))
 
     def entry_of(self, path: str) -> tuple[str, str | Fit | tuple[Citation, ...]] | None:
         """Find the origin of `path` here, or in the workload of a program that it leads into."""
-        keys = path.split(".", 3)
-        work = (
-            self.programs[keys[1]].workload
-            if keys[0] == "programs" and keys[1:2] and keys[1] in self.programs
-            else None
-        )
-        if len(keys) < 4 or not isinstance(work, Workload):
+        parts = re.fullmatch(r"(programs\.([^.]+)\.workload\.)(.+)", path)
+        work = self.programs[parts[2]].workload if parts and parts[2] in self.programs else None
+        if parts is None or not isinstance(work, Workload):
             return super().entry_of(path)
-        above = ".".join(keys[:3])
         stated = {prefix for table in (self.fitted, self.assumed, self.sources) for prefix in table}
-        is_here = any(f"{path}.".startswith(f"{prefix}.") for prefix in stated if prefix.startswith(f"{above}."))
-        return super().entry_of(path) if is_here else work.entry_of(keys[3]) or super().entry_of(path)
+        is_here = any(f"{path}.".startswith(f"{prefix}.") for prefix in stated if prefix.startswith(parts[1]))
+        return (None if is_here else work.entry_of(parts[3])) or super().entry_of(path)
 
     @property
     def meets(self) -> bool:
@@ -332,9 +300,8 @@ def _ranks(text: str, *path: str) -> tuple[int, ...]:
     """Read ranks such as ``0-3,6``."""
     must = f"ranks are a number, a list such as 0-3,6 of different ones below {MOST_RANKS:,}, or a program before"
     parts = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip()) for part in text.split(",")]
-    require(all(parts), must, repr(text), *path, do="write such as 0-7")
     ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
-    fits = all(first <= last < MOST_RANKS for first, last in ends)
+    fits = all(parts) and all(first <= last < MOST_RANKS for first, last in ends)
     require(fits, must, repr(text), *path, do="write such as 0-7")
     ranks = [rank for first, last in ends for rank in range(first, last + 1)]
     require(len({*ranks}) == len(ranks), must, f"one twice in {text!r}", *path, do="name each once")

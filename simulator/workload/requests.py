@@ -49,6 +49,25 @@ class Lengths(Part):
     mean: Count
     spread: Annotated[float, Field(ge=0, le=10)] = 0.0
 
+    def drawn(self, count: int, seed: Sequence[int]) -> list[int]:
+        """Draw so many numbers of tokens."""
+        import numpy as np  # noqa: PLC0415 - slow to import, and only draws need it
+
+        sigma, normal = math.sqrt(math.log1p(self.spread**2)), np.random.default_rng(seed).standard_normal(count)
+        return [max(1, round(self.mean * math.exp(sigma * z - sigma**2 / 2))) for z in normal]
+
+
+class Answers(Lengths):
+    """How many tokens each sequence of a batch adds until it ends.
+
+    Attributes
+    ----------
+    seed
+        Seed of the draw.
+    """
+
+    seed: CountOrNone = 0
+
 
 class Prefixes(Part):
     """Prefixes that prompts share, such as instructions or a document: each prompt begins with one of them.

@@ -139,7 +139,7 @@ BAD = {
     "a program hands something to another one": ("to: train", "to: tool"),
     "a program is a workload or a delay": ("delay: 1 us, ", ""),
     "a workload document is a file, found no such file": ("answers.yaml", "answer.yaml"),
-    "only known keys stand here, found 'bath'": ("batch: 4", "bath: 4"),
+    "a change names a field of the workload, found 'bath'": ("batch: 4", "bath: 4"),
     "set changes a workload that is named": ("delay: 1 us", "delay: 1 us, set: {batch: 3}"),
     "weights that are sent are trained, found weights that act only reads": (
         "from: train, to: act",
