@@ -173,11 +173,11 @@ class CachedLayers(NamedTuple):
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
-def cached_layers(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model, with elements of `kv_bytes` bytes in the KV cache."""
-    by_reach = Counter[Reach]()
-    for (part, _), layers in model.kinds.items():
-        by_reach[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
+def cached_layers(workload: Workload) -> tuple[CachedLayers, ...]:
+    """Return what a rank keeps of a sequence in the layers of the workload's model."""
+    by_reach, ranks = Counter[Reach](), workload.parallel.tensor
+    for (part, _), layers in decoder_of(workload).kinds.items():
+        by_reach[Reach.of(part)] += layers * _kept_bytes(part.of_one(ranks), workload.dtypes.kv_bytes)
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
@@ -275,7 +275,7 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
     kv_bytes, rows = laid.workload.dtypes.kv_bytes, work.decoding + work.reading
-    groups, t = cached_layers(laid.model, kv_bytes), Tape(laid, rows=rows)
+    groups, t = cached_layers(laid.workload), Tape(laid, rows=rows)
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]

@@ -24,11 +24,11 @@ from typing import NamedTuple
 from simulator.builders import CachedLayers, Iteration, cached_layers, decoder_of, iteration, limited_reaches
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.lifetime import live_bytes
 from simulator.plan import FREE
 from simulator.reach import Reach
-from simulator.run.placement import home_ids
+from simulator.run.placement import home_ids, shares
 from simulator.scenario import KvTier
 from simulator.units import human
 from simulator.workload import Request, Requests
@@ -292,11 +292,6 @@ class Rooms(NamedTuple):
         return [group.block_bytes(block) for group in self.groups]
 
 
-def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
-    """Return the model's groups of layers, by the tokens that they keep of a sequence."""
-    return cached_layers(decoder_of(loaded.work), loaded.work.dtypes.kv_bytes)
-
-
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     """Compute the room for blocks in each tier that keeps them.
 
@@ -314,7 +309,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked, groups = requests_of(loaded), groups_of(loaded)
+    asked, groups = requests_of(loaded), cached_layers(loaded.work)
     compute_tier, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (compute_tier, *(tier for tier in kept_in if tier != compute_tier))
     where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)
@@ -349,13 +344,14 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
 
 
 def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
-    """Return what a tier has left for KV blocks [B]; negative if even the rest does not fit."""
-    (homes,) = home_ids(loaded, [graph])
+    """Return what a tier has left for a rank's KV blocks [B]; negative if even the rest does not fit."""
+    homes, job = home_ids(loaded, [graph]), Job.of(graph, loaded.work.ranks)
     names, compute_tier = loaded.hardware.tier_names, loaded.hardware.compute_tier
     lasting = Counter[str]()
-    for home, tensor in zip(homes, graph.tensors, strict=True):
+    for home, tensor in zip(homes[0], graph.tensors, strict=True):
         lasting["free" if home == FREE else names[home]] += tensor.size_bytes if tensor.persistent else 0
-    left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tier(tier).room_bytes
+    left, stated = shares(job, loaded.hardware, homes)[0][names.index(tier)], loaded.scenario.kv_tier(tier).room_bytes
+    left -= lasting[tier]
     if tier == compute_tier:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
@@ -365,7 +361,8 @@ def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
         insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
     if stated is None:
         return left
-    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(max(0.0, left), 'B')})"
+    sharing = min(job.ranks, loaded.hardware.topology.sharing[loaded.hardware.tiers[tier].scope])
+    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(max(0.0, sharing * left), 'B')})"
     do = "lower it, or raise the capacity"
-    insist(stated <= left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
-    return stated
+    insist(stated <= sharing * left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
+    return stated / sharing

@@ -246,7 +246,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
     ran = [row for row in story.iterations if row["held_blocks"]]
     waits = [f"wait_{cause}_ns" for cause in causes(loaded.hardware)]
     spent = {column: sum(row[column] for row in ran) for column in (*waits, "drain_ns")}
-    moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
+    flops, moved = sum(row["flops"] for row in ran), [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
     busy, finished = sum(row["took_ns"] for row in ran), sum(served.end_ns is not None for served in story.served)
     return {
         "policy": story.policy,
@@ -256,7 +256,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "finished": finished,
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
-        **flop_rates([({loaded.work.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
+        **flop_rates([({loaded.work.dtypes.compute: flops}, loaded.work.ranks)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
         **{column: sum(row[column] for row in (*story.iterations, *story.loads)) for column in moved},
         "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),

@@ -37,10 +37,10 @@ _KEYS = {
     ("prefill",): "chunk",
     ("decode",): "new_tokens on.attention",
     _INFERENCE: "kv experts on.experts",
-    ("train", *_INFERENCE): "parallel on in_place",
+    ("train", *_INFERENCE): "on in_place",
+    ("train", *_INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
     ("serve",): "pools",
     ("requests",): "requests",
-    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
     (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
 }
 _OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
@@ -260,6 +260,8 @@ class Workload(Document):
         decoder = model.decoder
         if self.phase == "train":
             self._check_training(decoder)
+        if self.phase in (*_INFERENCE, "requests"):
+            self._check_ranks()
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
@@ -270,9 +272,6 @@ class Workload(Document):
         self.on.check_layers(
             decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
         )
-        for key in ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches"):
-            must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
-            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
         in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
         fits = not (in_one_op and self.dequantizes_before)
@@ -283,6 +282,15 @@ class Workload(Document):
                 self.kv.check(attention, self.chunk)
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
+
+    def _check_ranks(self) -> None:
+        """Refuse ways to spread inference over ranks that are not built."""
+        is_served = self.phase == "requests"
+        do = "remove it" if is_served else "remove it; see replicas"
+        keys = ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches", *["sequence"] * is_served)
+        for key in keys:
+            must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
+            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
 
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
