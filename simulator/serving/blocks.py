@@ -42,7 +42,8 @@ class Block(NamedTuple):
     is_shared
         Whether it is part of a prefix, with which other prompts may begin; all others are *private*.
     owner, number
-        Its prefix or its request, and its position there.
+        Its prefix or its request, and its position there. A prefix that only request n has, which may be interrupted,
+        is -1 - n.
     group
         The group of layers.
     """
@@ -151,7 +152,7 @@ class Tiers:
             if block in below:
                 below.move_to_end(block)
 
-    def release(self, block: Block, count: int = 1, *, is_kept: bool) -> None:
+    def release(self, block: Block, count: int = 1, *, is_kept: bool, is_swapped: bool = False) -> None:
         """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached.
 
         Parameters
@@ -160,6 +161,8 @@ class Tiers:
             A shared block; or the first of a run of `count` private ones, each with the number below.
         is_kept
             Whether the tokens of these blocks are cached, and in no other block.
+        is_swapped
+            Whether they then leave for the next tier at once, however that is written.
         """
         if not block.is_shared:
             self._private -= count
@@ -172,9 +175,11 @@ class Tiers:
         # Where blocks were stored before, those from the beginning of a sequence leave last, too.
         for place in range(count if is_kept and self.through else 0):
             self._touch(block._replace(number=block.number - place))
-        if is_kept and self._keeps:
+        if is_kept and is_swapped and block not in self._cached[1]:
+            self._store(block, 1)
+        elif is_kept and self._keeps and not is_swapped:
             self._cache(block, 0, count)
-        elif is_kept:
+        elif is_kept and not is_swapped:
             for place in range(count):
                 self._push(block._replace(number=block.number - place), 0)
 
@@ -315,7 +320,9 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)
     rule, do = "tiers that keep blocks are named from the compute tier down", f"name {compute_tier} first"
     insist(first == compute_tier or compute_tier not in kept_in, where, rule, f"{compute_tier} after {first}", do)
-    decoding, longest_prompt = min(asked.max_sequences, len(requests)), max(request.prompt for request in requests)
+    may_preempt = asked.preemption != "never"
+    longest_prompt = max(request.prompt + request.output * may_preempt for request in requests)
+    decoding = min(asked.max_sequences, len(requests))
     near = ((1, 1, 1),) * len(limited_reaches(decoder_of(loaded.work)))
     fullest = Iteration(decoding, 1, asked.max_tokens - decoding, longest_prompt, longest_prompt, decoding, near)
     graph = iteration(loaded.work, fullest, 0)
@@ -327,6 +334,12 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
         is_below, chosen = has_bytes >= max(room.sizes(asked.block)), sorted(how.model_fields_set - {"room_bytes"})
         where, is_below = loaded.place("kv_tiers", tier, *chosen[:1]), is_below and tier != compute_tier
         insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
+    is_swapped = asked.preemption == "swap"
+    rule = "what is swapped goes to a tier below that keeps KV blocks, block by block; a state has none"
+    where, do = loaded.place("workload", "requests", "preemption"), "say recompute, or name such a tier in kv_tiers"
+    found = "linear attention" if any(group.reach.block for group in groups) else "no such tier"
+    is_fine = any(room.room_bytes[1:2]) and not any(group.reach.block for group in groups)
+    insist(is_fine or not is_swapped, where, rule, found, do)
     index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
     taken = [len(blocks_to_hold(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))
