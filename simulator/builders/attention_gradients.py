@@ -27,10 +27,6 @@ kernels of their own, as in ``fla-org/native-sparse-attention``. Latent attentio
 ``attn.compress`` lays blocks of l tokens out, adds their positions, and takes them through two linears; of each that
 comes out l + 3 times as much is saved (the block, before and behind the activation, and itself). ``attn.select`` has no
 gradient; saved are the indices of the blocks (4 bytes each). ``attn.mix`` saves the gates and the output of each view.
-
-*Linear.* Lightning attention saves q, k and v, and makes the states of blocks again (Lightning Attention-2, arXiv
-2401.04658, algorithm 2; ``lightning_attn2.py`` of its authors): five products in backward for two in forward, within a
-block and between blocks alike.
 """
 
 from __future__ import annotations
@@ -38,10 +34,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simulator.builders.attention import attention_inputs, gated_output, sink_logits
+from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Compress, Gqa, Indexer, Linear, Mla, Sparse
+from simulator.workload import Compress, Gqa, Indexer, Mla, Sparse, State
 
 
 class Heads(NamedTuple):
@@ -54,7 +51,7 @@ class Heads(NamedTuple):
     sizes
         Elements of a key and of a value of a head.
     pairs
-        Twice the pairs of tokens of a sequence that attend; of linear attention, as many as would take the same work.
+        Twice the pairs of tokens of a sequence that attend.
     scoring
         Tensors that the indexer scores with, if there is one.
     chosen
@@ -74,16 +71,22 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    attention, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
+    attention, sequence = t.whole_attention, t.workload.sequence
     inputs = attention_inputs(t, x)
-    if isinstance(attention, Linear):
-        pairs = 2 * (sequence * attention.head_size + Reach.of(attention).pairs(TokenSpan(0, sequence)))
-        return gated_output(t, _attend(t, Heads(inputs, [], attention.key_and_value, pairs)), x)
+    if isinstance(attention, State):
+        return gated_output(t, go_through(t, inputs), x)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
+    if not t.model.causal:  # a window is half before a token and half behind it
+        most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
+        pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
     if isinstance(attention, Gqa):
         heads = Heads(inputs, [], attention.key_and_value, pairs)
-        return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
+        return (
+            _attend_in_views(t, attention.sparse, heads, x)
+            if attention.sparse
+            else gated_output(t, _attend(t, heads), x)
+        )
     q, latent, *scoring = inputs
     index = tuple([t.to(score, t.cut()) for score in scoring])
     if attention.sparse or (attention.indexer and attention.indexer.top < sequence):
@@ -107,10 +110,9 @@ def _attend(t: Tape, heads: Heads) -> str:
     layouts = [layout := t.cut(features), *[t.cut(features, BATCH)] * keys]  # context ranks gather keys and values
     brought = [t.to(x, whole) for x, whole in zip(heads.own, layouts, strict=True)]
     taken, sinks = [*brought, *heads.shared, *heads.chosen[:1]], sink_logits(t)
-    (key, value), part = heads.sizes, t.layer.attention
+    (key, value), part = heads.sizes, t.whole_attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
-    has_statistics = t.is_forward and not isinstance(part, Linear)
-    statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if has_statistics else []
+    statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward else []
     pairs = _pairs(t, heads, context)
     t.op(name, [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
 
@@ -121,8 +123,7 @@ def _attend(t: Tape, heads: Heads) -> str:
         summed = t.cut(partial=layout.tensor_map[1])
         shared = [t.add(f"{x}{end}", t.spread[x], summed) for x in heads.shared]
         old, new = t.weight_gradients(layout.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))
-        made = [context, *statistics] if statistics else []
-        reads = [*saved, *heads.shared, *heads.chosen[:1], *made, dy, *sinks, *old]
+        reads = [*saved, *heads.shared, *heads.chosen[:1], context, *statistics, dy, *sinks, *old]
         flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
         t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, heads.own, strict=True))
@@ -171,7 +172,7 @@ def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[t
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
-    taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
+    taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.whole_attention
     if not taught or not isinstance(attention, Mla) or not attention.indexer:
         return
     each, most = attention.indexer.heads * attention.indexer.head_size, min(attention.indexer.top, t.workload.sequence)
@@ -258,7 +259,7 @@ def _compress(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
 
 def _select_blocks(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
     """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
-    attention, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
+    attention, sequence, q = t.whole_attention, t.workload.sequence, heads.own[0]
     if sequence <= sparse.select.top * sparse.select.block:
         return ()
     layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])

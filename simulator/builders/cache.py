@@ -20,7 +20,7 @@ from collections.abc import Callable
 from simulator.builders.tape import Tape
 from simulator.builders.weights import numbered
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import KvBlocks, Linear
+from simulator.workload import KvBlocks, State
 
 
 class Store:
@@ -75,8 +75,8 @@ class Cache:
         Tensors with cached tokens that are seen, and what an op that attends to them reads [B].
     added, added_bytes
         Tensors that the new tokens join, and what an op that caches them writes [B].
-    state, before
-        Name of the state of linear attention; and a list with it if tokens came before.
+    states, goes_on
+        Tensor with all that a layer keeps of sequences in place of tokens, if there is one; whether tokens came before.
     out, after
         Tensor that the output is a part of, if it is not one of its own; and a list with it if it has other parts.
     longest
@@ -98,9 +98,14 @@ class Cache:
         self.sequences, self.tokens, self.within = sequences, tokens, seen
         self.seen, self.pairs = seen(Reach.of(part))
         self.held_bytes, self.added_bytes = self.seen * tape.token_bytes, tokens * part.views * tape.token_bytes
-        self.held, self.added, self.before, self.after = list[str](), list[str](), list[str](), list[str]()
-        self.state, self.out, self.gates = f"{tape.block}/state", "", ""
+        self.held, self.added, self.after = list[str](), list[str](), list[str]()
+        self.states, self.out, self.gates, self.goes_on = "", "", "", True
         self.expanded, self.longest = self.seen, 0
+
+
+def own_bytes(t: Tape, cache: Cache, *names: str) -> int:
+    """Return the size of the current tokens in tensors that may hold others as well [B]."""
+    return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
 class CacheRoom:
@@ -139,7 +144,7 @@ class CacheRoom:
         cache.span, cache.longest = span, span.length
         sinks, near = Reach.of(self.tape.attention).near(span.cached)
         cache.held = [*dict.fromkeys([*store.of(0, sinks), *store.of(near, span.cached)])]
-        cache.added, cache.before = store.of(span.cached, span.length), [cache.state] if span.cached else []
+        cache.added, cache.goes_on = store.of(span.cached, span.length), span.cached > 0
         return cache
 
     def add_prompts(self, span: TokenSpan, layer: str) -> Cache:
@@ -156,8 +161,9 @@ class CacheRoom:
     def kept(self, layer: str) -> list[str]:
         """Return the tensors of a layer that the next token after the prompts needs."""
         cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
-        state = [cache.state] if isinstance(self.tape.attention, Linear) else []
-        return [*cache.held, *cache.compressed.of(0, self.work.sequence), *state]
+        part, sizes = self.tape.attention, self.work.dtypes
+        states = part.kept_bytes(sizes.element_bytes, sizes.state_bytes) if isinstance(part, State) else {}
+        return [*cache.held, *cache.compressed.of(0, self.work.sequence), *(f"{layer}/{name}" for name in states)]
 
     def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], before: int) -> None:
         """Add the tensors of spans, one each or in blocks; `before` tokens of a sequence are cached before the step."""

@@ -8,6 +8,10 @@ Decode adds ``new_tokens`` tokens, one after another, to ``batch`` sequences tha
 (``L03/kv``, persistent and only read); new ones join another tensor (``L03/kv.tail``), as paged caches do. The step is
 repeated at the same lengths; what grows, grows by ``new_tokens``.
 
+An encoder (a model that is not ``causal``) has prefill alone, without a cache: all tokens of a sequence see one another
+at once, 4 * heads * head_size * sequence FLOP each, and the step ends with the rows of all of them, normalised if the
+model's last ones are. Its head runs in training alone.
+
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
 Linears, norms and the feed-forward run over all tokens at once, attention apart, as in both phases (`attention`): of
@@ -43,20 +47,26 @@ from simulator.builders.attention import attend, attend_to_cache, attention_inpu
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import embed, forward, sample_tokens
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, part_prefixes
+from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
 from simulator.builders.weights import Laid, lay, numbered
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Linear, Pools, Workload
+from simulator.workload import Attention, DecoderModel, Dtypes, Pools, State, Workload
 
 
 def build(laid: Laid) -> Job:
     """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
     t.phase, room = work.phase, CacheRoom(t)
-    if t.phase == "prefill":
+    if not laid.model.causal:
+        x = embed(t)
+        for layer in t.layers:
+            x = forward(t, layer, x, partial(attend_whole, t))
+        t.block = "head"
+        outputs = [t.norm("norm", x) if laid.model.final_norm else x]
+    elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
             t.rows = (work.batch * span.new,)
@@ -177,15 +187,16 @@ def cached_layers(workload: Workload) -> tuple[CachedLayers, ...]:
     """Return what a rank keeps of a sequence in the layers of the workload's model."""
     by_reach, ranks = Counter[Reach](), workload.parallel.tensor
     for (part, _), layers in decoder_of(workload).kinds.items():
-        by_reach[Reach.of(part)] += layers * _kept_bytes(part.of_one(ranks), workload.dtypes.kv_bytes)
+        by_reach[Reach.of(part)] += layers * _kept_bytes(part.of_one(ranks), workload.dtypes)
+    by_reach -= Counter()  # without those that keep nothing
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
-def _kept_bytes(attention: Attention, kv_bytes: int) -> int:
+def _kept_bytes(attention: Attention, dtypes: Dtypes) -> int:
     """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, Linear):
-        return attention.state * FP32_BYTES
-    token_bytes = attention.kv_elements * kv_bytes
+    if isinstance(attention, State):
+        return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
+    token_bytes = attention.kv_elements * dtypes.kv_bytes
     compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
     return token_bytes * attention.views + compressed_bytes
 
@@ -274,18 +285,21 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
-    kv_bytes, rows = laid.workload.dtypes.kv_bytes, work.decoding + work.reading
+    dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
     groups, t = cached_layers(laid.workload), Tape(laid, rows=rows)
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
+    keeping = sum(bool(_kept_bytes(part, dtypes)) for part in laid.attentions.values())
     for t.block in layers:
+        if not _kept_bytes(t.attention, dtypes):
+            continue
         name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
-        t.declare(t.name(name), max(0, room_bytes - coming) // len(laid.layers), "kv_cache")
+        t.declare(t.name(name), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, kv_bytes), "kv_cache")
+                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, dtypes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -345,7 +359,7 @@ class Iterations:
 
 def cache_name(attention: Attention) -> str:
     """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(attention, Linear) else "kv"
+    return "state" if isinstance(attention, State) else "kv"
 
 
 _ENDLESS = TokenSpan(0, 1 << 62)
@@ -354,7 +368,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    x, attention, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
+    attention, phase, rows = t.attention, t.phase, t.rows
     inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
@@ -382,7 +396,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
         cache.held = [cached] if t.phase == "decode" else [*coming, cached]
         store.add(_ENDLESS.length, cache.held)
         cache.span, cache.store, cache.compressed, cache.gates = _ENDLESS, store, store, gates
-        cache.added, cache.before, cache.out, cache.after = [cached], [cached], out, after
+        cache.added, cache.states, cache.out, cache.after = [cached], cached, out, after
         if t.workload.requests:
             cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
         attend(t, cache, inputs, x)

@@ -37,12 +37,13 @@ from simulator.graph_builder import OpFields
 from simulator.workload import Experts
 
 _MATRICES = ("ffn.gate", "ffn.up", "ffn.down")
+_UP = _MATRICES[1]
 _REDUCED = 3
 """Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
 
 
 def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
-    """Run a layer: attention, then a feed-forward, each behind a norm and added to its input.
+    """Run a layer: attention, and then or beside it a feed-forward, each normalised and added to its input.
 
     Parameters
     ----------
@@ -51,49 +52,69 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     block, x
         Name of the layer, and its input.
     attend
-        Function from that input to the input of the output projection, the norm included.
+        Function from that input, normalised, to the input of the output projection.
     """
-    t.block = block
-    t.begin("layer", "attention")
-    context = attend(x)
-    t.end("attention", context, partial(attend, x))
-    r = t.vector("add1", [x, _normalise_again(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
-    t.begin("feed_forward")
-    fed_forward = feed_forward(t, r)
-    t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
-    out = t.vector("add2", [r, _normalise_again(t, "norm2", fed_forward)], adds=t.residual)
+    t.block, is_parallel, is_shared = block, t.model.parallel, t.model.norms == "shared"
+    t.begin("layer")
+    normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
+
+    def attended() -> str:
+        return attend(normed if is_shared else normalise(t, "norm1", x))
+
+    if t.layer.attention.kind != "none":
+        t.begin("attention")
+        context = attended()
+        t.end("attention", context, attended)
+        made = normalise(t, "norm1.after", t.linear("attn.o", context))
+        r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
+    out = r
+    if t.layer.feed_forward.kind != "none":
+        t.begin("feed_forward")
+        fed_forward = feed_forward(t, r)
+        t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
+        fed_forward = normalise(t, "norm2.after", fed_forward)
+        if is_parallel:  # ranks add up their parts of both at once
+            both, fed = t.spread[made].layout, t.spread[fed_forward].layout
+            r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == fed else t.residual)
+        out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
 
-def _normalise_again(t: Tape, name: str, x: str) -> str:
-    """Normalise a second time, if the model does so."""
-    name = f"{name}.after"
-    return t.norm(name, t.to(x, t.residual)) if name in t.weights[t.block] else x
+def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
+    """Normalise rows in a norm that layers of the model may have; they are whole then."""
+    return t.norm(name, t.to(x, t.residual), sums) if name in t.model.layer_norms else x
 
 
 # feed-forward
 
 
-def gated_feed_forward(t: Tape, name: str, x: str) -> str:
-    """Take all tokens through one gated feed-forward."""
+def through_matrices(t: Tape, name: str, x: str) -> str:
+    """Take all tokens through one feed-forward."""
+    if not t.layer.feed_forward.gate:
+        return t.linear(f"{name}.down", t.vector(f"{name}.act", [t.linear(f"{name}.up", x)]))
     gate, up = t.linear(f"{name}.gate", x), t.linear(f"{name}.up", x)
     if t.workload.swiglu == "fused":
         return t.linear(f"{name}.down", t.vector(f"{name}.swiglu", [gate, up]))
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 
+def _first_sum(t: Tape) -> str:
+    """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
+    return "" if t.model.parallel or t.layer.attention.kind == "none" else "add1"
+
+
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
-    part, x = t.layer.feed_forward, t.norm("norm2", x, sums="add1")
-    return _through_experts(t, part, x) if isinstance(part, Experts) else gated_feed_forward(t, "ffn", x)
+    part, x = t.layer.feed_forward, normalise(t, "norm2", x, sums=_first_sum(t))
+    return _through_experts(t, part, x) if isinstance(part, Experts) else through_matrices(t, "ffn", x)
 
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
     """Take each token through its experts, beside those that all tokens go through."""
     if t.workload.on.share("experts"):
         return _through_sides(t, part, x)
-    experts, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
+    experts, *_, features = t.weights[t.block][_UP].layout.tensor_map
     routed = x
     if TENSOR[0] in experts:  # each tensor rank has experts of its own, and sends a part of the tokens
         routed = t.to(x, t.cut((), (*t.batch, *TENSOR)))
@@ -103,8 +124,8 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
-    made = gated_feed_forward(t, "ffn", taken) if t.workload.experts == "together" else ""
-    shared = [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    made = through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
+    shared = [through_matrices(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
@@ -112,14 +133,20 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     if any(t.spread[x].layout != summed for x in shared):
         shared = [t.to(x, t.spread[routed].layout) for x in shared]
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
+    gates = [t.linear("ffn.shared_gate", x)] if part.shared_gate else []
+    gate = [t.to(y, t.spread[routed].layout) for y in gates]
     out = t.tensor("ffn.combine.out", t.model.hidden, summed)
-    t.op("ffn.combine", [back, shares, *shared], [out])
+    t.op("ffn.combine", [back, shares, *shared, *gate], [out])
 
     def combine_back(dy: str) -> None:
         d_back = t.add(t.name("ffn.combine.in.grad"), t.spread[sent])
         d_shares = t.tensor("ffn.route.shares.grad", part.top_k, summed, FP32_BYTES)
-        t.op("ffn.combine", [t.to(dy, t.spread[routed].layout), back, shares], [d_back, d_shares])
-        t.add_gradients([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
+        d_gates = [t.add(f"{y}.grad", t.spread[y], summed) for y in gate]
+        scaled = [*shared, *gate] if gate else []
+        d_shared = [t.add(f"{y}.scaled.grad", t.spread[y]) for y in shared] if gate else [dy for _ in shared]
+        reads = [t.to(dy, t.spread[routed].layout), back, shares, *scaled]
+        t.op("ffn.combine", reads, [d_back, d_shares, *d_gates, *(d_shared if gate else [])])
+        t.add_gradients([made, shares, *shared, *gates], [d_back, d_shares, *d_shared, *d_gates])
 
     return t.record(out, combine_back)
 
@@ -130,7 +157,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
-    ranks = t.mesh.size(t.weights[t.block]["ffn.gate"].layout.tensor_map[0]) if t.is_forward else 1
+    ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0]) if t.is_forward else 1
     rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
@@ -159,7 +186,7 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
     t.op("ffn.route", [logits, *bias], [choices])
     count, each = t.workload.on.host_experts(part)
     made = [_of_side(t, part, HOST, [x, choices], (count, each))]
-    made += [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    made += [through_matrices(t, "ffn.shared", x)] if part.shared else []
     if count < part.routed:
         made.append(_of_side(t, part, "accelerator", [x, choices], (part.routed - count, part.top_k - each)))
     return t.vector("ffn.combine", made)
@@ -168,7 +195,7 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
 def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[int, Fraction]) -> str:
     """Take tokens through the experts of a side in one op: so many experts, on which so many choices of each fall."""
     (count, each), names, size, parameters = share, list[str](), 0, 0
-    dtype = t.product_dtype(t.weights[t.block][_MATRICES[0]])
+    dtype = t.product_dtype(t.weights[t.block][_UP])
     chosen = -(-chosen_number(count * each.denominator, t.own_tokens, each.numerator) // each.denominator)
     rows = round(t.own_tokens * each)
     for module, stack in t.weights[t.block].items():
@@ -180,7 +207,7 @@ def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[i
             names.append(t.declare(name, whole_bytes, "expert"))
             size += each_bytes
             parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)
-    out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), 3 * rows * part.width * t.element_bytes
+    out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), part.inner * rows * part.width * t.element_bytes
     read_bytes = rows * t.model.hidden * t.element_bytes + t.made_bytes(taken[1]) + inside + chosen * size
     t.op(
         f"ffn.experts.{side}", [*taken, *names], [out], device=side, dtype=dtype, flops=2 * rows * parameters,
@@ -208,14 +235,14 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     if is_each:
         size, read_bytes = sum(-(-stack.size_bytes // part.routed) for stack in stacks), 0
         names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    gate, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
+    up, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
     summed = replace(t.spread[x].layout, partial=down.layout.tensor_map[1])
     out = t.add(t.name("ffn.experts.out"), t.spread[x], summed)
-    inside = 3 * rows * gate.layout.local_shape(gate.shape)[-1] * t.element_bytes
-    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(gate.shape))
+    inside = part.inner * rows * up.layout.local_shape(up.shape)[-1] * t.element_bytes
+    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(up.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
     more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
-    more["dtype"] = t.product_dtype(gate)
+    more["dtype"] = t.product_dtype(up)
     if is_each:
         more["dynamic"] = t.dynamic_reads("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)
@@ -246,12 +273,41 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
         read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
         t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
 
-    return t.to(t.record(out, back), t.residual)
+    x = t.to(t.record(out, back), t.residual)
+    x = t.linear("in", x) if t.model.embedding_width else x
+    for name in ("positions", "segments"):
+        x = _add_rows(t, name, x) if name in t.weights["embed"] else x
+    return t.norm("norm", x) if t.model.embedding_norm else x
+
+
+def _add_rows(t: Tape, name: str, x: str) -> str:
+    """Add a row of a further table to each token's."""
+    table, (rows, width, layout, *_) = t.weight(name), t.spread[x]
+    out = t.tensor(f"{name}.out", width, layout, rows=rows)
+    row_bytes = min(t.spread[x].elements, table.parameters) * t.element_bytes
+    t.op(name, [x, t.held[table.name]], [out], read_bytes=t.made_bytes(x) + row_bytes)
+
+    def back(dy: str) -> None:
+        dy = t.to(dy, layout)
+        if table.is_trained:
+            old, new = t.weight_gradients(layout.cut, table)
+            t.op(name, [dy, *old], new)
+        t.add_gradients([x], [dy])
+
+    return t.record(out, back)
+
+
+def _final(t: Tape, x: str) -> str:
+    """Make the rows that the output projection takes from those of the last layer."""
+    x = t.norm("norm", x) if t.model.final_norm else x
+    if t.model.head_transform:
+        x = t.norm("transform.norm", t.vector("transform.act", [t.linear("transform", x)]))
+    return t.linear("out", x) if t.model.embedding_width else x
 
 
 def _logits(t: Tape, x: str) -> str:
     """Make the final norm and the logits; the output projection may be the embedding's table."""
-    return t.linear("lm", t.norm("norm", x), t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
+    return t.linear("lm", _final(t, x), t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
 
 
 def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
@@ -273,7 +329,7 @@ def loss(t: Tape, x: str) -> None:
     """Make the final norm, logits and loss of one micro-batch."""
     t.block = "head"
     if t.workload.loss_chunks:
-        _loss_in_chunks(t, t.norm("norm", x), t.workload.loss_chunks)
+        _loss_in_chunks(t, _final(t, x), t.workload.loss_chunks)
         return
     logits = _logits(t, x)
     logits = t.to(logits, t.spread[logits].layout.whole)
@@ -309,9 +365,9 @@ def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:
     weight = t.weights["embed"]["tokens"] if t.model.tied_embeddings else t.weight("lm")
     out, labels, tokens = t.name("loss.out"), f"{t.micro}embed/ids", t.own_tokens
     label_bytes, each = tokens * ID_BYTES, -(-tokens // chunks)
-    chunks, logits_bytes = -(-tokens // each), weight.parameters // t.model.hidden * t.element_bytes
+    chunks, logits_bytes = -(-tokens // each), weight.parameters // t.spread[x].width * t.element_bytes
     t.graph.tensor(out, FP32_BYTES)
-    dx = [t.tensor("lm.in.grad", t.model.hidden)] if t.wants(x) else []
+    dx = [t.tensor("lm.in.grad", t.spread[x].width)] if t.wants(x) else []
     old, new = t.weight_gradients(t.batch, weight)
     products, grad_bytes = 1 + len(dx) + len(new), weight.parameters * t.workload.dtypes.gradient_bytes
     read_bytes = (1 + len(new)) * t.made_bytes(x) + (1 + len(dx)) * chunks * weight.size_bytes + label_bytes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Unpack, cast
 
 from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Attention, Layer
+from simulator.workload import Layer, Mixer
 
 _MADE = {
     None: "slice",
@@ -112,9 +112,14 @@ class StepBuilder:
         return self.layers[self.block]
 
     @property
-    def attention(self) -> Attention:
-        """The attention of the current layer, with the heads of this rank."""
-        return self.attentions[self.block]
+    def attention(self) -> Mixer:
+        """The attention of the current layer, which has one, with the heads of this rank."""
+        return cast(Mixer, self.attentions[self.block])
+
+    @property
+    def whole_attention(self) -> Mixer:
+        """The same with the heads of all ranks."""
+        return cast(Mixer, self.layer.attention)
 
     @property
     def token_bytes(self) -> int:

@@ -107,19 +107,22 @@ class Tape(StepBuilder):
 
         Gradients of its input add up in an op named after `sums`.
         """
-        weight, (rows, width, layout, *_) = self.weight(name), self.spread[x]
+        weights = [self.weight(name)] if name in self.weights[self.block] else []
+        rows, width, layout, *_ = self.spread[x]
+        held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
         if self.is_forward and self.workload.kernels == "eager":
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
-            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if weight.is_trained else []
-        self.op(name, [x, self.held[weight.name]], [out, *(y for y in saved if y != x)])
+            is_trained = any(weight.is_trained for weight in weights)
+            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if is_trained else []
+        self.op(name, [x, *held], [out, *(y for y in saved if y != x)])
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
             dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
-            old, new = self.weight_gradients(layout.cut, weight)
-            self.op(name, [*saved, dy, self.held[weight.name], *old], [*dx, *new])
+            old, new = self.weight_gradients(layout.cut, *weights)
+            self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)
 
         return self.record(out, back)
@@ -159,7 +162,7 @@ class Tape(StepBuilder):
         *experts, inner, outer = weight.layout.tensor_map
         *many, inputs, outputs = weight.shape
         rows, width, layout, size, *_ = self.spread[x]
-        if weight.name.startswith("embed/"):  # a tied table is used transposed
+        if weight.name == "embed/tokens.weight":  # a tied table is used transposed
             inner, outer, inputs, outputs = outer, inner, outputs, inputs
         sums, shares = inner, outer
         if heads:

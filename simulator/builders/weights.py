@@ -17,7 +17,20 @@ from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Attention, DecoderModel, Dense, Experts, Gqa, Layer, Linear, Lora, Mla, Model, Workload
+from simulator.workload import (
+    Absent,
+    Attention,
+    DecoderModel,
+    Dense,
+    Experts,
+    Gqa,
+    Layer,
+    Lora,
+    Mla,
+    Model,
+    State,
+    Workload,
+)
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -80,25 +93,43 @@ def blocks(layers: int) -> tuple[str, ...]:
 
 def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
-    h, v = model.hidden, model.vocabulary
-    yield "embed", {"tokens": Spec((v, h), _ROW)}
+    h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
+    embed, head = {"tokens": Spec((v, narrow or h), _ROW)}, _norms(model, ["norm"] * model.final_norm)
+    embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
+    tables = {"positions": model.positions, "segments": model.segments}
+    embed |= {name: Spec((rows, h), _WHOLE) for name, rows in tables.items() if rows}
+    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
         yield block, of_kind[model.layer(index)]
-    yield "head", {"norm": _norm(h)} | ({} if model.tied_embeddings else {"lm": Spec((h, v), _COLUMN)})
+    if model.head_transform:
+        head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
+    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow else {}
+    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)}, model.head_biases)
+    yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
+
+
+def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
+    """Return what norms of rows, by default of the residual, have: a scale, and a bias behind it, if any."""
+    parts = {"scale": 1, "both": 2, "none": 0}[model.norm_weights]
+    return {name: _norm(parts * (width or model.hidden)) for name in names if parts}
 
 
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
-    if isinstance(part, Linear):
-        attention = {name: Spec((h, part.width), _COLUMN) for name in ("q", "k", "v", "gate")}
-        attention |= {"norm": _norm(part.width, TENSOR), "o": Spec((part.width, h), _ROW)}
+    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"}
+    norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
+    if isinstance(part, (State, Absent)):
+        attention = _state(h, part) if isinstance(part, State) else {}
     else:
-        attention = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
+        attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
-    first, second = ({} if model.norms == "before" else {f"{name}.after": _norm(h)} for name in ("norm1", "norm2"))
     attention = {f"attn.{name}": spec for name, spec in attention.items()}
-    return {"norm1": _norm(h), **attention, **first, "norm2": _norm(h), **_feed_forward(h, kind.feed_forward), **second}
+    first, between, last = (
+        {name: norms[name] for name in names if name in norms}
+        for names in (["norm1"], ["norm1.after", "norm1.sum", "norm2"], ["norm2.after", "norm2.sum"])
+    )
+    return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
 def _norm(width: int, cut: Axes = ()) -> Spec:
@@ -116,15 +147,27 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
     return both
 
 
-def _gqa(h: int, gqa: Gqa) -> Specs:
-    q, kv, size = gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size, gqa.head_size
-    norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if gqa.qk_norms else {}
+def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
+    h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
+    norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
+    gates = {"elements": q, "heads": gqa.heads}
+    gate = {"gate": Spec((h, gates[gqa.gate]), _COLUMN)} if gqa.gate else {}
     columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
-    return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, gqa.biases)
+    biased = (*gqa.biases, *("gate" for name in gqa.biases if name == "q"))
+    return _biases(columns | norms | sinks | gate | {"o": Spec((q, h), _ROW)}, biased)
+
+
+def _state(h: int, part: State) -> Specs:
+    maps, specs = {"column": _COLUMN, "row": _ROW, "whole": _WHOLE}, Specs()
+    for name, (inputs, outputs, cut, key_heads) in part.weights(h).items():
+        shape = (inputs, outputs) if inputs else (outputs,)
+        specs[name] = Spec(shape, maps[cut][-len(shape) :], kv_heads=key_heads)
+    of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
+    return _biases(specs, ["rates_out", *(name for end in part.biases for name in of.get(end, ()))])
 
 
 def _mla(h: int, mla: Mla) -> Specs:
@@ -156,21 +199,25 @@ def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:
     return specs
 
 
-def _feed_forward(h: int, part: Dense | Experts) -> Specs:
+def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
+    if isinstance(part, Absent):
+        return {}
     if isinstance(part, Dense):
-        return _gated("ffn", h, part.width, biases=part.biases)
+        return _matrices("ffn", h, part, part.width)
     router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
     bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
-    shared = _gated("ffn.shared", h, part.shared * (part.shared_width or part.width)) if part.shared else {}
-    return router | bias | _gated("ffn", h, part.width, part.held, biases=part.biases) | shared
+    width = part.shared * (part.shared_width or part.width)
+    shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
+    shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
+    return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
 
 
-def _gated(name: str, h: int, f: int, experts: int = 0, *, biases: bool = False) -> Specs:
-    """Return the weights of a gated feed-forward, or of `experts` of them in one."""
+def _matrices(name: str, h: int, part: Dense | Experts, f: int, experts: int = 0) -> Specs:
+    """Return the weights of a feed-forward of width `f`, or of `experts` of them in one."""
     many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
     wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
-    specs = {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
-    return _biases(specs, specs) if biases else specs
+    specs = ({f"{name}.gate": wide} if part.gate else {}) | {f"{name}.up": wide, f"{name}.down": narrow}
+    return _biases(specs, specs) if part.biases else specs
 
 
 def _adapted(part: Specs, lora: Lora) -> Specs:

@@ -6,8 +6,10 @@ nothing that hosim counts, or reported as dropped.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_model import ALIASES, FAMILIES, TOWERS, VERSION, Config, is_irrelevant, model_of
+from simulator.importers.hf_model import ALIASES, FAMILIES, TOLD, TOWERS, VERSION, Config, is_irrelevant, model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -29,6 +31,8 @@ _DECODERS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
+_CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
+_READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
 
@@ -118,6 +122,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
     document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}
     document["dtypes"] = _dtypes(config, path, phase) | cache
+    _check_read(config)
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
     return Imported({".yaml": workload}, {}, tuple(config.derived), _dropped(config) | dropped)
@@ -147,8 +152,10 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
-    do = "capture a step of it (hosim import torch package.module:function), or name a family with the same layers"
-    insist(name in FAMILIES, f"{where}, model_type", "this is a family of decoders that hosim knows", repr(kind), do)
+    if name not in FAMILIES:
+        found = "none" if kind is None else f"{kind!r}, which hosim does not know"
+        do = f"{_nearest(inner, str(kind))}; {_CAPTURE}"
+        raise ConfigError(f"{where}, model_type", "this names a family that hosim can build", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if key_of_decoder:
@@ -158,7 +165,33 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     return Config(inner | shared, FAMILIES[str(name)], where), dropped
 
 
-def _name(outer: dict[str, Any], path: Path) -> str:
+def _check_read(c: Config) -> None:
+    """Refuse keys that state sizes which nothing reads."""
+    unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
+    must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
+    found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
+    do = f"{_nearest(c.data, kind)}; {_CAPTURE}, or remove a key if the model does without it"
+    insist(not unread, f"{c.where}, {', '.join(unread[:1])}", must, found, do)
+
+
+def _nearest(data: Mapping[str, Any], kind: str) -> str:
+    """Name the families that read the most of some keys, and what each would not read, or refuses."""
+    tried: list[tuple[float, str]] = []
+    for name, family in FAMILIES.items():
+        c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE}, family, ""), ""
+        try:
+            model_of(c)
+        except ConfigError as error:
+            refused = f"refuses {error.where.removeprefix(', ')}"
+        unread = c.sizes()
+        left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
+        text = " and ".join(filter(None, [left, refused])) or "has all these keys"
+        far = len(unread) + 3 * bool(refused) - 6 * SequenceMatcher(None, name, kind).ratio()
+        tried += [(far, f"{name} ({text})")] if name != kind else []
+    return f"nearest are {', '.join(text for _, text in sorted(tried)[:3])}"
+
+
+def _name(outer: Mapping[str, Any], path: Path) -> str:
     name = str(outer.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     return name or (path.absolute().parent.name if path.stem == "config" else path.stem)
 
@@ -176,6 +209,9 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
     elif quantized:
         dtypes |= _quantized(quantized, c)
+    elif kept := _KEPT.search(f"{_name(c.data, path)} {path.absolute().parent.name} {path.name}"):
+        lacks = f"neither config.json nor {beside.name} beside it says how weights are kept"
+        c.derived.append(f"Weights count as computed: the name says {kept[0]}, but {lacks}.")
     return dtypes
 
 
@@ -213,12 +249,12 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
 
 def _dropped(c: Config) -> dict[str, int]:
     """Return the keys that are neither read nor irrelevant, and the parts that a family has beside its decoder."""
-    unread = c.data.keys() - c.used - {*c.family.implied}
-    ahead = dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), " (layers that only predict further tokens)")
-    names = [f"{key}{ahead.get(key, '')}" for key in sorted(unread) if c.data[key] and not is_irrelevant(key)]
+    names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in c.unread()]
     return dict.fromkeys(filter(None, [*names, c.family.uncounted]), 1)
 
 
+# Parts of a name that say that weights are kept otherwise than they are computed.
+_KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)", re.IGNORECASE)
 _ROUTED = re.compile(r"(?<!shared_)experts")
 _UNQUANTIZED = ("ignore", "modules_to_not_convert", "exclude_modules")
 _METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")

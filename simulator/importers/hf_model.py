@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +29,16 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
     """Make a family from each entry of the table, which says how it differs from an earlier one, or from `base`."""
     families: dict[str, Family] = {}
     for name, entry in table.items():
-        like = vars(families[entry["like"]]) if "like" in entry else base
-        defaults = like["defaults"] | entry.get("defaults", {})
-        defaults = {key: value for key, value in defaults.items() if key not in entry.get("absent", ())}
-        families[name] = Family(**like | entry | {"defaults": defaults})
+        family = _joined(vars(families[entry["like"]]) if "like" in entry else base, entry)
+        defaults = {key: value for key, value in family["defaults"].items() if key not in entry.get("absent", ())}
+        families[name] = Family(**family | {"defaults": defaults})
     return families
+
+
+def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
+    both = ("defaults", "keys", "model", "attention", "feed_forward", "when")
+    return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
@@ -40,24 +46,37 @@ FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
 ALIASES: dict[str, str] = _TABLE["aliases"]
 """Other names -> families: multimodal models with a decoder, and their ``text_config``."""
-IRRELEVANT = frozenset(_TABLE["irrelevant"].split())
-"""Keys that change neither memory nor time, besides those of token ids."""
+IRRELEVANT, _ENDINGS = frozenset(_TABLE["irrelevant"].split()), tuple(_TABLE["endings"].split())
+"""Keys that change neither memory nor time, besides those with such an ending."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
 """Part of a model -> field -> keys that may hold it."""
 RULES = frozenset(_TABLE["rules"].split())
 """Keys that tell which layers have a sliding window where no key lists the type of each layer."""
+STRUCTURE = frozenset(_TABLE["structure"].split())
+"""Keys whose very presence states a structure, whatever they say."""
+OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
+"""Keys that say nothing in a model without experts."""
+TOLD: dict[str, str] = _TABLE["told"]
+"""Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
 """Keys of towers beside the decoder of a multimodal model."""
 
 
 def is_irrelevant(key: str) -> bool:
     """Tell whether a key changes neither memory nor time."""
-    return key in IRRELEVANT or key.endswith(("_token_id", "_token_index"))
+    return key in IRRELEVANT or (key.endswith(_ENDINGS) and key not in STRUCTURE)
 
 
-_NEAR = ("sliding_attention", "chunked_attention")
-# Types of layers: attention to (or choosing from) all earlier tokens; to a window; linear, with a state.
-_TYPES = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", *_NEAR, "linear_attention")
+def states_size(value: Any) -> bool:
+    """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, or some of these."""
+    if isinstance(value, (list, dict)):
+        inside = value if isinstance(value, list) else value.values()
+        return any(isinstance(entry, str) or states_size(entry) for entry in inside)
+    return isinstance(value, (int, float)) and 1 <= abs(value) < inf
+
+
+WORDS: dict[str, str] = _TABLE["words"]
+"""Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
 
 
 class Config:
@@ -75,23 +94,56 @@ class Config:
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = data, family, where
-        self.used: set[str] = set()
+        self.used: set[str] = {*family.inside}
+        for key in family.inside:
+            self.data = {**self.data, **(data.get(key) or {})}
         self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
+        for condition, entry in family.when.items():
+            if all(map(self._holds, condition.split())):
+                self.family = Family(**_joined(vars(self.family), entry))
+
+    def _holds(self, condition: str) -> bool:
+        """Tell whether a key is true, or has the value behind a ``=``."""
+        key, _, wanted = condition.partition("=")
+        return str(self.get(key)).lower() == (wanted or "true")
 
     def get(self, *keys: str, path: str = "") -> Any:
-        """Return the value of the first key that the file has, or else that the family has; None if neither has one."""
+        """Return the value of the first key that the file has, or else that the family has; None if neither has one.
+
+        Where a family has a name of its own for a key, that is the first one.
+        """
+        keys = (*(own for own in map(self.family.keys.get, keys) if own), *keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
             self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
             return self.data[key]
         for key in filter(self.family.defaults.__contains__, keys):
             if path:
+                self._check_own(key)
                 text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
                 self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
             return self.family.defaults[key]
         return None
+
+    def _check_own(self, key: str) -> None:
+        """Refuse a default for a size in a file that says that it is of another class, which has its own."""
+        classes, value = self.data.get("architectures"), self.family.defaults[key]
+        reader = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+        usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
+        must = f"{reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
+        fits = not reader or reader.lower().startswith(usual) or type(value) is not int
+        insist(fits, f"{self.where}, {key}", must, "none", "add it")
+
+    def unread(self) -> list[str]:
+        """Return the keys that say something, and are neither read nor irrelevant nor implied by the family."""
+        left = self.data.keys() - self.used - {*self.family.implied}
+        return sorted(key for key in left if self.data[key] and not is_irrelevant(key))
+
+    def sizes(self) -> list[str]:
+        """Return the keys that state a size or a structure, and are not read."""
+        return [key for key in self.unread() if key in STRUCTURE or (key not in TOLD and states_size(self.data[key]))]
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
@@ -99,9 +151,10 @@ class Config:
         if value is None and derived is not None:
             self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
             return derived
-        insist(value is not None, f"{self.where}, {keys[0]}", "a decoder has this key", "none", "add it")
+        where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
+        insist(value is not None, where, "a model has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
-        insist(fits, f"{self.where}, {keys[0]}", f"this is a whole number from {least} to 1,000,000,000", repr(value))
+        insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))
         return int(value)
 
     def flag(self, key: str, path: str = "") -> bool:
@@ -132,9 +185,14 @@ def model_of(c: Config) -> dict[str, Any]:
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
-    if c.family.norms != "before":
-        model["norms"] = c.family.norms
-    parts = {"attention": _attentions(c, layers, hidden), "feed_forward": _feed_forwards(c, layers)}
+    model.update(c.family.model)
+    for table, key in c.family.tables.items():
+        rows = c.count(key, path=f"model.{table}", least=0)
+        model |= {table: rows + c.family.more_positions * (table == "positions")} if rows else {}
+    if (narrow := c.count(c.family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
+        model["embedding_width"] = narrow
+    types = _layer_types(c, layers)
+    parts = {"attention": _attentions(c, types, hidden), "feed_forward": _feed_forwards(c, types, hidden)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -165,21 +223,40 @@ Kinds = tuple[list[dict[str, Any]], list[int]]
 """The kinds of a part, and each layer's index among them."""
 
 
-def _attentions(c: Config, layers: int, hidden: int) -> Kinds:
-    full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
-    types, kinds = _layer_types(c, layers), [full]
-    window = c.get(c.family.window) if c.family.local != "none" or {*_NEAR} & {*types} else None
-    if window and {*_NEAR} & {*types}:
+def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
+    kinds, found = list[dict[str, Any]](), [WORDS[word] for word in types]
+    full = {}
+    if {"full", "near"} & {*found}:
+        full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
+    by_word = {"full": full, "near": full, "state": {}, "mlp": {"kind": "none"}, "moe": {"kind": "none"}}
+    window = c.get(c.family.window) if c.family.local != "none" or "near" in found else None
+    if window and "near" in found:
         window = c.count(c.family.window, path="model.attention.window")
         if "chunked_attention" in types:
             c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
-        kinds.append(full | {"window": window})
-    near = len(kinds) - 1
-    if "linear_attention" in types:
-        insist(c.family.linear, f"{c.where}, layer_types", "linear attention is that of MiniMax", "another one")
-        block = c.count("block_size", path="model.attention.block")
-        kinds.append({"kind": "linear", "heads": full["heads"], "head_size": full["head_size"], "block": block})
-    return kinds, [near if kind in _NEAR else len(kinds) - 1 if kind == "linear_attention" else 0 for kind in types]
+        by_word["near"] = full | {"window": window}
+    if "state" in found:
+        by_word["state"] = _state(c, hidden, "model.attention" if 2 * found.count("state") > len(found) else "")
+    for word, part in by_word.items():
+        kinds += [part] if word in found and part not in kinds else []
+    return kinds, [kinds.index(by_word[word]) for word in found]
+
+
+def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
+    """Return the part of layers with a state; `path` is where its origins go, if that is the model's attention."""
+    family, kind = c.family, c.family.state.get("kind", "")
+    must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
+    insist(kind, f"{c.where}, layer_types", must, found, "name another family")
+    part: dict[str, Any] = dict(family.state)
+    expand = c.count("mamba_expand", "expand", derived=2)
+    inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
+    for field, keys in PARTS[kind].items():
+        each = part.get("heads", 1)
+        usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
+        usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
+        part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
+    biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
+    return part | ({"biases": biased} if biased else {})
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
@@ -191,7 +268,7 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
-    return part | {key: value for key, value in more.items() if value}
+    return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
 
 def _latent_attention(c: Config) -> dict[str, Any]:
@@ -209,19 +286,37 @@ def _latent_attention(c: Config) -> dict[str, Any]:
 
 
 def _layer_types(c: Config, layers: int) -> list[str]:
-    """Return the type of each layer: from ``layer_types``, or by the rule of the family."""
+    """Return a word for each layer: from the keys that list them, or by the rule of the family."""
     codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
-    types = c.list_of("layer_types", str, layers) or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
-    for unknown in {*types} - {*_TYPES}:
-        must, do = "a type of layer is known", nearest(unknown, _TYPES)
+    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
+    pattern = c.get("hybrid_override_pattern")
+    if not types and isinstance(pattern, str):
+        types = [*pattern][:layers]
+    types = types or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
+    for unknown in {*types} - {*WORDS}:
+        must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
         c.used |= RULES
         return types
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
-    near, far = ("full_attention", "linear_attention") if c.family.linear else (usual, "full_attention")
+    if c.family.state:
+        attending = _attending_layers(c, layers)
+        return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
     local = _windowed_layers(c, layers)
-    return [near if layer in local else far for layer in range(layers)]
+    return [usual if layer in local else "full_attention" for layer in range(layers)]
+
+
+def _attending_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers with attention in a model whose other layers have a state."""
+    for key in ("attn_layer_indices", "full_attn_idxs"):
+        if (listed := c.list_of(key, int)) is not None:
+            return {*listed}
+    if c.family.local in ("all", "odd"):
+        return {*range(0, layers, 2)}
+    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=layers + 1)
+    offset = c.count("attn_layer_offset", least=0, derived=period - 1)
+    return {*range(offset, layers, period)}
 
 
 def _windowed_layers(c: Config, layers: int) -> set[int]:
@@ -236,6 +331,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
+        "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
         "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
     }
@@ -245,22 +341,36 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 # feed-forwards
 
 
-def _feed_forwards(c: Config, layers: int) -> Kinds:
-    family, path = c.family, "model.feed_forward"
+def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
+    family, path, layers = c.family, "model.feed_forward", len(types)
+    words = [WORDS[word] for word in types]
+    if family.single and not {"mlp", "moe"} & {*words}:
+        return [{"kind": "none"}], [0] * layers
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
-    more: dict[str, Any] = {"biases": True} if biases else {}
-    if not family.experts or c.get(*PARTS["experts"]["routed"]) is None:
-        return [{"kind": "dense", "width": c.count(family.width, path=f"{path}.width"), **more}], [0] * layers
+    more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
+    usual = family.times * hidden or None
+    routed = PARTS["experts"]["routed"]
+    c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
+    if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
+        width = c.count(family.width, path=f"{path}.width", derived=usual)
+        one = {"kind": "dense", "width": width, **more}
+        return [one, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
     part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
     if shared := c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared):
-        part["shared"] = shared
+        part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
+    kinds: list[dict[str, Any]] = [part, {"kind": "none"}]
+    if family.single and "mlp" not in words:
+        return kinds, [int(word != "moe") for word in words]
     dense = _dense_layers(c, layers)
     width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
-    return [part, {"kind": "dense", "width": width, **more}], [int(layer in dense) for layer in range(layers)]
+    kinds.insert(1, {"kind": "dense", "width": width, **more})
+    if family.single:
+        return kinds, [{"moe": 0, "mlp": 1}.get(word, 2) for word in words]
+    return kinds, [int(layer in dense) for layer in range(layers)]
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:

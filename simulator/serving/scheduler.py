@@ -244,11 +244,11 @@ class Scheduler:
 
     def _count_found(self, served: Served, found: Sequence[int]) -> None:
         """Count what was found on admission, given the tier of each block: those that it had itself, and others."""
-        size, own = self._asked.block, served.cached // self._asked.block
-        hit = [size * found[own:].count(tier) for tier in range(len(self.tiers.names))]
+        size, held = self._asked.block, served.cached // self._asked.block
+        hit = [size * found[held:].count(tier) for tier in range(len(self.tiers.names))]
         served.hit = [before + new for before, new in zip(served.hit or [0] * len(hit), hit, strict=True)]
-        served.reloaded += size * sum(map(bool, found[:own]))
-        served.recomputed += served.cached - size * min(own, len(found))
+        served.reloaded += size * sum(map(bool, found[:held]))
+        served.recomputed += served.cached - size * min(held, len(found))
         served.cached = size * len(found)
         if served.admitted_ns is None:
             served.admitted_ns = served.loaded_ns

@@ -9,19 +9,20 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
+from simulator.workload.states import Absent, State
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress", "DecoderModel",
-    "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths",
-    "Linear", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request",
-    "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
+    "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
+    "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
+    "Layer", "Lengths", "LlamaModel", "Lora", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools",
+    "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
 ]  # fmt: skip
 
 
@@ -41,7 +42,7 @@ _KEYS = {
     ("train", *_INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
     ("serve",): "pools",
     ("requests",): "requests",
-    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
+    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",
 }
 _OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
                    "parallel": {"ranks", "data", "micro_batches"}}  # fmt: skip
@@ -258,6 +259,11 @@ class Workload(Document):
         must, do = "phase serve is built for models of family llama", "set phase, or change the family"
         require(is_built, must, model.family, "phase", do=do)
         decoder = model.decoder
+        if not decoder.causal:
+            self._check_encoder(decoder)
+        must, do = "swiglu is of feed-forwards with a gate", "remove it"
+        has_gates = any(part.gate for _, part in decoder.kinds)
+        require(has_gates or "swiglu" not in self.model_fields_set, must, "none", "swiglu", do=do)
         if self.phase == "train":
             self._check_training(decoder)
         if self.phase in (*_INFERENCE, "requests"):
@@ -292,10 +298,23 @@ class Workload(Document):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
 
+    def _check_encoder(self, model: DecoderModel) -> None:
+        """Refuse what needs tokens that come one after another."""
+        fits, must = self.phase in ("train", "prefill"), "an encoder reads all tokens at once, and adds none"
+        require(fits, must, f"phase {self.phase}", "phase", do="set phase to prefill or train")
+        for key in ("chunk", "kv"):
+            require(key not in self.model_fields_set, "an encoder has no KV cache", key, key, do="remove it")
+        found = self.dtypes.kv_cache
+        require(found is None, "an encoder has no KV cache", str(found), "dtypes", "kv_cache", do="remove it")
+        for part, _ in model.kinds:
+            fits = isinstance(part, Gqa) and part.sparse is None and not part.sinks
+            must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
+            require(fits, must, "another", "model", "attention", do=do)
+
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
-            is_whole = isinstance(attention, Gqa) and attention.sparse is None
+            is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
             must, do = (
                 "context ranks gather the keys and values of grouped-query attention",
                 "set parallel.context to 1",
@@ -318,6 +337,7 @@ class Workload(Document):
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
             must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
+            require("lm" not in model.head_biases, "a loss in chunks has no bias", "lm", "loss_chunks", do="remove it")
             is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"
             found = "ranks that share the vocabulary" if is_cut else key
             require(not is_cut and key not in self.dtypes.model_fields_set, must, found, "loss_chunks", do=do)

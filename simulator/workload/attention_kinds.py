@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import require
+from simulator.workload.states import Absent, State
 
 
 class Compress(Part):
@@ -173,6 +174,11 @@ class Gqa(_Attention):
         Which of the four matrices ``q``, ``k``, ``v`` and ``o`` have a bias (Qwen2, arXiv 2407.10671, section 2.2.1).
     sink_logits
         Whether each head has a learned logit for attending to nothing (GPT-OSS, arXiv 2508.10925).
+    gate
+        Whether the output is multiplied by a gate made from the layer's input: of each element (``elements``;
+        Qwen3-Next), or of each head (``heads``).
+    rotary
+        Whether queries and keys have rotary embeddings; not with learned positions, nor with ALiBi (arXiv 2108.12409).
     """
 
     kind: Literal["gqa"]
@@ -181,6 +187,8 @@ class Gqa(_Attention):
     qk_norms: StrictBool | Literal["all"] = False
     biases: tuple[Literal["q", "k", "v", "o"], ...] = ()
     sink_logits: StrictBool = False
+    gate: Literal["elements", "heads"] | None = None
+    rotary: StrictBool = True
 
     @property
     def kv_elements(self) -> int:
@@ -197,40 +205,8 @@ class Gqa(_Attention):
         self._divides("kv_heads", "heads")
         is_built = not (self.sink_logits and self.sparse)
         require(is_built, "attention has sink_logits, or is sparse", "both", "sink_logits", do="remove one of them")
-
-
-class Linear(_Attention):
-    """Lightning attention, which keeps one matrix per head for all earlier tokens (MiniMax-01, arXiv 2501.08313).
-
-    The output of all heads is normalised together and multiplied by a gate. Each head has keys and values of its own.
-
-    Attributes
-    ----------
-    kind
-        Names this attention.
-    head_size
-        Width of a head.
-    block
-        Tokens of a prompt that attend to one another pairwise before they are added to the matrix.
-    """
-
-    kind: Literal["linear"]
-    head_size: Count
-    block: Count = 256
-
-    @property
-    def kv_elements(self) -> int:
-        """Elements that the KV cache holds per token: none."""
-        return 0
-
-    @property
-    def state(self) -> int:
-        """Elements of the state that a sequence keeps per layer, whatever its length."""
-        return self.heads * self.head_size**2
-
-    def _check(self) -> None:
-        stated = self.model_fields_set & {"window", "sinks", "sparse"}
-        require(not stated, "linear attention sees all tokens before", " and ".join(sorted(stated)), do="remove it")
+        must, do = "the views of sparse attention have gates of their own", "remove it"
+        require(not (self.gate and self.sparse), must, "another gate", "gate", do=do)
 
 
 class Indexer(Part):
@@ -305,5 +281,7 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Attention = Annotated[Gqa | Mla | Linear, Field(discriminator="kind")]
-"""The attention of a layer."""
+Mixer = Gqa | Mla | State
+"""What mixes tokens in a layer."""
+Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
+"""The attention of a layer, if it has one."""

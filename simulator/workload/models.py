@@ -10,10 +10,31 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
+from simulator.workload.states import Absent
 
 
-class Dense(Part):
-    """A gated feed-forward that all tokens go through.
+class _FeedForward(Part):
+    """Fields that all kinds share.
+
+    Attributes
+    ----------
+    gate
+        Whether a third matrix makes a gate for what comes out of the first (GLU, arXiv 2002.05202).
+    biases
+        Whether its matrices, of each expert, have biases.
+    """
+
+    gate: StrictBool = True
+    biases: StrictBool = False
+
+    @property
+    def inner(self) -> int:
+        """Inner rows of a token: gate, up and their product; or what the first matrix makes, and its activation."""
+        return 3 if self.gate else 2
+
+
+class Dense(_FeedForward):
+    """A feed-forward that all tokens go through.
 
     Attributes
     ----------
@@ -21,16 +42,13 @@ class Dense(Part):
         Names this feed-forward.
     width
         Inner width.
-    biases
-        Whether its three matrices have biases.
     """
 
     kind: Literal["dense"]
     width: Count
-    biases: StrictBool = False
 
 
-class Experts(Part):
+class Experts(_FeedForward):
     """A mixture of experts: a router chooses some for each token; all tokens go through the shared ones.
 
     Attributes
@@ -47,10 +65,10 @@ class Experts(Part):
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
     shared_width
         Inner width of each of these; default: that of an expert.
+    shared_gate
+        Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    biases
-        Whether the three matrices of each expert have biases (GPT-OSS, arXiv 2508.10925).
     ranks
         Over how many ranks, with equally many tokens each, the routed experts are spread. The graph is that of one such
         rank: it has its share of the experts and of all tokens; sending tokens between ranks takes no time.
@@ -68,8 +86,8 @@ class Experts(Part):
     width: Count
     shared: FewOrNone = 0
     shared_width: Count | None = None
+    shared_gate: StrictBool = False
     router_bias: StrictBool = False
-    biases: StrictBool = False
     ranks: Ranks = 1
     copies: FewOrNone = 0
     buffers: Literal["fused", "apart"] = "fused"
@@ -97,7 +115,7 @@ def family(model: object) -> object:
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
-FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
+FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
 """The feed-forward of a layer, which treats each token by itself."""
 
 
@@ -167,7 +185,29 @@ class DecoderModel(Part):
         last entry that covers a layer decides.
     norms
         Whether attention and feed-forward each have a norm ``before`` them, or another one after them as well
-        (``both``; Gemma 2, arXiv 2408.00118, section 2).
+        (``both``; Gemma 2, arXiv 2408.00118, section 2), or that alone (``after``; OLMo 2, arXiv 2501.00656, section
+        3.2); whether each sum with the residual has one (``sum``; arXiv 1706.03762); or whether one before them is for
+        both, which are parallel then (``shared``; GPT-J).
+    norm_weights
+        What each norm has: a ``scale``, a scale and a bias (``both``; LayerNorm), or ``none`` (OLMo, arXiv 2402.00838).
+    parallel
+        Whether the feed-forward takes the input of the layer, as attention does, and not its output.
+    positions
+        Rows of a learned table of positions, of which each token adds one; default: none.
+    segments
+        Rows of a table of parts that a token may be of (BERT, arXiv 1810.04805, section 3); default: none.
+    embedding_width
+        Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068).
+    embedding_norm
+        Whether the embedding is normalised (BLOOM, arXiv 2211.05100, section 3.2.3).
+    final_norm
+        Whether the output of the last layer is normalised.
+    head_transform
+        Whether the head has a linear, an activation and a norm before the output projection (BERT).
+    head_biases
+        Which of the output projection (``lm``) and that linear (``transform``) have a bias.
+    causal
+        Whether a token sees those before it alone; if not, each token sees all of its sequence: an encoder.
     tied_embeddings
         Whether the output projection is the embedding matrix.
     """
@@ -179,7 +219,17 @@ class DecoderModel(Part):
     attention: Attention
     feed_forward: FeedForward
     others: Annotated[tuple[Other, ...], Field(max_length=MOST_OTHERS)] = ()
-    norms: Literal["before", "both"] = "before"
+    norms: Literal["before", "both", "after", "sum", "shared"] = "before"
+    norm_weights: Literal["scale", "both", "none"] = "scale"
+    parallel: StrictBool = False
+    positions: CountOrNone = 0
+    segments: CountOrNone = 0
+    embedding_width: Count | None = None
+    embedding_norm: StrictBool = False
+    final_norm: StrictBool = True
+    head_transform: StrictBool = False
+    head_biases: tuple[Literal["lm", "transform"], ...] = ()
+    causal: StrictBool = True
     tied_embeddings: StrictBool = False
 
     @property
@@ -205,11 +255,29 @@ class DecoderModel(Part):
         """Elements that the KV cache holds per token in all layers."""
         return sum(count * part.views * part.kv_elements for (part, _), count in self.kinds.items())
 
+    @property
+    def layer_norms(self) -> tuple[str, ...]:
+        """Names of the norms of a layer beside those of its attention."""
+        ends = {"before": ("",), "both": ("", ".after"), "after": (".after",), "sum": (".sum",)}.get(self.norms)
+        return tuple(f"{name}{end}" for name in ("norm1", "norm2") for end in ends) if ends else ("norm1",)
+
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
         return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
+        fits = self.norms == "shared" if self.parallel else self.norms != "shared"
+        must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
+        fits |= self.parallel and self.norms == "before"
+        require(fits, must, self.norms, "norms", do=do)
+        must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
+        require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
+        for kind in self.kinds:
+            halves = [part.kind for part in kind]
+            must, do = "a layer has an attention or a feed_forward", "set one of them"
+            require(halves != ["none"] * 2, must, "none", do=do)
+            must = "parallel parts are both there"
+            require(not self.parallel or "none" not in halves, must, "none", "parallel", do="remove it")
         for index, other in enumerate(self.others):
             must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"
