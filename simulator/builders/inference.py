@@ -48,7 +48,7 @@ from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import embed, forward, sample_tokens
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import Laid, lay, numbered
+from simulator.builders.weights import BATCH, Laid, lay, numbered
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
@@ -268,14 +268,14 @@ def least_iteration(workload: Workload) -> Iteration:
 
 
 def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
-    """Build the graph of an iteration of serving requests, which runs once, on one rank.
+    """Build the graph of an iteration of serving requests, which runs once, on each rank alike.
 
     Parameters
     ----------
     workload
         Workload with a model and requests.
     work
-        Sequences and parts of prompts that run together.
+        Sequences and parts of prompts that run together, on each of the data ranks.
     room_bytes
         Room of the KV cache of all layers in the compute tier, less what leaves it [B].
     """
@@ -286,7 +286,10 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
     dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
-    groups, t = cached_layers(laid.workload), Tape(laid, rows=rows)
+    parallel, groups = laid.workload.parallel, cached_layers(laid.workload)
+    parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
+    padded = -(-rows // parts) * parts
+    t = Tape(laid, rows=padded * laid.mesh.size(BATCH))
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
@@ -308,7 +311,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     for layer in layers:
         x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
-        x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
+        x = sample_tokens(t, x, last=work.answers if work.answers < padded else 0)
     return t.graph.build([x], steps=1)
 
 
@@ -391,7 +394,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     for t.phase, sequences, new, seen in of_phases:
         if not new:
             continue
-        t.micro, t.rows = f"{t.phase}/", (new,)
+        t.micro, t.rows = f"{t.phase}/", (new * t.replicas,)
         cache, store = Cache(t, sequences, new, seen), Store()
         cache.held = [cached] if t.phase == "decode" else [*coming, cached]
         store.add(_ENDLESS.length, cache.held)

@@ -157,8 +157,8 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
-    ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0]) if t.is_forward else 1
-    rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
+    ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
+    rows, routed = (ranks, -(-own_tokens * part.top_k // ranks) * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
@@ -311,16 +311,16 @@ def _logits(t: Tape, x: str) -> str:
 
 
 def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
-    """Make the final norm, logits and the next token of each sample; of so many `last` tokens alone, unless 0.
+    """Make the final norm, logits and the next token of each sample; of a rank's `last` tokens alone, unless 0.
 
     Where tensor ranks cut the tokens, these few rows reach all of them in no time.
     """
     t.block = "head"
     if last:
-        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(last,))
+        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(t.replicas * last,))
         t.op("last", [taken], [x], read_bytes=t.made_bytes(x))
     logits, token = _logits(t, x), t.name("token")
-    t.graph.tensor(token, t.spread[logits].rows[0] * ID_BYTES)
+    t.graph.tensor(token, t.spread[logits].rows[0] // t.replicas * ID_BYTES)
     t.op("sample", [logits], [token])
     return token
 

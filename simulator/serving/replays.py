@@ -183,7 +183,8 @@ class _Shape:
 
     def _unread(self, tokens: int) -> list[int]:
         """Count, as a negative number, the experts of a layer that so many tokens leave unread, by kind of layer."""
-        return [read_experts(part, tokens) - part.held for part in self._experts]
+        parallel = self._loaded.work.parallel
+        return [read - held for read, held in (read_experts(part, tokens, parallel) for part in self._experts)]
 
     def _expert_slopes(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
         """Return what one more expert adds to both sides of each op [ns], from an iteration of few tokens."""

@@ -291,11 +291,11 @@ class Workload(Document):
 
     def _check_ranks(self) -> None:
         """Refuse ways to spread inference over ranks that are not built."""
-        is_served = self.phase == "requests"
-        do = "remove it" if is_served else "remove it; see replicas"
-        keys = ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches", *["sequence"] * is_served)
-        for key in keys:
-            must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
+        must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
+        if self.phase == "requests":
+            must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
+        for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
+            default = Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
 
     def _check_encoder(self, model: DecoderModel) -> None:
