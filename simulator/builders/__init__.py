@@ -146,7 +146,7 @@ def layouts(workload: Workload | JobDocument) -> dict[str, Weight]:
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase in ("serve", "requests"):
+    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase == "serve":
         return {}
     return lay(workload, workload.decoder).by_name
 

@@ -111,7 +111,7 @@ class Cache:
 
 def own_bytes(t: Tape, cache: Cache, *names: str) -> int:
     """Return the size of the current tokens in tensors that may hold others as well [B]."""
-    return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
+    return sum(t.made_bytes(name) * t.replicas * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
 class CacheRoom:

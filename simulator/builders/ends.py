@@ -69,16 +69,16 @@ def _logits(t: Tape, x: str) -> str:
 
 
 def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
-    """Make the final norm, logits and the next token of each sample; of so many `last` tokens alone, unless 0.
+    """Make the final norm, logits and the next token of each sample; of a rank's `last` tokens alone, unless 0.
 
     Where tensor ranks cut the tokens, these few rows reach all of them in no time.
     """
     t.block = "head"
     if last:
-        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(last,))
+        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(t.replicas * last,))
         t.op("last", [taken], [x], read_bytes=t.made_bytes(x))
     logits, token = _logits(t, x), t.name("token")
-    t.graph.tensor(token, t.spread[logits].rows[0] * ID_BYTES)
+    t.graph.tensor(token, t.spread[logits].rows[0] // t.replicas * ID_BYTES)
     t.op("sample", [logits], [token])
     return token
 

@@ -49,7 +49,7 @@ from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.ends import embed, sample_tokens
 from simulator.builders.layer import forward
-from simulator.builders.specs import numbered
+from simulator.builders.specs import BATCH, numbered
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
@@ -190,12 +190,13 @@ class CachedLayers(NamedTuple):
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
-def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model."""
-    by_reach = Counter[Reach]()
-    for (attention, _), layers in model.kinds.items():
+def cached_layers(workload: Workload) -> tuple[CachedLayers, ...]:
+    """Return what a rank keeps of a sequence in the layers of the workload's model."""
+    by_reach, ranks = Counter[Reach](), workload.parallel.tensor
+    for (attention, _), layers in decoder_of(workload).kinds.items():
         for part in parts_of(attention):
-            by_reach[Reach.of(part)] += layers * _kept_bytes(part, dtypes)
+            by_reach[Reach.of(part)] += layers * _kept_bytes(part.of_one(ranks), workload.dtypes)
+    by_reach -= Counter()  # without those that keep nothing
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
@@ -281,14 +282,14 @@ def least_iteration(workload: Workload) -> Iteration:
 
 
 def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
-    """Build the graph of an iteration of serving requests, which runs once, on one rank.
+    """Build the graph of an iteration of serving requests, which runs once, on each rank alike.
 
     Parameters
     ----------
     workload
         Workload with a model and requests.
     work
-        Sequences and parts of prompts that run together.
+        Sequences and parts of prompts that run together, on each of the data ranks.
     room_bytes
         Room of the KV cache of all layers in the compute tier, less what leaves it [B].
     """
@@ -299,7 +300,10 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
     dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
-    groups, t = cached_layers(laid.model, dtypes), Tape(laid, rows=rows)
+    parallel, groups = laid.workload.parallel, cached_layers(laid.workload)
+    parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
+    padded = -(-rows // parts) * parts
+    t = Tape(laid, rows=padded * laid.mesh.size(BATCH))
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
@@ -319,7 +323,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     for layer in layers:
         x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
-        x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
+        x = sample_tokens(t, x, last=work.answers if work.answers < padded else 0)
     return t.graph.build([x], steps=1)
 
 
@@ -402,7 +406,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     for t.phase, sequences, new, seen in of_phases:
         if not new:
             continue
-        t.micro, t.rows = f"{t.phase}/", (new,)
+        t.micro, t.rows = f"{t.phase}/", (new * t.replicas,)
         cache, store = Cache(t, sequences, new, seen), Store()
         cache.held = [cached] if t.phase == "decode" else [*coming, cached]
         store.add(_ENDLESS.length, cache.held)

@@ -169,8 +169,8 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
-    ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0]) if t.is_forward else 1
-    rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
+    ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
+    rows, routed = (ranks, -(-own_tokens * part.top_k // ranks) * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])

@@ -89,7 +89,7 @@ class StepBuilder:
         self.batch = replica_axes(self.mesh)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.dtype, self.element_bytes = workload.dtypes.compute, workload.dtypes.element_bytes
-        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(self.batch) > 1 else 0
+        self.zero_stage = workload.parallel.zero_stage if self.replicas > 1 else 0
         self._layouts: dict[Cut, Layout] = {}
         self.whole_rows = self.cut()
         self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
@@ -134,7 +134,12 @@ class StepBuilder:
     @property
     def own_tokens(self) -> int:
         """Number of tokens in the samples of this rank."""
-        return prod(self.rows) // self.mesh.size(self.batch)
+        return prod(self.rows) // self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas, which have tokens of their own."""
+        return self.mesh.size(self.batch)
 
     @property
     def is_forward(self) -> bool:
@@ -168,7 +173,8 @@ class StepBuilder:
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with `width` elements a row for this rank's heads; return its name."""
-        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
+        whole = tuple(self.replicas * count for count in rows)
+        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=whole)
 
     def add(self, name: str, spread: Spread, layout: Layout | None = None) -> str:
         """Add an activation by its full name and its spread, perhaps in another layout; return the name."""
@@ -247,18 +253,21 @@ class StepBuilder:
         reads, read_bytes
             Other inputs, and how much of them is read [B].
         rows
-            Number of rows.
+            Number of rows of this rank.
         made
-            Rows that exist at a time, and elements of each row of the output; default: all rows, as wide as the weight.
+            Rows of this rank that exist at a time, and elements of each row of the output; default: all rows, as wide
+            as the weight.
         out
             Tensor that the output is a part of; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
         ready = self.converted_weight(name, weight)
         layout = self.cut(weight.layout.tensor_map[-1])
-        out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=(made[0] or rows,))
+        out = out or self.tensor(
+            f"{name}.out", made[1] or weight.shape[-1], layout, rows=(self.replicas * (made[0] or rows),)
+        )
         read_bytes += self.read_bytes(weight)
-        write_bytes = self.spread[out].size_bytes * rows // self.spread[out].rows[0]
+        write_bytes = self.spread[out].size_bytes * self.replicas * rows // self.spread[out].rows[0]
         more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
         more["dtype"] = self.product_dtype(weight)
         self.op(name, [*reads, ready], [out], **more)

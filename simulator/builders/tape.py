@@ -23,7 +23,7 @@ from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
-from simulator.workload import Experts
+from simulator.workload import Experts, Parallel
 
 FP32_BYTES = 4
 ID_BYTES = 4
@@ -34,10 +34,14 @@ def part_prefixes(prefix: str, count: int) -> list[str]:
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
-def read_experts(part: Experts, tokens: int) -> int:
-    """Return how many of its experts a rank is expected to read, if `tokens` tokens of each rank choose."""
-    chosen = chosen_number(part.routed, tokens * part.ranks, part.top_k)
-    return -(-chosen * part.places // (part.routed * part.ranks))
+def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, int]:
+    """Return how many experts a rank is expected to read if so many tokens of each replica choose, and how many it has.
+
+    Expert ranks that are tensor ranks, too, choose for parts of the same tokens.
+    """
+    ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
+    chosen = chosen_number(part.routed, tokens * replicas, part.top_k)
+    return -(-chosen * part.places // (part.routed * ranks)), part.places // ranks
 
 
 Back = Callable[[str], None]
@@ -216,9 +220,10 @@ class Tape(StepBuilder):
         """Return what an op reads of a weight [B]: at inference only as many experts as are expected to be chosen."""
         size_bytes = super().read_bytes(weight)
         part = self.layer.feed_forward if weight.kind == "expert" and self.workload.phase != "train" else None
-        return (
-            size_bytes // part.held * read_experts(part, self.own_tokens) if isinstance(part, Experts) else size_bytes
-        )
+        if not isinstance(part, Experts):
+            return size_bytes
+        read, held = read_experts(part, self.own_tokens, self.workload.parallel)
+        return size_bytes // held * read
 
     # going back
 

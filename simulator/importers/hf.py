@@ -82,7 +82,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
         With prefill and decode: the experts of a layer share one tensor for each matrix (together), and perhaps one
         grouped kernel (grouped); or each expert is a tensor of its own, read only if chosen (each).
     tensor
-        With all phases but requests: ranks that share each layer (tensor parallelism).
+        Ranks that share each layer (tensor parallelism).
     data
         With train: replicas, each with its own samples (data parallelism).
     pipeline
@@ -243,8 +243,7 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
         keys = (text for field, (text, _) in c.origins.items() if f"{field}.".startswith(f"{path}."))
         where = f"{c.where}, {next(keys, path).removeprefix('config.json, ')}"
         raise fault.at(where) from None
-    if workload.phase != "requests":
-        check(workload)
+    check(workload)
     return workload
 
 

@@ -220,6 +220,8 @@ LATENCIES = {
     "e2e": ("E2E", "End-to-end latency, from the arrival to the last token"),
 }  # fmt: skip
 """The latencies of a request: heading and meaning."""
+PREEMPTED = ("preemptions", "preempted_ns", "recomputed_tokens", "reloaded_tokens")
+"""What interrupting requests takes, of each request and of all."""
 SERVED = registered(
     Figure("requests", "count", "requests", "Requests that came.", of="served"),
     Figure("finished", "count", "finished", "Requests that had their last token.", of="served", worse="less"),
@@ -245,6 +247,14 @@ SERVED = registered(
            "50, 75 or 100 % were found (the nearest of these).", of="served", over="field"),
     Figure("even_bytes_per_s", "count", "even at", "Rate [B/s] at which the KV cache of the prompts of which nothing "
            "was found takes as long to copy as it took from their admission to their first token.", of="served"),
+    Figure("preemptions", "count", "preemptions", "How often requests were interrupted, as no KV block was left for an "
+           "answer.", of="served", worse="more"),
+    Figure("preempted_ns", "ns", "preempted", "Time from interruptions until the request was admitted again, in all.",
+           of="served", worse="more"),
+    Figure("recomputed_tokens", "count", "recomputed", "Tokens that were cached before an interruption and computed "
+           "again.", of="served", worse="more"),
+    Figure("reloaded_tokens", "count", "reloaded", "Tokens that were cached before an interruption and copied in again "
+           "from a tier below.", of="served", worse="more"),
     Figure("stall_fraction", "share", "stall", "The share of the busy time that no op ran.", of="served", worse="more"),
     Figure("end_ns", "ns", "end", "End of the last iteration.", of="served"),
     Figure("iterations", "count", "iterations", "Iterations of the scheduler.", of="served"),

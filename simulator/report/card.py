@@ -44,7 +44,7 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
         card["programs"] = _programs(workload)
     is_served = job is None and work is not None and work.requests is not None
     if work is not None and is_served:
-        job = Job.of(iteration(work, least_iteration(work), 0))
+        job = Job.of(iteration(work, least_iteration(work), 0), work.ranks)
     if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator import catalog
 from simulator.metrics import interval
-from simulator.metrics.figures import LATENCIES, present
+from simulator.metrics.figures import LATENCIES, PREEMPTED, present
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Panel, Section, SweepView
 from simulator.report.words import ENDS, percent, quantity, ratio, shown
@@ -53,7 +53,7 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
         ],
         figures(rows, (*latency["e2e"], *rates, "stall_fraction")),
         figures(rows, ("computed_fraction", *hits, *moved)),
-        figures(rows, (*reading, "most_waiting", "iterations", "replayed")),
+        figures(rows, (*reading, "most_waiting", *occurring(rows, PREEMPTED), "iterations", "replayed")),
     ]
     (name,) = figures(rows, ("policy",))
     return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))

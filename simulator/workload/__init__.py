@@ -38,10 +38,10 @@ _KEYS = {
     ("prefill",): "chunk",
     ("decode",): "new_tokens answers on.attention",
     _INFERENCE: "kv experts on.experts",
-    ("train", *_INFERENCE): "parallel on in_place",
+    ("train", *_INFERENCE): "on in_place",
+    ("train", *_INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
     ("serve",): "pools",
     ("requests",): "requests",
-    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
     (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",
 }
 _OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
@@ -279,6 +279,8 @@ class Workload(Document):
         require(has_gates or "swiglu" not in self.model_fields_set, must, "none", "swiglu", do=do)
         if self.phase == "train":
             self._check_training(decoder)
+        if self.phase in (*_INFERENCE, "requests"):
+            self._check_ranks()
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
@@ -289,9 +291,6 @@ class Workload(Document):
         self.on.check_layers(
             decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
         )
-        for key in ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches"):
-            must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
-            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
         in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
         fits = not (in_one_op and self.dequantizes_before)
@@ -302,6 +301,15 @@ class Workload(Document):
                 self.kv.check(attention, self.chunk)
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
+
+    def _check_ranks(self) -> None:
+        """Refuse ways to spread inference over ranks that are not built."""
+        must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
+        if self.phase == "requests":
+            must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
+        for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
+            default = Parallel.model_fields[key].default
+            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
 
     def _check_encoder(self, model: DecoderModel) -> None:
         """Refuse what needs tokens that come one after another."""
