@@ -63,6 +63,7 @@ from simulator.builders.specs import numbered
 from simulator.builders.states import gated_state, go_through, state_inputs
 from simulator.builders.tape import ID_BYTES, Tape
 from simulator.graph import DynamicReads
+from simulator.layout import Weight
 from simulator.reach import Reach
 from simulator.workload import Gqa, Indexer, Mla, Sparse, State
 
@@ -95,9 +96,10 @@ class Query(NamedTuple):
     scores: tuple[int, int] = (0, 0)
 
 
-def sink_logits(t: Tape) -> list[str]:
-    """Return the weight with each head's score of attending to nothing, if the layer has one; it is small."""
-    return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
+def of_scores(t: Tape) -> tuple[list[Weight], list[str]]:
+    """Return weights that join scores, which are small, of attending to nothing and of distances; and their tensors."""
+    small = [t.weight(name) for name in ("attn.sinks", "attn.relative.bias") if name in t.weights[t.block]]
+    return small, [t.held[weight.name] for weight in small]
 
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
@@ -156,7 +158,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         out = _attend_chosen(t, indexer, cache, query, taken[2:])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
-        reads, after = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [] if is_absorbed else cache.after
+        reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
             flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,

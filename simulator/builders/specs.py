@@ -12,13 +12,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.layout import Axes
-from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Mla, State
+from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Merger, Mla, State
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
 BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
 
+TABLES = ("registers", "positions", "segments")
+"""Fields of a model with the rows of further tables, in the order in which they join."""
+_ACROSS = ("norm3", "norm3.after", "norm3.sum")
 _COLUMN: tuple[Axes, ...] = ((), TENSOR)
 _ROW: tuple[Axes, ...] = (TENSOR, ())
 _WHOLE: tuple[Axes, ...] = ((), ())
@@ -68,19 +71,31 @@ def blocks(layers: int) -> tuple[str, ...]:
 def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
     h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
-    embed, head = {"tokens": Spec((v, narrow or h), _ROW)}, _norms(model, ["norm"] * model.final_norm)
+    embed, head = {"tokens": Spec((v, narrow or h), _ROW)} if v else {}, _norms(model, ["norm"] * model.final_norm)
+    stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
+    embed |= _biases(stem, stem if model.stem_bias else ())
     embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
-    tables = {"positions": model.positions, "segments": model.segments}
-    embed |= {name: Spec((rows, h), _WHOLE) for name, rows in tables.items() if rows}
+    embed |= {name: Spec((rows, h), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
     yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
         yield block, of_kind[model.layer(index)]
     if model.head_transform:
         head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
-    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow else {}
-    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)}, model.head_biases)
+    if merger := model.merger:
+        head |= _merger(model, merger)
+    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head else {}
+    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
     yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
+
+
+def _merger(model: DecoderModel, merger: Merger) -> Specs:
+    """Return the linears of a merger, and of further ones with their norms."""
+    wide, specs = merger.rows * model.hidden, Specs()
+    for index, name in enumerate(numbered("merge", 1 + merger.further)):
+        linears = {f"{name}.in": Spec((wide, wide), _COLUMN), f"{name}.out": Spec((wide, merger.width), _ROW)}
+        specs |= _norms(model, [f"{name}.norm"] if index else [], wide) | _biases(linears, linears)
+    return specs
 
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
@@ -91,7 +106,7 @@ def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
 
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
-    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"}
+    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"} | {"norm3"}
     norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
     if isinstance(part, (State, Absent)):
         attention = _state(h, part) if isinstance(part, State) else {}
@@ -102,8 +117,13 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     attention |= {f"state.{name}": spec for name, spec in _state(h, part.beside).items()} if part.beside else {}
     first, between, last = (
         {name: norms[name] for name in names if name in norms}
-        for names in (["norm1"], ["norm1.after", "norm1.sum", "norm2"], ["norm2.after", "norm2.sum"])
+        for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
     )
+    if model.encoded and isinstance(part, Gqa):
+        across = _gqa(
+            model, part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
+        )
+        between = {f"attn.across.{name}": spec for name, spec in across.items()} | between
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -128,6 +148,7 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
+    sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
     of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
     columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
     return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((q, h), _ROW)}, _biased(gqa))

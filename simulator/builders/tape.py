@@ -121,7 +121,7 @@ class Tape(StepBuilder):
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
-            dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
+            dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
             old, new = self.weight_gradients(layout.cut, *weights)
             self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)

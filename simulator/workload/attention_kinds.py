@@ -189,6 +189,9 @@ class Gqa(_Attention):
         Which of the four matrices ``q``, ``k``, ``v`` and ``o`` have a bias (Qwen2, arXiv 2407.10671, section 2.2.1).
     sink_logits
         Whether each head has a learned logit for attending to nothing (GPT-OSS, arXiv 2508.10925).
+    buckets
+        Distances of which each head has a learned bias of its scores, for all layers (T5, arXiv 1910.10683, section
+        2.1).
     rotary
         Whether queries and keys have rotary embeddings; not with learned positions, nor with ALiBi (arXiv 2108.12409).
     """
@@ -199,6 +202,7 @@ class Gqa(_Attention):
     qk_norms: StrictBool | Literal["all"] = False
     biases: tuple[Literal["q", "k", "v", "o"], ...] = ()
     sink_logits: StrictBool = False
+    buckets: FewOrNone = 0
     rotary: StrictBool = True
 
     @property
