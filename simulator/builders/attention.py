@@ -102,6 +102,7 @@ def sink_logits(t: Tape) -> list[str]:
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
     """Attend as the layer's kind of attention; return the input of the output projection."""
+    cache = cache.beside() if t.mixer == "state" else cache
     return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
@@ -116,8 +117,9 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
         return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer else [])]
-    q, k, v = t.linear("attn.q", x), t.linear("attn.k", x), t.linear("attn.v", x)
-    t.go_back_in_order(3)
+    q, k = t.linear("attn.q", x), t.linear("attn.k", x)
+    v = t.linear("attn.v", x) if attention.values == "own" else t.norm("attn.values", k)
+    t.go_back_in_order(3 if attention.values == "own" else 2)
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     if attention.rotary:
@@ -146,7 +148,8 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     if isinstance(attention, Gqa):
         (q, *new), width, seen_bytes = taken, attention.width, cache.held_bytes
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + own_bytes(t, cache, *new)
-        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
+        pair_flops = 2 * attention.heads * sum(attention.key_and_value)
+        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, pair_flops, scores)
     else:
         query = (_absorbed_query if is_absorbed else _expanded_query)(t, attention, cache, *taken[:2])
     if sparse is not None:
@@ -168,11 +171,7 @@ def gated_output(t: Tape, out: str, x: str) -> str:
     """Return the input of the output projection: the output of attention, gated if the layer does so."""
     if isinstance(t.attention, State):
         return gated_state(t, t.attention, out, x)
-    return (
-        t.vector("attn.gated", [out, t.linear("attn.gate", x)])
-        if isinstance(t.attention, Gqa) and t.attention.gate
-        else out
-    )
+    return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 
 
 def _expanded_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:

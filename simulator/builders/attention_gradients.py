@@ -71,10 +71,14 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
+    return gated_output(t, _attend_ungated(t, x), x)
+
+
+def _attend_ungated(t: Tape, x: str) -> str:
     attention, sequence = t.whole_attention, t.workload.sequence
     inputs = attention_inputs(t, x)
     if isinstance(attention, State):
-        return gated_output(t, go_through(t, inputs), x)
+        return go_through(t, inputs)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
     if not t.model.causal:  # a window is half before a token and half behind it
@@ -82,11 +86,7 @@ def attend_whole(t: Tape, x: str) -> str:
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
     if isinstance(attention, Gqa):
         heads = Heads(inputs, [], attention.key_and_value, pairs)
-        return (
-            _attend_in_views(t, attention.sparse, heads, x)
-            if attention.sparse
-            else gated_output(t, _attend(t, heads), x)
-        )
+        return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
     q, latent, *scoring = inputs
     index = tuple([t.to(score, t.cut()) for score in scoring])
     if attention.sparse or (attention.indexer and attention.indexer.top < sequence):

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 
 from simulator.builders.tape import Tape
 from simulator.builders.weights import numbered
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import KvBlocks, State
+from simulator.workload import KvBlocks
 
 
 class Store:
@@ -87,11 +88,14 @@ class Cache:
         Gates of the views of sparse attention, if they were made for other sequences as well.
     span, store, compressed
         The tokens of each sequence, and the stores of them and of compressed ones.
+    beside
+        Function to the same for the part with a state beside attention.
     """
 
     span: TokenSpan
     store: Store
     compressed: Store
+    beside: Callable[[], Cache]
 
     def __init__(self, tape: Tape, sequences: int, tokens: int, seen: Callable[[Reach], tuple[int, int]]) -> None:
         part = tape.attention
@@ -141,7 +145,7 @@ class CacheRoom:
 
         cache = Cache(self.tape, batch, batch * span.new, seen)
         cache.store, cache.compressed = store, _ = self.stores.setdefault(layer, (Store(block), Store()))
-        cache.span, cache.longest = span, span.length
+        cache.span, cache.longest, cache.beside = span, span.length, partial(self.cache, span, layer)
         sinks, near = Reach.of(self.tape.attention).near(span.cached)
         cache.held = [*dict.fromkeys([*store.of(0, sinks), *store.of(near, span.cached)])]
         cache.added, cache.goes_on = store.of(span.cached, span.length), span.cached > 0
@@ -161,8 +165,8 @@ class CacheRoom:
     def kept(self, layer: str) -> list[str]:
         """Return the tensors of a layer that the next token after the prompts needs."""
         cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
-        part, sizes = self.tape.attention, self.work.dtypes
-        states = part.kept_bytes(sizes.element_bytes, sizes.state_bytes) if isinstance(part, State) else {}
+        state, sizes = self.tape.attention.state, self.work.dtypes
+        states = state.kept_bytes(sizes.element_bytes, sizes.state_bytes) if state else {}
         return [*cache.held, *cache.compressed.of(0, self.work.sequence), *(f"{layer}/{name}" for name in states)]
 
     def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], before: int) -> None:

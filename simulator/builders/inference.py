@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
@@ -53,7 +53,7 @@ from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Dtypes, Pools, State, Workload
+from simulator.workload import Attention, DecoderModel, Dtypes, Mixer, Pools, State, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -186,13 +186,13 @@ class CachedLayers(NamedTuple):
 def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ...]:
     """Return what a sequence keeps in the layers of a model."""
     by_reach = Counter[Reach]()
-    for (part, _), layers in model.kinds.items():
-        by_reach[Reach.of(part)] += layers * _kept_bytes(part, dtypes)
-    by_reach -= Counter()  # without those that keep nothing
+    for (attention, _), layers in model.kinds.items():
+        for part in parts_of(attention):
+            by_reach[Reach.of(part)] += layers * _kept_bytes(part, dtypes)
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
-def _kept_bytes(attention: Attention, dtypes: Dtypes) -> int:
+def _kept_bytes(attention: Mixer, dtypes: Dtypes) -> int:
     """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
     if isinstance(attention, State):
         return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
@@ -201,9 +201,15 @@ def _kept_bytes(attention: Attention, dtypes: Dtypes) -> int:
     return token_bytes * attention.views + compressed_bytes
 
 
+def parts_of(attention: Attention) -> list[Mixer]:
+    """Return the parts of a layer's attention that keep something of a sequence: tokens, a state, or both."""
+    keeping = [cast(Mixer, attention)] if attention.kv_elements else []
+    return [*keeping, attention.state] if attention.state else keeping
+
+
 def limited_reaches(model: DecoderModel) -> tuple[Reach, ...]:
     """Return the reaches of a model's attention, without the one that has all tokens."""
-    reaches = (reach for part, _ in model.kinds for reach in Reach.all_of(part))
+    reaches = (reach for kind, _ in model.kinds for part in parts_of(kind) for reach in Reach.all_of(part))
     return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
 
 
@@ -291,15 +297,13 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
-    keeping = sum(bool(_kept_bytes(part, dtypes)) for part in laid.attentions.values())
-    for t.block in layers:
-        if not _kept_bytes(t.attention, dtypes):
-            continue
-        name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
-        t.declare(t.name(name), max(0, room_bytes - coming) // keeping, "kv_cache")
+    keeping = sum(len(parts_of(part)) for part in laid.attentions.values())
+    for t.block, part in ((layer, part) for layer in layers for part in parts_of(laid.attentions[layer])):
+        group = reaches.index(Reach.of(part))
+        t.declare(t.name(cache_name(part)), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, dtypes), "kv_cache")
+                t.declare(t.name(name), tokens[group] * _kept_bytes(part, dtypes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -357,7 +361,7 @@ class Iterations:
         return [position["/".join(path)] for path in paths]
 
 
-def cache_name(attention: Attention) -> str:
+def cache_name(attention: Mixer) -> str:
     """Return the last part of the name of the tensor that a layer keeps for all sequences."""
     return "state" if isinstance(attention, State) else "kv"
 

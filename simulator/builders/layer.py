@@ -54,7 +54,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     attend
         Function from that input, normalised, to the input of the output projection.
     """
-    t.block, is_parallel, is_shared = block, t.model.parallel, t.model.norms == "shared"
+    t.block, is_parallel = block, t.model.parallel
+    beside = t.layer.attention.beside
+    is_shared = beside is not None or t.model.norms == "shared"
     t.begin("layer")
     normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
 
@@ -65,7 +67,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         t.begin("attention")
         context = attended()
         t.end("attention", context, attended)
-        made = normalise(t, "norm1.after", t.linear("attn.o", context))
+        made = t.linear("attn.o", context)
+        if beside:
+            made = _with_state(t, made, attended)
+        made = normalise(t, "norm1.after", made)
         r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
     out = r
     if t.layer.feed_forward.kind != "none":
@@ -79,6 +84,14 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
+
+
+def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
+    """Add the output of the part with a state, which takes the same input, to that of attention."""
+    t.mixer = "state"
+    beside = t.linear("state.o", attended())
+    t.mixer, both = "attn", t.spread[made].layout
+    return t.vector("state.add", [made, beside], adds=both if both == t.spread[beside].layout else t.residual)
 
 
 def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:

@@ -86,32 +86,34 @@ class Kernel(NamedTuple):
 def state_inputs(t: Tape, part: State, x: str) -> list[str]:
     """Make what goes into the convolution and the matrix from the layer's input, that of the convolution first."""
     if part.kind == "linear":
-        return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
+        return [t.vector(f"{t.mixer}.{name}.silu", [t.linear(f"{t.mixer}.{name}", x)]) for name in "qkv"]
     made = [_projected(t, name, x) for name in ("q", "k", "v", "rates", "forget") if _has(t, name)]
     if part.kind == "convolution":
-        return [t.vector("attn.product", made[1:]), made[0]]
+        return [t.vector(f"{t.mixer}.product", made[1:]), made[0]]
     return [*made, *([] if _has(t, "norm") else [_projected(t, "gate", x)])]
 
 
 def gated_state(t: Tape, part: State, out: str, x: str) -> str:
     """Return the output of the heads, normalised and gated if that is an op of its own."""
     if part.kind == "linear":
-        return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
+        return t.vector(f"{t.mixer}.gated", [t.norm(f"{t.mixer}.norm", out), t.linear(f"{t.mixer}.gate", x)])
     if not _has(t, "norm"):
         return out
-    return _run(t, Kernel("attn.gated", ("attn.norm",), [out, _projected(t, "gate", x)], _of_heads(t)[1].width))
+    return _run(
+        t, Kernel(f"{t.mixer}.gated", (f"{t.mixer}.norm",), [out, _projected(t, "gate", x)], _of_heads(t)[1].width)
+    )
 
 
 def _has(t: Tape, name: str) -> bool:
     """Tell whether the layer has a weight, or the two of a low rank."""
-    return not t.weights[t.block].keys().isdisjoint({f"attn.{name}", f"attn.{name}.a"})
+    return not t.weights[t.block].keys().isdisjoint({f"{t.mixer}.{name}", f"{t.mixer}.{name}.a"})
 
 
 def _projected(t: Tape, name: str, x: str) -> str:
     """Multiply by a weight, or by the two of a low rank."""
-    if f"attn.{name}" in t.weights[t.block]:
-        return t.linear(f"attn.{name}", x)
-    return t.linear(f"attn.{name}.b", t.to(t.linear(f"attn.{name}.a", x), t.cut()))
+    if f"{t.mixer}.{name}" in t.weights[t.block]:
+        return t.linear(f"{t.mixer}.{name}", x)
+    return t.linear(f"{t.mixer}.{name}.b", t.to(t.linear(f"{t.mixer}.{name}.a", x), t.cut()))
 
 
 def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
@@ -127,21 +129,21 @@ def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
         The states that the tokens find; default: they are the tokens of whole sequences.
     """
     (_, part), shared = _of_heads(t), tuple[str, ...]()
-    conv = tuple([name for name in t.weights[t.block] if name.startswith("attn.conv.")])
+    conv = tuple([name for name in t.weights[t.block] if name.startswith(f"{t.mixer}.conv.")])
     if conv:
-        convolved = Kernel("attn.conv", conv, taken[: len(conv)], part.convolved, kept="window")
+        convolved = Kernel(f"{t.mixer}.conv", conv, taken[: len(conv)], part.convolved, kept="window")
         taken = [_run(t, convolved, cache), *taken[len(conv) :]]
     if part.kind == "mamba":
-        rates = t.to(t.linear("attn.rates_in", taken[0]), t.cut())
-        shared = (t.norm("attn.rates_norm", rates) if _has(t, "rates_norm") else rates,)
-        taken = [*taken, t.linear("attn.rates_out", *shared)]
-    weights = ("attn.decay",) if _has(t, "decay") else ()
-    return _run(t, Kernel("attn.core", weights, taken, part.width, shared, "state"), cache)
+        rates = t.to(t.linear(f"{t.mixer}.rates_in", taken[0]), t.cut())
+        shared = (t.norm(f"{t.mixer}.rates_norm", rates) if _has(t, "rates_norm") else rates,)
+        taken = [*taken, t.linear(f"{t.mixer}.rates_out", *shared)]
+    weights = (f"{t.mixer}.decay",) if _has(t, "decay") else ()
+    return _run(t, Kernel(f"{t.mixer}.core", weights, taken, part.width, shared, "state"), cache)
 
 
 def _of_heads(t: Tape) -> tuple[Axes, State]:
     """Return the axes that cut the heads of the current layer, and the layer with those of this rank."""
-    features = t.weights[t.block]["attn.v"].layout.tensor_map[-1]
+    features = t.weights[t.block][f"{t.mixer}.v"].layout.tensor_map[-1]
     return features, cast(State, t.whole_attention).of_one(t.mesh.size(features))
 
 
@@ -153,11 +155,11 @@ def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
         OpFields(),
         OpFields(),
     )
-    if kernel.name == "attn.core" and part.matrix:
+    if kernel.name.endswith(".core") and part.matrix:
         forward, backward = _work(t, part, cache)
     if cache is None:
         return _run_whole(t, kernel, weights, forward, backward)
-    is_last, after = kernel.name == "attn.core", list[str]()
+    is_last, after = kernel.name.endswith(".core"), list[str]()
     out = (is_last and cache.out) or t.of_heads(f"{kernel.name}.out", kernel.width, rows=(cache.tokens,))
     size_bytes = part.kept_bytes(t.element_bytes, t.workload.dtypes.state_bytes).get(kernel.kept, 0)
     states, all_bytes = [cache.states or f"{t.block}/{kernel.kept}"] * bool(size_bytes), cache.sequences * size_bytes
@@ -198,12 +200,12 @@ def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields
     layout, ranks, whole = t.cut(features), t.mesh.size(features), t.cut()
     reads = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]
     out, saved = t.tensor(f"{name}.out", kernel.width * ranks, layout), list[str]()
-    if t.is_forward and name == "attn.core" and part.kind in ("delta", "mamba2"):
+    if t.is_forward and name.endswith(".core") and part.kind in ("delta", "mamba2"):
         sizes = {"decays": (part.heads, FP32_BYTES)}
         sizes |= {"inverse": (part.heads * part.together, t.element_bytes)} if part.kind == "delta" else {}
         saved = [t.tensor(f"{name}.{end}", width * ranks, layout, size) for end, (width, size) in sizes.items()]
     t.op(name, [*reads, *held], [out, *saved], **forward)
-    saved += [out] if name == "attn.core" and part.kind in ("mamba", "mamba2") else []
+    saved += [out] if name.endswith(".core") and part.kind in ("mamba", "mamba2") else []
 
     def back(dy: str) -> None:
         taken = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]

@@ -10,7 +10,7 @@ from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Layer, Mixer
+from simulator.workload import Attention, Layer, Mixer
 
 _MADE = {
     None: "slice",
@@ -93,6 +93,7 @@ class StepBuilder:
         self.whole_rows = self.cut()
         self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
+        self.mixer = "attn"  # or "state": the part beside attention
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.pending: list[PendingOp] | None = None  # ops to be added later
@@ -114,12 +115,15 @@ class StepBuilder:
     @property
     def attention(self) -> Mixer:
         """The attention of the current layer, which has one, with the heads of this rank."""
-        return cast(Mixer, self.attentions[self.block])
+        return self._mixer(self.attentions[self.block])
 
     @property
     def whole_attention(self) -> Mixer:
         """The same with the heads of all ranks."""
-        return cast(Mixer, self.layer.attention)
+        return self._mixer(self.layer.attention)
+
+    def _mixer(self, part: Attention) -> Mixer:
+        return cast(Mixer, part.beside if self.mixer == "state" else part)
 
     @property
     def token_bytes(self) -> int:

@@ -125,6 +125,7 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
     attention = {f"attn.{name}": spec for name, spec in attention.items()}
+    attention |= {f"state.{name}": spec for name, spec in _state(h, part.beside).items()} if part.beside else {}
     first, between, last = (
         {name: norms[name] for name in names if name in norms}
         for names in (["norm1"], ["norm1.after", "norm1.sum", "norm2"], ["norm2.after", "norm2.sum"])
@@ -149,16 +150,23 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
 
 def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
+    of_k, of_v = (Spec((h, gqa.kv_heads * n * gqa.views), _COLUMN, kv_heads=gqa.kv_heads) for n in gqa.key_and_value)
     norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
-    of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
-    gates = {"elements": q, "heads": gqa.heads}
-    gate = {"gate": Spec((h, gates[gqa.gate]), _COLUMN)} if gqa.gate else {}
-    columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
-    biased = (*gqa.biases, *("gate" for name in gqa.biases if name == "q"))
-    return _biases(columns | norms | sinks | gate | {"o": Spec((q, h), _ROW)}, biased)
+    columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
+    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, _biased(gqa))
+
+
+def _biased(gqa: Gqa) -> list[str]:
+    """Return the matrices with a bias; a gate of each element is a part of the matrix of queries."""
+    return [*gqa.biases, *(["gate"] if "q" in gqa.biases and gqa.gate == "elements" else [])]
+
+
+def _gate(h: int, part: Gqa | Mla) -> Specs:
+    widths = {"elements": part.width, "heads": part.heads}
+    return {"gate": Spec((h, widths[part.gate]), _COLUMN)} if part.gate else {}
 
 
 def _state(h: int, part: State) -> Specs:
@@ -180,13 +188,17 @@ def _mla(h: int, mla: Mla) -> Specs:
         queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
         queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
         queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)
-    return queries | {
-        "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
-        "kv_a_norm": _norm(latent),
-        "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
-        "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
-        "o": Spec((mla.heads * mla.v_head, h), _ROW),
-    }
+    return (
+        queries
+        | _gate(h, mla)
+        | {
+            "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
+            "kv_a_norm": _norm(latent),
+            "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
+            "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
+            "o": Spec((mla.heads * mla.v_head, h), _ROW),
+        }
+    )
 
 
 def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:
@@ -397,7 +409,7 @@ def _tensor_map(workload: Workload, name: str, spec: Spec) -> tuple[Axes, ...]:
         if not fnmatchcase(name, pattern):
             continue
         where = f"workload {workload.name}, parallel.layouts.{pattern}, {name}"
-        fits = workload.phase == "train" or "/attn." not in name
+        fits = workload.phase == "train" or not ("/attn." in name or "/state." in name)
         must, do = "at inference each tensor rank has its part of the heads", "name other weights"
         insist(fits, where, must, "a layout for attention", do)
         tensor_map = tuple(() if axis == "none" else (axis,) for axis in cut)

@@ -107,6 +107,7 @@ class Config:
         for condition, entry in family.when.items():
             if all(map(self._holds, condition.split())):
                 self.family = Family(**_joined(vars(self.family), entry))
+        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
 
     def _holds(self, condition: str) -> bool:
         """Tell whether a key is true, or has the value behind a ``=``."""
@@ -291,7 +292,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     part: dict[str, Any] = dict(family.state)
     expand = c.count("mamba_expand", "expand", derived=2)
     inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
-    for field, keys in PARTS[kind].items():
+    for field, keys in PARTS[family.state_part or kind].items():
         each = part.get("heads", 1)
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
         usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
@@ -316,7 +317,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
-    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention")}
+    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.get("index_topk") is not None:
@@ -393,7 +394,8 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
     elif family.experts and c.get(*routed):
         dense = _dense_layers(c, len(types))
         words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
-    c.used |= ({family.width} if "dense" not in words else set()) | (set() if "moe" in words or not family.experts else OF_EXPERTS)
+    c.used |= {family.width} if "dense" not in words else set()
+    c.used |= OF_EXPERTS if family.experts and "moe" not in words else set()
     at = {word: "model.feed_forward" if word == words[-1] else "model.others" for word in words}
 
     def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:

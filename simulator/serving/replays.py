@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from simulator import metrics
 from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
-from simulator.builders.inference import cache_name, loaded_name, stored_name
+from simulator.builders.inference import cache_name, loaded_name, parts_of, stored_name
 from simulator.builders.tape import read_experts
 from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
@@ -307,7 +307,7 @@ def smallest(loaded: Loaded) -> Case:
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     """Return the scenario of an iteration, in which cached blocks have their homes where they are."""
-    named = {cache_name(part) for part, _ in decoder_of(loaded.work).kinds}
+    named = {cache_name(part) for kind, _ in decoder_of(loaded.work).kinds for part in parts_of(kind)}
     homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
     homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}

@@ -31,6 +31,8 @@ class Absent(Part):
     views: ClassVar[int] = 1
     groups: ClassVar[int] = 1
     gate: ClassVar[bool] = False
+    state: ClassVar[None] = None
+    beside: ClassVar[None] = None
 
     def of_one(self, ranks: int) -> Self:
         """Return what one of several ranks has."""
@@ -128,6 +130,13 @@ class State(Part):
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
     groups: ClassVar[int] = 1
+    gate: ClassVar[None] = None
+    beside: ClassVar[None] = None
+
+    @property
+    def state(self) -> Self:
+        """The part with a state: itself."""
+        return self
 
     @property
     def width(self) -> int:
