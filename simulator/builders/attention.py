@@ -119,8 +119,9 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
         return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer else [])]
-    q, k, v = t.linear("attn.q", x), t.linear("attn.k", x), t.linear("attn.v", x)
-    t.go_back_in_order(3)
+    q, k = t.linear("attn.q", x), t.linear("attn.k", x)
+    v = t.linear("attn.v", x) if attention.values == "own" else t.norm("attn.values", k)
+    t.go_back_in_order(3 if attention.values == "own" else 2)
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     if attention.rotary:
@@ -149,7 +150,8 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     if isinstance(attention, Gqa):
         (q, *new), width, seen_bytes = taken, attention.width, cache.held_bytes
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + own_bytes(t, cache, *new)
-        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
+        pair_flops = 2 * attention.heads * sum(attention.key_and_value)
+        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, pair_flops, scores)
     else:
         query = (_absorbed_query if is_absorbed else _expanded_query)(t, attention, cache, *taken[:2])
     if sparse is not None:

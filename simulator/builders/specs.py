@@ -144,14 +144,14 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
 
 def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
+    of_k, of_v = (Spec((h, gqa.kv_heads * n * gqa.views), _COLUMN, kv_heads=gqa.kv_heads) for n in gqa.key_and_value)
     norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
-    of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
-    columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
-    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((q, h), _ROW)}, _biased(gqa))
+    columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
+    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, _biased(gqa))
 
 
 def _biased(gqa: Gqa) -> list[str]:

@@ -7,7 +7,9 @@ No code is specific to a model.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -149,6 +151,12 @@ class Config:
         told = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
         return [key for key in self.unread() if key not in told and (key in STRUCTURE or states_size(self.data[key]))]
 
+    def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
+        """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
+        other = copy(self)
+        other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **data}
+        return other
+
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
         value = self.get(*keys, path=path)
@@ -196,7 +204,8 @@ def model_of(c: Config) -> dict[str, Any]:
     if (narrow := c.count(c.family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
         model["embedding_width"] = narrow
     types = _layer_types(c, layers)
-    parts = {"attention": _attentions(c, types, hidden), "feed_forward": _feed_forwards(c, types, hidden)}
+    own = _of_layers(c, layers)
+    parts = {"attention": _attentions(c, types, own, hidden), "feed_forward": _feed_forwards(c, types, own, hidden)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -221,31 +230,58 @@ def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
         held = sorted(left - {*run})
 
 
-# attention
+def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
+    """Return the keys that each layer has for itself."""
+    own: list[dict[str, Any]] = [{} for _ in range(layers)]
+    for key, listed in c.family.lists.items():
+        values = c.get(listed)
+        for layer, value in zip(own, values[:layers] if isinstance(values, list) else (), strict=False):
+            layer[key] = value
+    stated = c.get("per_layer_config") or {}
+    where, must = f"{c.where}, per_layer_config", f"this has an object for some of {layers} layers"
+    fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
+    insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
+    for key, value in stated.items():
+        own[int(key)] |= value
+    return own
+
 
 Kinds = tuple[list[dict[str, Any]], list[int]]
 """The kinds of a part, and each layer's index among them."""
 
 
-def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
-    kinds, found = list[dict[str, Any]](), [WORDS[word] for word in types]
-    full = {}
-    if {"full", "near"} & {*found}:
-        full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
-    by_word = {"full": full, "near": full, "state": {}, "mlp": {"kind": "none"}, "moe": {"kind": "none"}}
-    window = c.get(c.family.window) if c.family.local != "none" or "near" in found else None
-    if window and "near" in found:
-        window = c.count(c.family.window, path="model.attention.window")
-        if "chunked_attention" in types:
-            c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
-        by_word["near"] = full | {"window": window}
-    if "state" in found or c.family.beside:
-        by_word["state"] = _state(c, hidden, "model.attention" if 2 * found.count("state") > len(found) else "")
-    if c.family.beside:
-        by_word["full"] = full | {"beside": by_word["state"]}
-    for word, part in by_word.items():
-        kinds += [part] if word in found and part not in kinds else []
-    return kinds, [kinds.index(by_word[word]) for word in found]
+def _kinds(words: list[str], own: list[dict[str, Any]], make: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Kinds:
+    """Make the part of each kind of layer, the most frequent one last, so that its origins stay."""
+    kinds, named = list[dict[str, Any]](), [(word, repr(keys)) for word, keys in zip(words, own, strict=True)]
+    made = {name: make(name[0], own[named.index(name)]) for name, _ in reversed(Counter(named).most_common())}
+    for part in map(made.__getitem__, dict.fromkeys(named)):
+        kinds += [part] if part not in kinds else []
+    return kinds, [kinds.index(made[name]) for name in named]
+
+
+# attention
+
+
+def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: int) -> Kinds:
+    words = [WORDS[word] for word in types]
+    window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
+    for word, entry in (("near", c.family.near), ("full", c.family.far)):
+        c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
+    if window and "chunked_attention" in types:
+        c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
+
+    def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
+        view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
+        if word in ("mlp", "moe"):
+            return {"kind": "none"}
+        if word == "state":
+            return _state(view, hidden, "model.attention" if 2 * words.count("state") > len(words) else "")
+        part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
+        part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
+        is_near = window and word == "near"
+        return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
+
+    return _kinds(words, own, make)
 
 
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
@@ -303,7 +339,7 @@ def _layer_types(c: Config, layers: int) -> list[str]:
         must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
-        c.used |= RULES
+        c.used |= RULES | {c.family.keys.get(rule, rule) for rule in (*RULES, c.family.window)}
         return types
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     if c.family.state:
@@ -349,35 +385,44 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 # feed-forwards
 
 
-def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
-    family, path, layers = c.family, "model.feed_forward", len(types)
-    words = [WORDS[word] for word in types]
-    if family.single and not {"mlp", "moe"} & {*words}:
-        return [{"kind": "none"}], [0] * layers
-    biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
-    more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
-    routed = PARTS["experts"]["routed"]
+def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidden: int) -> Kinds:
+    family, routed = c.family, PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
-    if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
-        width = c.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        only = {"kind": "dense", "width": width, **more}
-        return [only, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
-    part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
+    words = ["dense"] * len(types)
+    if family.single:
+        words = [{"mlp": "dense", "moe": "moe"}.get(WORDS[word], "none") for word in types]
+    elif family.experts and c.get(*routed):
+        dense = _dense_layers(c, len(types))
+        words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
+    c.used |= {family.width} if "dense" not in words else set()
+    c.used |= OF_EXPERTS if family.experts and "moe" not in words else set()
+    at = {word: "model.feed_forward" if word == words[-1] else "model.others" for word in words}
+
+    def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
+        view, path = c.view({}, keys), at[word]
+        if word == "none":
+            return {"kind": "none"}
+        biases = view.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
+        more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
+        if word == "moe":
+            return _experts(view, path) | more
+        width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
+        return {"kind": "dense", "width": width, **more}
+
+    return _kinds(words, own, make)
+
+
+def _experts(c: Config, path: str) -> dict[str, Any]:
+    family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
-    if shared := c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared):
+    shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
+    if shared and family.shared_width:
+        wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
+    if shared and (wide or not family.shared_width):
         part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
-        if family.shared_width:
-            part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
-    kinds: list[dict[str, Any]] = [part, {"kind": "none"}]
-    if family.single and "mlp" not in words:
-        return kinds, [int(word != "moe") for word in words]
-    dense = _dense_layers(c, layers)
-    width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
-    kinds.insert(1, {"kind": "dense", "width": width, **more})
-    if family.single:
-        return kinds, [{"moe": 0, "mlp": 1}.get(word, 2) for word in words]
-    return kinds, [int(layer in dense) for layer in range(layers)]
+        part |= {"shared_width": wide} if wide else {}
+    return part
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:
@@ -390,6 +435,9 @@ def _dense_layers(c: Config, layers: int) -> set[int]:
         return {layer for layer, kind in enumerate(types) if kind == "dense"}
     if with_experts is not None:
         return {*range(layers)} - {*with_experts}
+    last = c.count("moe_layer_end_index", least=-1, derived=-1) % layers
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     of_period = {i for i in range(layers) if i % period != offset}
-    return of_period | {i for i in range(layers) if i < first or i % every or (i + 1) % step or i in without}
+    return of_period | {
+        i for i in range(layers) if not first <= i <= last or i % every or (i + 1) % step or i in without
+    }

@@ -549,7 +549,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
             gzip.compress(b" " * 17_000_000),
             "an input has at most 16,000,000 bytes, unpacked, found more than 16,000,000 bytes",
         ),
-        ({"model_type": "mamba", "state_size": 16, "expand": 2}, " (would not read expand, state_size"),
+        ({"model_type": "spiral", "spiral_size": 16, "turns": 2}, " (would not read spiral_size, turns"),
         ({"model_type": "llama", "text_config": 3}, "text_config: this is an object, found 3"),
         (TINY | {"hidden_size": "64"}, "config.json, hidden_size: this is a whole number from 1 to"),
         (TINY | {"hidden_size": True}, "config.json, hidden_size: this is a whole number"),
