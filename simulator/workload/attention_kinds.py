@@ -169,12 +169,6 @@ class _Attention(Part):
         require(not both, "attention has a window, or is sparse", "both", "window", do="remove one of them")
         must, do = "the views of sparse attention have gates of their own", "remove it"
         require(not (self.gate and self.sparse), must, "another gate", "gate", do=do)
-        must, do = "values that are the keys have their width, and no bias", "remove v_head and the bias, or values"
-        fits = self.values == "own" or not (self.v_head or "v" in self.biases)
-        require(fits, must, "another one", "values", do=do)
-        must, found = "the views of sparse attention have keys and values alike", "values of their own width, or keys"
-        fits = not self.sparse or (self.values == "own" and not self.v_head)
-        require(fits, must, found, "v_head" if self.v_head else "values", do="remove it")
 
 
 class Gqa(_Attention):
@@ -228,6 +222,12 @@ class Gqa(_Attention):
         self._divides("kv_heads", "heads")
         is_built = not (self.sink_logits and self.sparse)
         require(is_built, "attention has sink_logits, or is sparse", "both", "sink_logits", do="remove one of them")
+        must, do = "values that are the keys have their width, and no bias", "remove v_head and the bias, or values"
+        fits = self.values == "own" or not (self.v_head or "v" in self.biases)
+        require(fits, must, "another one", "values", do=do)
+        must, found = "the views of sparse attention have keys and values alike", "values of their own width, or keys"
+        fits = not self.sparse or (self.values == "own" and not self.v_head)
+        require(fits, must, found, "v_head" if self.v_head else "values", do="remove it")
 
 
 class Indexer(Part):
