@@ -54,6 +54,8 @@ PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, ta
 """Part of a model -> field -> keys that may hold it."""
 RULES = frozenset(_TABLE["rules"].split())
 """Keys that tell which layers have a sliding window where no key lists the type of each layer."""
+CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
+"""What to do about a model that hosim does not read."""
 STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
@@ -77,6 +79,8 @@ def states_size(value: Any) -> bool:
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
+CODES: dict[str, list[str]] = _TABLE["codes"]
+"""Key with a number for each layer -> word for 0, and for 1."""
 WORDS: dict[str, str] = _TABLE["words"]
 """Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
 
@@ -95,7 +99,7 @@ class Config:
     """
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
-        self.data, self.family, self.where = data, family, where
+        self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
         self.used = set[str]()
         for entry in family.inside:
             key, _, prefix = entry.partition("=")
@@ -154,7 +158,10 @@ class Config:
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
         other = copy(self)
-        other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **data}
+        own = {name for key, name in entry.get("keys", {}).items() if key not in data and name not in self.data}
+        taken = {name: self.family.defaults[name] for name in own if name in self.family.defaults}
+        self.defaults_taken |= taken
+        other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **taken, **data}
         return other
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
@@ -193,6 +200,10 @@ class Config:
 
 def model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of the model."""
+    listed = [c.data.get(key) for key in ("layers_block_type", "hybrid_override_pattern", "layer_types")]
+    layers = next((len(words) for words in listed if isinstance(words, (list, str)) and words), None)
+    if not any(key in c.data for key in PARTS["model"]["layers"]) and layers:
+        c.data = {**c.data, "num_hidden_layers": layers}
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
@@ -243,7 +254,24 @@ def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
         own[int(key)] |= value
+    for layer, block in zip(own, c.list_of("block_configs", dict, layers) or (), strict=False):
+        layer |= _of_block(c, block)
     return own
+
+
+def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
+    """Return what an object of ``block_configs`` says of its layer (DeciLM, as Llama-Nemotron is built)."""
+    halves: Any = [block.get(half) or {} for half in ("attention", "ffn")]
+    stated = {key: value for half in halves if isinstance(half, dict) for key, value in half.items() if value}
+    must, known = "what a layer has is known", ("n_heads_in_group", "ffn_mult", "no_op")
+    unknown = [key for key in stated if key not in known]
+    insist(not unknown, f"{c.where}, block_configs", must, ", ".join(map(repr, unknown)), CAPTURE)
+    group, times = (half.get(key) or 0 for half, key in zip(halves, known, strict=False))
+    numbers = isinstance(group, int) and isinstance(times, (int, float)) and 0 <= group and 0 <= times < inf
+    insist(numbers, f"{c.where}, block_configs", "these are numbers from 0 on", f"{group!r:.40}, {times!r:.40}")
+    keys: dict[str, Any] = {"absent": [half.get("no_op") for half in halves]}
+    keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
+    return keys | ({"intermediate_size": -(-int(2 * times * c.count("hidden_size") / 3) // 256) * 256} if times else {})
 
 
 Kinds = tuple[list[dict[str, Any]], list[int]]
@@ -272,7 +300,7 @@ def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: 
 
     def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
         view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
-        if word in ("mlp", "moe"):
+        if word in ("mlp", "moe") or keys.get("absent", [False])[0]:
             return {"kind": "none"}
         if word == "state":
             return _state(view, hidden, "model.attention" if 2 * words.count("state") > len(words) else "")
@@ -309,6 +337,8 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
+    v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
+    part |= {"v_head": v_head} if v_head != head_size else {}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
     return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
@@ -329,12 +359,12 @@ def _latent_attention(c: Config) -> dict[str, Any]:
 
 def _layer_types(c: Config, layers: int) -> list[str]:
     """Return a word for each layer: from the keys that list them, or by the rule of the family."""
-    codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
     types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
     pattern = c.get("hybrid_override_pattern")
     if not types and isinstance(pattern, str):
         types = [*pattern][:layers]
-    types = types or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
+    for key, words in CODES.items():
+        types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]
     for unknown in {*types} - {*WORDS}:
         must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
@@ -375,6 +405,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
+        "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
         "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
@@ -400,7 +431,7 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
 
     def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
         view, path = c.view({}, keys), at[word]
-        if word == "none":
+        if word == "none" or keys.get("absent", [False])[-1]:
             return {"kind": "none"}
         biases = view.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
         more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
@@ -427,6 +458,8 @@ def _experts(c: Config, path: str) -> dict[str, Any]:
 
 def _dense_layers(c: Config, layers: int) -> set[int]:
     """Return the layers without experts."""
+    if isinstance(c.get("moe_layer_freq"), list):
+        return {layer for layer, code in enumerate(c.list_of("moe_layer_freq", int, layers) or ()) if not code}
     first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
     step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
     types, with_experts = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
