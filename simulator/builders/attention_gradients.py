@@ -199,11 +199,15 @@ def _attend_to_latents(t: Tape, mla: Mla, q: str, latent: str, index: tuple[str,
 
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
-    sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
+    sequence = t.workload.sequence
+    pairs = indexer.top * (2 * sequence - indexer.top)
+    if indexer.again:
+        return (), pairs
+    chosen = t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
     scores = [t.tensor("attn.index.scores", indexer.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * sequence * indexer.heads * indexer.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.alias(chosen, "detached"), *scores), indexer.top * (2 * sequence - indexer.top)
+    return (t.alias(chosen, "detached"), *scores), pairs
 
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:

@@ -179,7 +179,7 @@ def _mla(h: int, mla: Mla) -> Specs:
     queries: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
         queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    if indexer := mla.indexer:  # the key's norm has a weight and a bias
+    if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
         queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
         queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
         queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)

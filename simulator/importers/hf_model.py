@@ -60,6 +60,8 @@ STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
+OF_CHOICES = frozenset(_TABLE["of_choices"].split())
+"""Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
 """Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
@@ -352,8 +354,8 @@ def _latent_attention(c: Config) -> dict[str, Any]:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
-        if again := (c.list_of("indexer_types", str) or []).count("shared"):
-            c.derived.append(f"{again} layers that reuse an earlier layer's choice count as choosing themselves.")
+        part["indexer"] |= {"again": True} if c.get("indexer_type") == "shared" else {}
+        c.used |= {*OF_CHOICES} if "indexer_types" in c.data else set()
     return part
 
 

@@ -245,11 +245,20 @@ class Indexer(Part):
         Width of a query, and of the single key per token, which is cached (``index_head_dim``).
     top
         Tokens that each token attends to (``index_topk``).
+    again
+        Whether a token attends to those that the layer before chose: then this one has no weights and no keys for it
+        (GLM-5.2).
     """
 
     heads: Count
     head_size: Count
     top: Count
+    again: StrictBool = False
+
+    @property
+    def cached(self) -> int:
+        """Elements that it caches of a token."""
+        return 0 if self.again else self.head_size
 
 
 class Mla(_Attention):
@@ -286,7 +295,7 @@ class Mla(_Attention):
     @property
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: latent, shared part of the key, the indexer's key."""
-        return self.latent + (self.indexer.head_size if self.indexer else 0)
+        return self.latent + (self.indexer.cached if self.indexer else 0)
 
     @property
     def latent(self) -> int:

@@ -248,8 +248,11 @@ def test_latent_attention_and_what_chooses_tokens(folder: Path) -> None:
     plain = model(kind("deepseek_v2", **LATENT | {"q_lora_rank": None})).attention
     assert isinstance(plain, Mla)
     assert (plain.q_lora_rank, plain.indexer) == (None, None)
-    shared = read(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]))
-    assert "2 layers that reuse an earlier layer's choice count as choosing themselves." in shared.derived
+    found = model(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"], index_topk_freq=3))
+    layers = [found.layer(index).attention for index in range(4)]
+    assert [layer.indexer.again for layer in layers if isinstance(layer, Mla) and layer.indexer] == [0, 1, 1, 0]
+    assert [layer.kv_elements for layer in layers] == [28, 20, 20, 28]
+    assert "found index_topk_freq 3; " in refusal(kind("glm_moe_dsa", **DSA, index_topk_freq=3))
 
 
 def test_layers_with_linear_attention(folder: Path) -> None:
