@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +60,8 @@ STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
+OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
+"""Keys that say nothing in a model without attention."""
 OF_CHOICES = frozenset(_TABLE["of_choices"].split())
 """Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
@@ -256,9 +258,8 @@ def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
         own[int(key)] |= value
-    for layer, block in zip(own, c.list_of("block_configs", dict, layers) or (), strict=False):
-        layer |= _of_block(c, block)
-    return own
+    blocks = [_of_block(c, block) for block in c.list_of("block_configs", dict, layers) or ()]
+    return [keys | block for keys, block in zip_longest(own, blocks, fillvalue={})]
 
 
 def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +270,7 @@ def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
     unknown = [key for key in stated if key not in known]
     insist(not unknown, f"{c.where}, block_configs", must, ", ".join(map(repr, unknown)), CAPTURE)
     group, times = (half.get(key) or 0 for half, key in zip(halves, known, strict=False))
-    numbers = isinstance(group, int) and isinstance(times, (int, float)) and 0 <= group and 0 <= times < inf
+    numbers = isinstance(group, int) and isinstance(times, (int, float)) and group >= 0 and 0 <= times < inf
     insist(numbers, f"{c.where}, block_configs", "these are numbers from 0 on", f"{group!r:.40}, {times!r:.40}")
     keys: dict[str, Any] = {"absent": [half.get("no_op") for half in halves]}
     keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
@@ -297,6 +298,9 @@ def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: 
     window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
     for word, entry in (("near", c.family.near), ("full", c.family.far)):
         c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
+    c.used |= set() if {"full", "near"} & {*words} else OF_ATTENTION
+    if "state" not in words:
+        c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
         c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
 
@@ -440,6 +444,9 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         if word == "moe":
             return _experts(view, path) | more
         width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
+        if view.flag("block_auto_adjust_ff_dim"):  # LFM2 states that of a feed-forward without a gate
+            times, unit = view.get("block_ffn_dim_multiplier"), view.count("block_multiple_of", derived=1)
+            width = -(-int((times if isinstance(times, (int, float)) else 1) * int(2 * width / 3)) // unit) * unit
         return {"kind": "dense", "width": width, **more}
 
     return _kinds(words, own, make)
