@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
+from simulator.importers.hf_ends import whole_model_of
 from simulator.importers.hf_model import (
     ALIASES,
     CAPTURE,
@@ -28,7 +29,6 @@ from simulator.importers.hf_model import (
     VERSION,
     Config,
     is_irrelevant,
-    model_of,
 )
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
@@ -50,7 +50,8 @@ Phase = Literal["train", "prefill", "decode", "requests"]
 def read_hf(  # noqa: PLR0913 - the command has an option for each
     source: str | Path,
     *,
-    phase: Phase = "decode",
+    part: Literal["decoder", "encoder", "vision", "audio"] = "decoder",
+    phase: Phase | None = None,
     batch: int | None = None,
     sequence: int | None = None,
     chunk: int | None = None,
@@ -72,6 +73,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     ----------
     source
         The file, or the folder that holds it.
+    part
+        Which part of the model: its decoder (of a model that is one encoder, that), the encoder before it, or a tower.
     phase
         What the model runs: a training step (train); reading prompts (prefill); adding tokens to sequences (decode); or
         serving requests that come and leave (requests, for `hosim serve`).
@@ -115,12 +118,14 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     """
     path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
-    config, dropped = _decoder(outer, shown(path))
-    limit = config.count("max_position_embeddings", "seq_length", derived=_DEFAULT_SEQUENCE)
+    config, dropped = _decoder(outer, shown(path)) if part == "decoder" else (_part(outer, part, shown(path)), {})
+    model = whole_model_of(config)
+    phase = phase or ("decode" if model.get("causal", True) else "prefill")
+    limit = model.get("positions") or _DEFAULT_SEQUENCE
+    limit = config.count("max_position_embeddings", "seq_length", derived=limit)
     wanted = min(_DEFAULT_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
-    model = model_of(config)
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -178,6 +183,19 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     return Config(inner | shared, FAMILIES[str(name)], where), dropped
 
 
+def _part(outer: dict[str, Any], part: str, where: str) -> Config:
+    """Return the keys of an encoder or a tower."""
+    tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
+    inner = outer[tower] if tower else outer
+    kinds = [kind for kind in (inner.get("model_type"), outer.get("model_type")) if isinstance(kind, str)]
+    names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
+    name = next(filter(FAMILIES.__contains__, names), "")
+    must, do = f"hosim can build the {part} part of this model", f"{CAPTURE}, or choose another --part"
+    found = f"{kinds[0]!r}, which hosim does not know" if tower and kinds else f"no such part of {kinds[:1]}"
+    insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
+    return Config(inner, FAMILIES[name], where)
+
+
 def _check_read(c: Config) -> None:
     """Refuse keys that state sizes which nothing reads."""
     unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
@@ -193,7 +211,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     for name, family in FAMILIES.items():
         c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE}, family, ""), ""
         try:
-            model_of(c)
+            whole_model_of(c)
         except ConfigError as error:
             refused = f"refuses {error.where.removeprefix(', ')}"
         unread = c.sizes()

@@ -188,7 +188,8 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        return {name: self.count(*keys, path=f"{path}.{name}") for name, keys in PARTS[part].items()}
+        fields = PARTS[part].items()
+        return {name: self.count(*keys, path=f"{path}.{name}", least=name != "vocabulary") for name, keys in fields}
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""
@@ -213,11 +214,6 @@ def model_of(c: Config) -> dict[str, Any]:
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
-    for table, key in c.family.tables.items():
-        rows = c.count(key, path=f"model.{table}", least=0)
-        model |= {table: rows + c.family.more_positions * (table == "positions")} if rows else {}
-    if (narrow := c.count(c.family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
-        model["embedding_width"] = narrow
     types = _layer_types(c, layers)
     own = _of_layers(c, layers)
     parts = {"attention": _attentions(c, types, own, hidden), "feed_forward": _feed_forwards(c, types, own, hidden)}
@@ -411,6 +407,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
+        "listed": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
         "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
