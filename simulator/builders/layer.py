@@ -30,8 +30,9 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
+from simulator.builders.specs import TENSOR
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import TENSOR, is_matrix, numbered
+from simulator.builders.weights import is_matrix, numbered
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts

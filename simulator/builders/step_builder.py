@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple, Unpack, cast
 
-from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
+from simulator.builders.specs import BATCH, TENSOR
+from simulator.builders.weights import Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight

@@ -185,6 +185,9 @@ class Config:
 
 def model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of the model."""
+    if c.family.single:  # newer files list the layers, and do not count them
+        listed = c.get("hybrid_override_pattern", "layers_block_type", "layer_types")
+        c.data = ({"num_hidden_layers": len(listed)} if isinstance(listed, (list, str)) else {}) | c.data
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
@@ -351,33 +354,36 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 
 def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
     family, path, layers = c.family, "model.feed_forward", len(types)
-    words = [WORDS[word] for word in types]
-    if family.single and not {"mlp", "moe"} & {*words}:
-        return [{"kind": "none"}], [0] * layers
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
     more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
+    kinds, words = dict[str, dict[str, Any]](), [WORDS[word] for word in types]
     routed = PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
-    if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
-        width = c.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        dense = {"kind": "dense", "width": width, **more}
-        return [dense, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
-    part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
+    if family.experts and c.get(*routed) and (not family.single or "moe" in words):
+        kinds["experts"] = _experts(c, path) | more
+    if family.single:
+        of_layer = [{"moe": "experts", "mlp": "dense"}.get(word, "none") for word in words]
+    else:
+        dense = _dense_layers(c, layers) if kinds else range(layers)
+        of_layer = ["dense" if layer in dense else "experts" for layer in range(layers)]
+    c.get(family.width)  # is known, even if no layer has it
+    if "dense" in of_layer:
+        where = "model.others" if "experts" in of_layer else f"{path}.width"
+        width = c.count(family.width, path=where, derived=family.times * hidden or None)
+        kinds["dense"] = {"kind": "dense", "width": width, **more}
+    kinds["none"] = {"kind": "none"}
+    return [*kinds.values()], [[*kinds].index(kind) for kind in of_layer]
+
+
+def _experts(c: Config, path: str) -> dict[str, Any]:
+    family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
     if shared := c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared):
         part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
-    kinds: list[dict[str, Any]] = [part, {"kind": "none"}]
-    if family.single and "mlp" not in words:
-        return kinds, [int(word != "moe") for word in words]
-    dense = _dense_layers(c, layers)
-    width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
-    kinds.insert(1, {"kind": "dense", "width": width, **more})
-    if family.single:
-        return kinds, [{"moe": 0, "mlp": 1}.get(word, 2) for word in words]
-    return kinds, [int(layer in dense) for layer in range(layers)]
+    return part
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:
