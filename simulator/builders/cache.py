@@ -18,8 +18,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 
+from simulator.builders.specs import numbered
 from simulator.builders.tape import Tape
-from simulator.builders.weights import numbered
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import KvBlocks
 

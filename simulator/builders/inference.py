@@ -46,9 +46,11 @@ from typing import NamedTuple, cast
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
-from simulator.builders.layer import embed, forward, sample_tokens
+from simulator.builders.ends import embed, finish, sample_tokens
+from simulator.builders.layer import forward
+from simulator.builders.specs import numbered
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import Laid, lay, numbered
+from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
@@ -64,8 +66,7 @@ def build(laid: Laid) -> Job:
         x = embed(t)
         for layer in t.layers:
             x = forward(t, layer, x, partial(attend_whole, t))
-        t.block = "head"
-        outputs = [t.norm("norm", x) if laid.model.final_norm else x]
+        outputs = finish(t, x)
     elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
@@ -73,6 +74,7 @@ def build(laid: Laid) -> Job:
             x = _through_layers(t, embed(t), partial(room.add_prompts, span))
         token = sample_tokens(t, x, last=work.batch)
         outputs = [*(name for layer in t.layers for name in room.kept(layer)), token]
+        outputs += [name for name in t.held if name.endswith("/kv.across")]
     else:
         t.rows = (work.batch,)
         for layer in t.layers:

@@ -17,8 +17,9 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
+from simulator.builders.specs import numbered
 from simulator.builders.step_builder import StepBuilder
-from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
+from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
@@ -120,7 +121,7 @@ class Tape(StepBuilder):
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
-            dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
+            dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
             old, new = self.weight_gradients(layout.cut, *weights)
             self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)

@@ -1,37 +1,18 @@
-"""The weights of a decoder: their shapes, and how they are cut unless the workload says otherwise.
-
-A linear's weight has inputs and outputs. Cut along its outputs (column), every rank makes a part of the output; cut
-along its inputs (row), a partial sum. Megatron alternates the two, so that each pair of linears sums up once; it cuts
-the tables along the vocabulary.
-"""
+"""The weights of a decoder as a workload lays them over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
-from simulator.builders.specs import (
-    BATCH,
-    COLUMN,
-    EXPERT,
-    ROW,
-    TENSOR,
-    WHOLE,
-    Spec,
-    Specs,
-    biases,
-    mixer_specs,
-    norm,
-    norms,
-)
+from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, specs
 from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Absent, Attention, DecoderModel, Dense, Experts, Gqa, Layer, Lora, Model, Workload
+from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Workload
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -40,68 +21,6 @@ ADAPTER = ("lora_a", "lora_b")
 def replica_axes(mesh: Mesh) -> Axes:
     """Return the axes that cut the tokens of all samples, the samples first: their ranks are replicas of weights."""
     return tuple([axis for axis in (*BATCH, "context") if axis in mesh.sizes])
-
-
-@lru_cache(maxsize=16)
-def numbered(prefix: str, count: int, digits: int = 1) -> tuple[str, ...]:
-    """Return names with numbers of equal width, at least `digits`, so that they sort."""
-    width = max(digits, len(str(count - 1)))
-    return tuple([f"{prefix}{i:0{width}d}" for i in range(count)])
-
-
-def blocks(layers: int) -> tuple[str, ...]:
-    """Return the names of the layers: ``L00``, ``L01`` ..."""
-    return numbered("L", layers, 2)
-
-
-def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
-    """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
-    h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
-    embed, head = {"tokens": Spec((v, narrow or h), ROW)}, norms(model, ["norm"] * model.final_norm)
-    embed |= {"in": Spec((narrow, h), WHOLE)} if narrow else {}
-    tables = {"positions": model.positions, "segments": model.segments}
-    embed |= {name: Spec((rows, h), WHOLE) for name, rows in tables.items() if rows}
-    yield "embed", embed | norms(model, ["norm"] * model.embedding_norm)
-    of_kind = {kind: _layer(model, kind) for kind in model.kinds}
-    for index, block in enumerate(blocks(model.layers)):
-        yield block, of_kind[model.layer(index)]
-    if model.head_transform:
-        head |= biases({"transform": Spec((h, h), WHOLE)}, model.head_biases) | norms(model, ["transform.norm"])
-    head |= {"out": Spec((h, narrow), WHOLE)} if narrow else {}
-    lm = biases({"lm": Spec((narrow or h, v), COLUMN)}, model.head_biases)
-    yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
-
-
-def _layer(model: DecoderModel, kind: Layer) -> Specs:
-    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"}
-    of_rows = norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
-    first, between, last = (
-        {name: of_rows[name] for name in names if name in of_rows}
-        for names in (["norm1"], ["norm1.after", "norm1.sum", "norm2"], ["norm2.after", "norm2.sum"])
-    )
-    attention, fed = mixer_specs(model, kind.attention), _feed_forward(model.hidden, kind.feed_forward)
-    return first | attention | between | fed | last
-
-
-def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
-    if isinstance(part, Absent):
-        return {}
-    if isinstance(part, Dense):
-        return _matrices("ffn", h, part, part.width)
-    router = {"ffn.router": Spec((h, part.routed), WHOLE)}
-    bias = {"ffn.router_bias": norm(part.routed)} if part.router_bias else {}
-    width = part.shared * (part.shared_width or part.width)
-    shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
-    shared |= {"ffn.shared_gate": Spec((h, 1), WHOLE)} if part.shared_gate else {}
-    return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
-
-
-def _matrices(name: str, h: int, part: Dense | Experts, f: int, experts: int = 0) -> Specs:
-    """Return the weights of a feed-forward of width `f`, or of `experts` of them in one."""
-    many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
-    wide, narrow = Spec((*many, h, f), (*cut, *COLUMN), kind), Spec((*many, f, h), (*cut, *ROW), kind)
-    specs = ({f"{name}.gate": wide} if part.gate else {}) | {f"{name}.up": wide, f"{name}.down": narrow}
-    return biases(specs, specs) if part.biases else specs
 
 
 def _adapted(part: Specs, lora: Lora) -> Specs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -18,7 +19,17 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_model import ALIASES, FAMILIES, TOLD, TOWERS, VERSION, Config, is_irrelevant, model_of
+from simulator.importers.hf_model import (
+    ALIASES,
+    CAPTURE,
+    FAMILIES,
+    TOLD,
+    TOWERS,
+    VERSION,
+    Config,
+    is_irrelevant,
+    model_of,
+)
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -31,7 +42,6 @@ _DECODERS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
-_CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
 _READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -154,7 +164,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
         found = "none" if kind is None else f"{kind!r}, which hosim does not know"
-        do = f"{_nearest(inner, str(kind))}; {_CAPTURE}"
+        do = f"{_nearest(inner, str(kind))}; {CAPTURE}"
         raise ConfigError(f"{where}, model_type", "this names a family that hosim can build", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
@@ -170,7 +180,7 @@ def _check_read(c: Config) -> None:
     unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
     must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
     found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
-    do = f"{_nearest(c.data, kind)}; {_CAPTURE}, or remove a key if the model does without it"
+    do = f"{_nearest(c.data, kind)}; {CAPTURE}, or remove a key if the model does without it"
     insist(not unread, f"{c.where}, {', '.join(unread[:1])}", must, found, do)
 
 
@@ -259,6 +269,8 @@ _KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)",
 _ROUTED = re.compile(r"(?<!shared_)experts")
 _UNQUANTIZED = ("ignore", "modules_to_not_convert", "exclude_modules")
 _METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
+# Name of ModelOpt -> how weights are kept.
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A4_NVFP4": "nvfp4"}
 # Inputs that share a scale -> 4-bit format.
 _GROUPS = {128: "int4", 32: "int4_of_32"}
 
@@ -283,7 +295,8 @@ def _quantized(config: Any, c: Config) -> dict[str, str]:
     insist(isinstance(config, dict), where, "this is an object", repr(config))
     dtypes: dict[str, str] = {}
     for part, dtype, note in _weights(config, where):
-        c.derived += [note] if note and part not in dtypes else []
+        others = f"Some {part} are kept as {dtype}; all count as {dtypes.get(part)}, as most are."
+        c.derived += [note] if note and part not in dtypes else [others] if dtypes.get(part, dtype) != dtype else []
         dtypes.setdefault(part, dtype)
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
@@ -308,17 +321,29 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
         yield part, "nf4", ""
     elif method in ("auto-round", "awq", "bitsandbytes", "gptq"):
         yield part, *(_integers(8, None, where) if method == "bitsandbytes" else _integers(bits, group, where))
-    elif method == "compressed-tensors":
+    elif method == "compressed-tensors" or (algorithm not in _ALGORITHMS and "config_groups" in config):
         groups = config.get("config_groups")
         several = list(groups.values()) if isinstance(groups, dict) else []
-        for about in several or [{}]:
+        for about in sorted(several, key=lambda about: -len(str(about))) or [{}]:
             kept: Any = about.get("weights") if isinstance(about, dict) else None
             insist(isinstance(kept, dict), f"{where}, config_groups", "a group says how weights are kept", repr(groups))
             is_routed = len(several) > 1 and _ROUTED.search(str(about.get("targets")))
             numbers = _floats if kept.get("type") == "float" else _integers
             yield "experts" if is_routed else part, *numbers(kept.get("num_bits"), kept.get("group_size"), where)
-    elif method in ("modelopt", None) and algorithm in ("NVFP4", "FP8"):
-        yield part, algorithm.lower(), ""
+    elif method in ("modelopt", None) and algorithm in _ALGORITHMS:
+        yield part, _ALGORITHMS[algorithm], ""
+    elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
+        kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
+        parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
+        insist(
+            {algorithm for _, algorithm in parts} <= {*_ALGORITHMS},
+            where,
+            "these are known",
+            f"{[*parts]}",
+            "remove it",
+        )
+        for (part, algorithm), _ in parts.most_common():
+            yield part, _ALGORITHMS[algorithm], ""
     else:
         do = f"use one of {', '.join(_METHODS)}, or remove quantization_config to count weights as they are computed"
         raise ConfigError(where, "how weights are kept is known", f"quant_method {method!r}", do)

@@ -48,8 +48,8 @@ from numpy.typing import NDArray
 from simulator import metrics
 from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
 from simulator.builders.inference import cache_name, loaded_name, parts_of, stored_name
+from simulator.builders.specs import blocks
 from simulator.builders.tape import read_experts
-from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
 from simulator.cost import device_of, memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
