@@ -65,7 +65,7 @@ from simulator.builders.tape import ID_BYTES, Tape
 from simulator.graph import DynamicReads
 from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Gqa, Indexer, Mla, Sparse, State
+from simulator.workload import Gqa, Indexer, Mla, Recurrent, Sparse
 
 
 class Query(NamedTuple):
@@ -114,7 +114,7 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     Queries and keys have their rotary embeddings, and are normalised before if the model says so.
     """
     attention = t.attention
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return state_inputs(t, attention, x)
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
@@ -143,7 +143,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         Output and input of `attention_inputs`, perhaps for more tokens.
     """
     attention = t.attention
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return go_through(t, taken, cache)
     indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
@@ -171,7 +171,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
 
 def gated_output(t: Tape, out: str, x: str) -> str:
     """Return the input of the output projection: the output of attention, gated if the layer does so."""
-    if isinstance(t.attention, State):
+    if isinstance(t.attention, Recurrent):
         return gated_state(t, t.attention, out, x)
     return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 

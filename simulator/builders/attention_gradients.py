@@ -38,7 +38,7 @@ from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Compress, Gqa, Indexer, Mla, Sparse, State
+from simulator.workload import Compress, Gqa, Indexer, Mla, Recurrent, Sparse
 
 
 class Heads(NamedTuple):
@@ -77,7 +77,7 @@ def attend_whole(t: Tape, x: str) -> str:
 def _attend_ungated(t: Tape, x: str) -> str:
     attention, sequence = t.whole_attention, t.workload.sequence
     inputs = attention_inputs(t, x)
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return go_through(t, inputs)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)

@@ -390,7 +390,11 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
             return {layer - first for layer in listed}
     if c.family.local in ("all", "odd"):
         return {*range(0, layers, 2)}
-    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=layers + 1)
+    if c.family.single:
+        return set()
+    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
+    must, do = "this says which layers attend, and which have a state", "add it"
+    insist(period, f"{c.where}, layer_types", must, "none", do)
     offset = c.count("attn_layer_offset", least=0, derived=period - 1)
     return {*range(offset, layers, period)}
 
@@ -429,7 +433,7 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         dense = _dense_layers(c, len(types))
         words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
     c.used |= {family.width} if "dense" not in words else set()
-    c.used |= OF_EXPERTS if family.experts and "moe" not in words else set()
+    c.used |= {*OF_EXPERTS, family.expert_width} if family.experts and "moe" not in words else set()
     at = {word: "model.feed_forward" if word == words[-1] else "model.others" for word in words}
 
     def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
@@ -441,12 +445,20 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         if word == "moe":
             return _experts(view, path) | more
         width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        if view.flag("block_auto_adjust_ff_dim"):  # LFM2 states that of a feed-forward without a gate
-            times, unit = view.get("block_ffn_dim_multiplier"), view.count("block_multiple_of", derived=1)
-            width = -(-int((times if isinstance(times, (int, float)) else 1) * int(2 * width / 3)) // unit) * unit
-        return {"kind": "dense", "width": width, **more}
+        return {"kind": "dense", "width": _adjusted(view, width), **more}
 
     return _kinds(words, own, make)
+
+
+def _adjusted(c: Config, width: int) -> int:
+    """Return two thirds of a width, times a factor, as a multiple of some number, if keys ask for that (LFM2)."""
+    times, multiple = c.get("block_ffn_dim_multiplier"), c.count("block_multiple_of", derived=1)
+    if not c.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = 2 * width // 3
+    must, found = "this is a number above 0", repr(times)
+    insist(times is None or (type(times) in (int, float) and 0 < times < 100), c.where, must, found)
+    return width if times is None else -(-int(times * width) // multiple) * multiple
 
 
 def _experts(c: Config, path: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import require
-from simulator.workload.states import Absent, State
+from simulator.workload.recurrent import Absent, Recurrent
 
 
 class Compress(Part):
@@ -128,10 +128,10 @@ class _Attention(Part):
     sinks: CountOrNone = 0
     sparse: Sparse | None = None
     gate: Literal["elements", "heads"] | None = None
-    beside: State | None = None
+    beside: Recurrent | None = None
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> Recurrent | None:
         """The part with a state."""
         return self.beside
 
@@ -315,7 +315,7 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Mixer = Gqa | Mla | State
+Mixer = Gqa | Mla | Recurrent
 """What mixes tokens in a layer."""
 Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
 """The attention of a layer, if it has one."""
