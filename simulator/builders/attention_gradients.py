@@ -38,7 +38,7 @@ from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Compress, Gqa, Indexer, Mla, Sparse, State
+from simulator.workload import Compress, Gqa, Indexer, Mla, Recurrent, Sparse
 
 
 class Heads(NamedTuple):
@@ -77,7 +77,7 @@ def attend_whole(t: Tape, x: str) -> str:
 def _attend_ungated(t: Tape, x: str) -> str:
     attention, sequence = t.whole_attention, t.workload.sequence
     inputs = attention_inputs(t, x)
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return go_through(t, inputs)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
@@ -199,11 +199,15 @@ def _attend_to_latents(t: Tape, mla: Mla, q: str, latent: str, index: tuple[str,
 
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
-    sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
+    sequence = t.workload.sequence
+    pairs = indexer.top * (2 * sequence - indexer.top)
+    if indexer.again:
+        return (), pairs
+    chosen = t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
     scores = [t.tensor("attn.index.scores", indexer.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * sequence * indexer.heads * indexer.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.alias(chosen, "detached"), *scores), indexer.top * (2 * sequence - indexer.top)
+    return (t.alias(chosen, "detached"), *scores), pairs
 
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:

@@ -55,7 +55,7 @@ from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Dtypes, Mixer, Pools, State, Workload
+from simulator.workload import Attention, DecoderModel, Dtypes, Mixer, Pools, Recurrent, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -196,7 +196,7 @@ def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ..
 
 def _kept_bytes(attention: Mixer, dtypes: Dtypes) -> int:
     """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
     token_bytes = attention.kv_elements * dtypes.kv_bytes
     compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
@@ -365,7 +365,7 @@ class Iterations:
 
 def cache_name(attention: Mixer) -> str:
     """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(attention, State) else "kv"
+    return "state" if isinstance(attention, Recurrent) else "kv"
 
 
 _ENDLESS = TokenSpan(0, 1 << 62)
@@ -375,7 +375,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
     attention, phase, rows = t.attention, t.phase, t.rows
-    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
+    inputs, out = attention_inputs(t, x), t.of_heads(f"{t.mixer}.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
     reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))

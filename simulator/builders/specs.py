@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.layout import Axes
-from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Merger, Mla, State
+from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Merger, Mla, Recurrent
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -108,13 +108,13 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
     halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"} | {"norm3"}
     norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
-    if isinstance(part, (State, Absent)):
-        attention = _state(h, part) if isinstance(part, State) else {}
+    if isinstance(part, (Recurrent, Absent)):
+        attention = _recurrent(h, part) if isinstance(part, Recurrent) else {}
     else:
         attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
     attention = {f"attn.{name}": spec for name, spec in attention.items()}
-    attention |= {f"state.{name}": spec for name, spec in _state(h, part.beside).items()} if part.beside else {}
+    attention |= {f"state.{name}": spec for name, spec in _recurrent(h, part.beside).items()} if part.beside else {}
     first, between, last = (
         {name: norms[name] for name in names if name in norms}
         for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
@@ -164,13 +164,42 @@ def _gate(h: int, part: Gqa | Mla) -> Specs:
     return {"gate": Spec((h, widths[part.gate]), _COLUMN)} if part.gate else {}
 
 
-def _state(h: int, part: State) -> Specs:
-    maps, specs = {"column": _COLUMN, "row": _ROW, "whole": _WHOLE}, Specs()
-    for name, (inputs, outputs, cut, key_heads) in part.weights(h).items():
-        shape = (inputs, outputs) if inputs else (outputs,)
-        specs[name] = Spec(shape, maps[cut][-len(shape) :], kv_heads=key_heads)
+def _recurrent(h: int, part: Recurrent) -> Specs:
+    """Return projections, decays, norms, taps of the convolution, and the output projection."""
+    kind, width, heads, (key_heads, key) = part.kind, part.width, part.heads, part.key
+    rank, is_by_element = part.rank or 0, part.decays == "elements"
+
+    def column(outputs: int, inputs: int = 0, kv_heads: int = 0) -> Spec:
+        return Spec((inputs or h, outputs), _COLUMN, kv_heads=kv_heads)
+
+    def through(name: str, outputs: int) -> Specs:
+        low = {f"{name}.a": Spec((h, rank), _WHOLE), f"{name}.b": column(outputs, rank)}
+        return low if rank else {name: column(outputs)}
+
+    specs = {"q": column(key_heads * key, 0, key_heads), "k": column(key_heads * key, 0, key_heads), "v": column(width)}
+    if kind == "linear":
+        specs |= {"gate": column(width), "norm": _norm(width, TENSOR)}
+    elif kind == "delta":
+        specs |= {"rates": column(heads * (2 - is_by_element))} | (
+            through("forget", heads * key) if is_by_element else {}
+        )
+        decay = _norm(heads * (1 + key if is_by_element else 2), TENSOR)
+        specs |= through("gate", width) | {"decay": decay, "norm": _norm(part.head_size)}
+    elif kind == "mamba2":
+        of_all = {"norm": _norm(width, TENSOR)} if part.norms else {}
+        specs |= {"rates": column(heads), "gate": column(width), "decay": _norm(3 * heads, TENSOR), **of_all}
+    elif kind == "mamba":
+        made = {"rates_in": Spec((width, rank + 2 * key), _ROW)} | (
+            {"rates_norm": _norm(rank + 2 * key)} if part.norms else {}
+        )
+        made |= {"rates_out": column(width, rank), "decay": _norm(width * (1 + key), TENSOR)}
+        specs = {"v": specs["v"], "gate": column(width), **made}
+    for name in part.rule.convolved:
+        outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
+        specs[f"conv.{name}"] = Spec((outputs,), (TENSOR,), kv_heads=specs[name].kv_heads)
     of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
-    return _biases(specs, ["rates_out", *(name for end in part.biases for name in of.get(end, ()))])
+    biased = [name for end in part.biases for name in of.get(end, ())]
+    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
 
 
 def _mla(h: int, mla: Mla) -> Specs:
@@ -179,7 +208,7 @@ def _mla(h: int, mla: Mla) -> Specs:
     queries: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
         queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    if indexer := mla.indexer:  # the key's norm has a weight and a bias
+    if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
         queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
         queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
         queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)

@@ -60,6 +60,8 @@ STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
+OF_CHOICES = frozenset(_TABLE["of_choices"].split())
+"""Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
 """Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
@@ -263,7 +265,7 @@ def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
     unknown = [key for key in stated if key not in known]
     insist(not unknown, f"{c.where}, block_configs", must, ", ".join(map(repr, unknown)), CAPTURE)
     group, times = (half.get(key) or 0 for half, key in zip(halves, known, strict=False))
-    numbers = isinstance(group, int) and isinstance(times, (int, float)) and 0 <= group and 0 <= times < inf
+    numbers = isinstance(group, int) and isinstance(times, (int, float)) and group >= 0 and 0 <= times < inf
     insist(numbers, f"{c.where}, block_configs", "these are numbers from 0 on", f"{group!r:.40}, {times!r:.40}")
     keys: dict[str, Any] = {"absent": [half.get("no_op") for half in halves]}
     keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
@@ -348,8 +350,8 @@ def _latent_attention(c: Config) -> dict[str, Any]:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
-        if again := (c.list_of("indexer_types", str) or []).count("shared"):
-            c.derived.append(f"{again} layers that reuse an earlier layer's choice count as choosing themselves.")
+        part["indexer"] |= {"again": True} if c.get("indexer_type") == "shared" else {}
+        c.used |= {*OF_CHOICES} if "indexer_types" in c.data else set()
     return part
 
 
@@ -384,7 +386,11 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
             return {layer - first for layer in listed}
     if c.family.local in ("all", "odd"):
         return {*range(0, layers, 2)}
-    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=layers + 1)
+    if c.family.single:
+        return set()
+    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
+    must, do = "this says which layers attend, and which have a state", "add it"
+    insist(period, f"{c.where}, layer_types", must, "none", do)
     offset = c.count("attn_layer_offset", least=0, derived=period - 1)
     return {*range(offset, layers, period)}
 
@@ -423,7 +429,7 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         dense = _dense_layers(c, len(types))
         words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
     c.used |= {family.width} if "dense" not in words else set()
-    c.used |= OF_EXPERTS if family.experts and "moe" not in words else set()
+    c.used |= {*OF_EXPERTS, family.expert_width} if family.experts and "moe" not in words else set()
     at = {word: "model.feed_forward" if word == words[-1] else "model.others" for word in words}
 
     def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
@@ -435,9 +441,20 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         if word == "moe":
             return _experts(view, path) | more
         width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
-        return {"kind": "dense", "width": width, **more}
+        return {"kind": "dense", "width": _adjusted(view, width), **more}
 
     return _kinds(words, own, make)
+
+
+def _adjusted(c: Config, width: int) -> int:
+    """Return two thirds of a width, times a factor, as a multiple of some number, if keys ask for that (LFM2)."""
+    times, multiple = c.get("block_ffn_dim_multiplier"), c.count("block_multiple_of", derived=1)
+    if not c.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = 2 * width // 3
+    must, found = "this is a number above 0", repr(times)
+    insist(times is None or (type(times) in (int, float) and 0 < times < 100), c.where, must, found)
+    return width if times is None else -(-int(times * width) // multiple) * multiple
 
 
 def _experts(c: Config, path: str) -> dict[str, Any]:

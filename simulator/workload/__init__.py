@@ -24,16 +24,16 @@ from simulator.workload.models import (
     Model,
     Other,
 )
+from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
-from simulator.workload.states import Absent, State
 
 __all__ = [
     "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
     "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
     "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel",
-    "Pools", "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
+    "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
 ]  # fmt: skip
 
 

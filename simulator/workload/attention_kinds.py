@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import require
-from simulator.workload.states import Absent, State
+from simulator.workload.recurrent import Absent, Recurrent
 
 
 class Compress(Part):
@@ -128,10 +128,10 @@ class _Attention(Part):
     sinks: CountOrNone = 0
     sparse: Sparse | None = None
     gate: Literal["elements", "heads"] | None = None
-    beside: State | None = None
+    beside: Recurrent | None = None
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> Recurrent | None:
         """The part with a state."""
         return self.beside
 
@@ -245,11 +245,20 @@ class Indexer(Part):
         Width of a query, and of the single key per token, which is cached (``index_head_dim``).
     top
         Tokens that each token attends to (``index_topk``).
+    again
+        Whether a token attends to those that the layer before chose: then this one has no weights and no keys for it
+        (GLM-5.2).
     """
 
     heads: Count
     head_size: Count
     top: Count
+    again: StrictBool = False
+
+    @property
+    def cached(self) -> int:
+        """Elements that it caches of a token."""
+        return 0 if self.again else self.head_size
 
 
 class Mla(_Attention):
@@ -286,7 +295,7 @@ class Mla(_Attention):
     @property
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: latent, shared part of the key, the indexer's key."""
-        return self.latent + (self.indexer.head_size if self.indexer else 0)
+        return self.latent + (self.indexer.cached if self.indexer else 0)
 
     @property
     def latent(self) -> int:
@@ -306,7 +315,7 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Mixer = Gqa | Mla | State
+Mixer = Gqa | Mla | Recurrent
 """What mixes tokens in a layer."""
 Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
 """The attention of a layer, if it has one."""

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
-from simulator.workload.states import Absent
+from simulator.workload.recurrent import Absent
 
 
 class _FeedForward(Part):
