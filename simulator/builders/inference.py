@@ -375,7 +375,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
     attention, phase, rows = t.attention, t.phase, t.rows
-    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
+    inputs, out = attention_inputs(t, x), t.of_heads(f"{t.mixer}.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
     reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))
