@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
+from simulator.importers.hf_ends import whole_model_of
 from simulator.importers.hf_model import (
     ALIASES,
     CAPTURE,
@@ -28,7 +29,6 @@ from simulator.importers.hf_model import (
     VERSION,
     Config,
     is_irrelevant,
-    model_of,
 )
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
@@ -38,7 +38,7 @@ from simulator.workload import Workload
 # Largest file (real ones have some kB); default tokens of a sequence.
 _MOST_BYTES, _DEFAULT_SEQUENCE = 16_000_000, 4096
 # Keys of a multimodal model's decoder; and keys beside it that apply to the decoder, too.
-_DECODERS = ("text_config", "llm_config", "language_config")
+_DECODERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
@@ -50,7 +50,8 @@ Phase = Literal["train", "prefill", "decode", "requests"]
 def read_hf(  # noqa: PLR0913 - the command has an option for each
     source: str | Path,
     *,
-    phase: Phase = "decode",
+    part: Literal["decoder", "encoder", "vision", "audio"] = "decoder",
+    phase: Phase | None = None,
     batch: int | None = None,
     sequence: int | None = None,
     chunk: int | None = None,
@@ -72,6 +73,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     ----------
     source
         The file, or the folder that holds it.
+    part
+        Which part of the model: its decoder (of a model that is one encoder, that), the encoder before it, or a tower.
     phase
         What the model runs: a training step (train); reading prompts (prefill); adding tokens to sequences (decode); or
         serving requests that come and leave (requests, for `hosim serve`).
@@ -115,12 +118,14 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     """
     path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
-    config, dropped = _decoder(outer, shown(path))
-    limit = config.count("max_position_embeddings", "seq_length", derived=_DEFAULT_SEQUENCE)
+    config, dropped = _decoder(outer, shown(path)) if part == "decoder" else (_part(outer, part, shown(path)), {})
+    model = whole_model_of(config)
+    phase = phase or ("decode" if model.get("causal", True) else "prefill")
+    limit = model.get("positions") or _DEFAULT_SEQUENCE
+    limit = config.count("max_position_embeddings", "seq_length", derived=limit)
     wanted = min(_DEFAULT_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
-    model = model_of(config)
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -160,6 +165,9 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     key_of_decoder = next((key for key in _DECODERS if key in outer), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
+    if any(key in inner for key in _DECODERS) and key_of_decoder:  # a part that speaks stands beside one that thinks
+        config, dropped = _decoder({key: outer[key] for key in _OF_BOTH if key in outer} | inner, where)
+        return config, dropped | {key: 1 for key in outer if key != key_of_decoder and not is_irrelevant(key)}
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
@@ -173,6 +181,19 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
     inner = {key: value for key, value in inner.items() if key not in TOWERS}
     return Config(inner | shared, FAMILIES[str(name)], where), dropped
+
+
+def _part(outer: dict[str, Any], part: str, where: str) -> Config:
+    """Return the keys of an encoder or a tower."""
+    tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
+    inner = outer[tower] if tower else outer
+    kinds = [kind for kind in (inner.get("model_type"), outer.get("model_type")) if isinstance(kind, str)]
+    names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
+    name = next(filter(FAMILIES.__contains__, names), "")
+    must, do = f"hosim can build the {part} part of this model", f"{CAPTURE}, or choose another --part"
+    found = f"{kinds[0]!r}, which hosim does not know" if tower and kinds else f"no such part of {kinds[:1]}"
+    insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
+    return Config(inner, FAMILIES[name], where)
 
 
 def _check_read(c: Config) -> None:
@@ -190,7 +211,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     for name, family in FAMILIES.items():
         c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE}, family, ""), ""
         try:
-            model_of(c)
+            whole_model_of(c)
         except ConfigError as error:
             refused = f"refuses {error.where.removeprefix(', ')}"
         unread = c.sizes()

@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +60,8 @@ STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
+OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
+"""Keys that say nothing in a model without attention."""
 OF_CHOICES = frozenset(_TABLE["of_choices"].split())
 """Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
@@ -186,7 +188,8 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        return {name: self.count(*keys, path=f"{path}.{name}") for name, keys in PARTS[part].items()}
+        fields = PARTS[part].items()
+        return {name: self.count(*keys, path=f"{path}.{name}", least=name != "vocabulary") for name, keys in fields}
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""
@@ -211,11 +214,6 @@ def model_of(c: Config) -> dict[str, Any]:
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
-    for table, key in c.family.tables.items():
-        rows = c.count(key, path=f"model.{table}", least=0)
-        model |= {table: rows + c.family.more_positions * (table == "positions")} if rows else {}
-    if (narrow := c.count(c.family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
-        model["embedding_width"] = narrow
     types = _layer_types(c, layers)
     own = _of_layers(c, layers)
     parts = {"attention": _attentions(c, types, own, hidden), "feed_forward": _feed_forwards(c, types, own, hidden)}
@@ -256,9 +254,8 @@ def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
         own[int(key)] |= value
-    for layer, block in zip(own, c.list_of("block_configs", dict, layers) or (), strict=False):
-        layer |= _of_block(c, block)
-    return own
+    blocks = [_of_block(c, block) for block in c.list_of("block_configs", dict, layers) or ()]
+    return [keys | block for keys, block in zip_longest(own, blocks, fillvalue={})]
 
 
 def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
@@ -297,6 +294,9 @@ def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: 
     window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
     for word, entry in (("near", c.family.near), ("full", c.family.far)):
         c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
+    c.used |= set() if {"full", "near"} & {*words} else OF_ATTENTION
+    if "state" not in words:
+        c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
         c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
 
@@ -411,6 +411,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
+        "listed": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
         "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
