@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.builders.specs import TENSOR
+from functools import partial
+
+from simulator.builders.attention_gradients import given_rows
+from simulator.builders.specs import TABLES, TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.graph_builder import OpFields
 
@@ -16,6 +19,28 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
     """
     t.block = "embed"
+    x = _stem(t) if t.model.stem else _look_up(t, tokens)
+    x = t.linear("in", x) if t.model.embedding_width else x
+    for name in TABLES:
+        x = _add_rows(t, name, x) if name in t.weights["embed"] else x
+    if t.model.encoded and t.is_forward:  # layers have added its gradient up, perhaps a part on each rank
+        encoded = given_rows(t)
+        t.record(encoded, lambda dy: t.add_gradients([encoded], [t.to(dy, t.whole_rows)]))
+    return t.norm("norm", x) if t.model.embedding_norm else x
+
+
+def _stem(t: Tape) -> str:
+    """Make rows of numbers, those of a picture or of sound, by linears one behind the other."""
+    rows = t.rows[0] - t.rows[0] // t.workload.sequence * t.model.registers
+    x = t.given(f"{t.micro}embed/rows", t.model.stem[0], rows * t.model.stem_rows)
+    for index in range(len(t.model.stem)):
+        x = t.linear(f"stem{index}", x)
+        t.join_rows(x, 1 if index else t.model.stem_rows)
+    return t.to(x, t.residual)
+
+
+def _look_up(t: Tape, tokens: list[str] | None) -> str:
+    """Look tokens up; the gradient is scattered into that of the table."""
     id_bytes = t.own_tokens * ID_BYTES
     names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight("tokens")
     entries, features = table.layout.tensor_map
@@ -31,17 +56,13 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
         read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
         t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
 
-    x = t.to(t.record(out, back), t.residual)
-    x = t.linear("in", x) if t.model.embedding_width else x
-    for name in ("positions", "segments"):
-        x = _add_rows(t, name, x) if name in t.weights["embed"] else x
-    return t.norm("norm", x) if t.model.embedding_norm else x
+    return t.to(t.record(out, back), t.residual)
 
 
 def _add_rows(t: Tape, name: str, x: str) -> str:
-    """Add a row of a further table to each token's."""
-    table, (rows, width, layout, *_) = t.weight(name), t.spread[x]
-    out = t.tensor(f"{name}.out", width, layout, rows=rows)
+    """Add a row of a further table to each token's, or put its rows before those of a sequence (``registers``)."""
+    table, (_, width, layout, *_) = t.weight(name), t.spread[x]
+    out = t.tensor(f"{name}.out", width, layout)
     row_bytes = min(t.spread[x].elements, table.parameters) * t.element_bytes
     t.op(name, [x, t.held[table.name]], [out], read_bytes=t.made_bytes(x) + row_bytes)
 
@@ -53,6 +74,23 @@ def _add_rows(t: Tape, name: str, x: str) -> str:
         t.add_gradients([x], [dy])
 
     return t.record(out, back)
+
+
+def finish(t: Tape, x: str) -> list[str]:
+    """Make what a model puts out without a head from the rows of the last layer."""
+    t.block = "head"
+    out = t.norm("norm", x) if t.model.final_norm else x
+    if not (merger := t.model.merger):
+        return [out]
+    outputs = list[str]()
+    for index, name in enumerate(numbered("merge", 1 + merger.further)):
+        taken = t.to(x if index else out, t.cut())
+        if t.spread[taken].width == t.model.hidden:
+            t.join_rows(taken, merger.rows)
+        taken = t.norm(f"{name}.norm", taken) if index else taken
+        made = t.linear(f"{name}.out", t.vector(f"{name}.act", [t.linear(f"{name}.in", taken)]))
+        outputs.append(t.to(made, t.cut()))
+    return outputs
 
 
 def _final(t: Tape, x: str) -> str:
@@ -84,8 +122,12 @@ def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
 
 
 def loss(t: Tape, x: str) -> None:
-    """Make the final norm, logits and loss of one micro-batch."""
+    """Make the final norm, logits and loss of one micro-batch; or take the gradients of what a model puts out."""
     t.block = "head"
+    if not t.model.head:
+        for out in finish(t, x):
+            t.record(out, partial(_take_gradient, t, out))
+        return
     if t.workload.loss_chunks:
         _loss_in_chunks(t, _final(t, x), t.workload.loss_chunks)
         return
@@ -113,6 +155,11 @@ def loss(t: Tape, x: str) -> None:
         t.add_gradients([logits], [grad])
 
     t.record(out, back)
+
+
+def _take_gradient(t: Tape, x: str, _: str) -> None:
+    """Take the gradient of what a model puts out, which comes from what follows on it."""
+    t.add_gradients([x], [t.given(f"{x}.grad", t.spread[x].width, t.spread[x].rows[0])])
 
 
 def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:

@@ -30,6 +30,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
+from simulator.builders.attention_gradients import attend_across
 from simulator.builders.specs import TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import is_matrix
@@ -71,6 +72,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
             made = _with_state(t, made, attended)
         made = normalise(t, "norm1.after", made)
         r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
+    if t.model.encoded:
+        across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
+        r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
+        r = normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
         t.begin("feed_forward")
@@ -113,7 +118,8 @@ def through_matrices(t: Tape, name: str, x: str) -> str:
 
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
-    return "" if t.model.parallel or t.layer.attention.kind == "none" else "add1"
+    first = "add3" if t.model.encoded else "add1"
+    return "" if t.model.parallel or t.layer.attention.kind == "none" else first
 
 
 def feed_forward(t: Tape, x: str) -> str:

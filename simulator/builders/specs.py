@@ -12,13 +12,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.layout import Axes
-from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Mla, State
+from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Merger, Mla, Recurrent
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
 BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
 
+TABLES = ("registers", "positions", "segments")
+"""Fields of a model with the rows of further tables, in the order in which they join."""
+_ACROSS = ("norm3", "norm3.after", "norm3.sum")
 _COLUMN: tuple[Axes, ...] = ((), TENSOR)
 _ROW: tuple[Axes, ...] = (TENSOR, ())
 _WHOLE: tuple[Axes, ...] = ((), ())
@@ -68,19 +71,31 @@ def blocks(layers: int) -> tuple[str, ...]:
 def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
     h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
-    embed, head = {"tokens": Spec((v, narrow or h), _ROW)}, _norms(model, ["norm"] * model.final_norm)
+    embed, head = {"tokens": Spec((v, narrow or h), _ROW)} if v else {}, _norms(model, ["norm"] * model.final_norm)
+    stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
+    embed |= _biases(stem, stem if model.stem_bias else ())
     embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
-    tables = {"positions": model.positions, "segments": model.segments}
-    embed |= {name: Spec((rows, h), _WHOLE) for name, rows in tables.items() if rows}
+    embed |= {name: Spec((rows, h), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
     yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
         yield block, of_kind[model.layer(index)]
     if model.head_transform:
         head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
-    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow else {}
-    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)}, model.head_biases)
+    if merger := model.merger:
+        head |= _merger(model, merger)
+    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head else {}
+    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
     yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
+
+
+def _merger(model: DecoderModel, merger: Merger) -> Specs:
+    """Return the linears of a merger, and of further ones with their norms."""
+    wide, specs = merger.rows * model.hidden, Specs()
+    for index, name in enumerate(numbered("merge", 1 + merger.further)):
+        linears = {f"{name}.in": Spec((wide, wide), _COLUMN), f"{name}.out": Spec((wide, merger.width), _ROW)}
+        specs |= _norms(model, [f"{name}.norm"] if index else [], wide) | _biases(linears, linears)
+    return specs
 
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
@@ -91,19 +106,24 @@ def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
 
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
-    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"}
+    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"} | {"norm3"}
     norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
-    if isinstance(part, (State, Absent)):
-        attention = _state(h, part) if isinstance(part, State) else {}
+    if isinstance(part, (Recurrent, Absent)):
+        attention = _recurrent(h, part) if isinstance(part, Recurrent) else {}
     else:
         attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
     attention = {f"attn.{name}": spec for name, spec in attention.items()}
-    attention |= {f"state.{name}": spec for name, spec in _state(h, part.beside).items()} if part.beside else {}
+    attention |= {f"state.{name}": spec for name, spec in _recurrent(h, part.beside).items()} if part.beside else {}
     first, between, last = (
         {name: norms[name] for name in names if name in norms}
-        for names in (["norm1"], ["norm1.after", "norm1.sum", "norm2"], ["norm2.after", "norm2.sum"])
+        for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
     )
+    if model.encoded and isinstance(part, Gqa):
+        across = _gqa(
+            model, part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
+        )
+        between = {f"attn.across.{name}": spec for name, spec in across.items()} | between
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -124,13 +144,14 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
 
 def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
+    of_k, of_v = (Spec((h, gqa.kv_heads * n * gqa.views), _COLUMN, kv_heads=gqa.kv_heads) for n in gqa.key_and_value)
     norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
-    of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
-    columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
-    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((q, h), _ROW)}, _biased(gqa))
+    sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
+    columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
+    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, _biased(gqa))
 
 
 def _biased(gqa: Gqa) -> list[str]:
@@ -143,13 +164,42 @@ def _gate(h: int, part: Gqa | Mla) -> Specs:
     return {"gate": Spec((h, widths[part.gate]), _COLUMN)} if part.gate else {}
 
 
-def _state(h: int, part: State) -> Specs:
-    maps, specs = {"column": _COLUMN, "row": _ROW, "whole": _WHOLE}, Specs()
-    for name, (inputs, outputs, cut, key_heads) in part.weights(h).items():
-        shape = (inputs, outputs) if inputs else (outputs,)
-        specs[name] = Spec(shape, maps[cut][-len(shape) :], kv_heads=key_heads)
+def _recurrent(h: int, part: Recurrent) -> Specs:
+    """Return projections, decays, norms, taps of the convolution, and the output projection."""
+    kind, width, heads, (key_heads, key) = part.kind, part.width, part.heads, part.key
+    rank, is_by_element = part.rank or 0, part.decays == "elements"
+
+    def column(outputs: int, inputs: int = 0, kv_heads: int = 0) -> Spec:
+        return Spec((inputs or h, outputs), _COLUMN, kv_heads=kv_heads)
+
+    def through(name: str, outputs: int) -> Specs:
+        low = {f"{name}.a": Spec((h, rank), _WHOLE), f"{name}.b": column(outputs, rank)}
+        return low if rank else {name: column(outputs)}
+
+    specs = {"q": column(key_heads * key, 0, key_heads), "k": column(key_heads * key, 0, key_heads), "v": column(width)}
+    if kind == "linear":
+        specs |= {"gate": column(width), "norm": _norm(width, TENSOR)}
+    elif kind == "delta":
+        specs |= {"rates": column(heads * (2 - is_by_element))} | (
+            through("forget", heads * key) if is_by_element else {}
+        )
+        decay = _norm(heads * (1 + key if is_by_element else 2), TENSOR)
+        specs |= through("gate", width) | {"decay": decay, "norm": _norm(part.head_size)}
+    elif kind == "mamba2":
+        of_all = {"norm": _norm(width, TENSOR)} if part.norms else {}
+        specs |= {"rates": column(heads), "gate": column(width), "decay": _norm(3 * heads, TENSOR), **of_all}
+    elif kind == "mamba":
+        made = {"rates_in": Spec((width, rank + 2 * key), _ROW)} | (
+            {"rates_norm": _norm(rank + 2 * key)} if part.norms else {}
+        )
+        made |= {"rates_out": column(width, rank), "decay": _norm(width * (1 + key), TENSOR)}
+        specs = {"v": specs["v"], "gate": column(width), **made}
+    for name in part.rule.convolved:
+        outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
+        specs[f"conv.{name}"] = Spec((outputs,), (TENSOR,), kv_heads=specs[name].kv_heads)
     of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
-    return _biases(specs, ["rates_out", *(name for end in part.biases for name in of.get(end, ()))])
+    biased = [name for end in part.biases for name in of.get(end, ())]
+    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
 
 
 def _mla(h: int, mla: Mla) -> Specs:
@@ -158,7 +208,7 @@ def _mla(h: int, mla: Mla) -> Specs:
     queries: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
         queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    if indexer := mla.indexer:  # the key's norm has a weight and a bias
+    if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
         queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
         queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
         queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)

@@ -48,7 +48,7 @@ from simulator.builders.tape import FP32_BYTES, Tape
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import State
+from simulator.workload import Recurrent
 
 _PRODUCTS = {
     "linear": ((2, 1), (1, 1), (1, 0)),
@@ -83,7 +83,7 @@ class Kernel(NamedTuple):
     kept: str = ""
 
 
-def state_inputs(t: Tape, part: State, x: str) -> list[str]:
+def state_inputs(t: Tape, part: Recurrent, x: str) -> list[str]:
     """Make what goes into the convolution and the matrix from the layer's input, that of the convolution first."""
     if part.kind == "linear":
         return [t.vector(f"{t.mixer}.{name}.silu", [t.linear(f"{t.mixer}.{name}", x)]) for name in "qkv"]
@@ -93,7 +93,7 @@ def state_inputs(t: Tape, part: State, x: str) -> list[str]:
     return [*made, *([] if _has(t, "norm") else [_projected(t, "gate", x)])]
 
 
-def gated_state(t: Tape, part: State, out: str, x: str) -> str:
+def gated_state(t: Tape, part: Recurrent, out: str, x: str) -> str:
     """Return the output of the heads, normalised and gated if that is an op of its own."""
     if part.kind == "linear":
         return t.vector(f"{t.mixer}.gated", [t.norm(f"{t.mixer}.norm", out), t.linear(f"{t.mixer}.gate", x)])
@@ -141,10 +141,10 @@ def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
     return _run(t, Kernel(f"{t.mixer}.core", weights, taken, part.width, shared, "state"), cache)
 
 
-def _of_heads(t: Tape) -> tuple[Axes, State]:
+def _of_heads(t: Tape) -> tuple[Axes, Recurrent]:
     """Return the axes that cut the heads of the current layer, and the layer with those of this rank."""
     features = t.weights[t.block][f"{t.mixer}.v"].layout.tensor_map[-1]
-    return features, cast(State, t.whole_attention).of_one(t.mesh.size(features))
+    return features, cast(Recurrent, t.whole_attention).of_one(t.mesh.size(features))
 
 
 def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
@@ -176,7 +176,7 @@ def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
     return out
 
 
-def _work(t: Tape, part: State, cache: Cache | None) -> tuple[OpFields, OpFields]:
+def _work(t: Tape, part: Recurrent, cache: Cache | None) -> tuple[OpFields, OpFields]:
     """Return what the matrices take in forward and in backward, for the heads of this rank."""
     length = t.workload.sequence
     tokens = t.own_tokens if cache is None else cache.tokens

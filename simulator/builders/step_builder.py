@@ -216,6 +216,17 @@ class StepBuilder:
             self.held[name] = name
         return name
 
+    def given(self, name: str, width: int, rows: int) -> str:
+        """Declare an input of so many rows, on all replicas, that another program makes."""
+        elements = prod(self.whole_rows.local_shape((rows, width), self.where, name))
+        self.spread[name] = Spread((rows,), width, self.whole_rows, self.element_bytes, "", elements)
+        return self.declare(name, elements * self.element_bytes, "input")
+
+    def join_rows(self, x: str, rows: int) -> None:
+        """Let so many neighbouring rows of a tensor be one from here on."""
+        spread = self.spread[x]
+        self.spread[x] = spread._replace(rows=(spread.rows[0] // rows,), width=spread.width * rows)
+
     # ops
 
     def op_name(self, name: str) -> str:

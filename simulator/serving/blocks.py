@@ -314,7 +314,10 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked, groups = requests_of(loaded), cached_layers(loaded.work)
+    asked, groups = (
+        requests_of(loaded),
+        cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor),
+    )
     compute_tier, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (compute_tier, *(tier for tier in kept_in if tier != compute_tier))
     where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)

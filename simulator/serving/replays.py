@@ -55,7 +55,8 @@ from simulator.builders import (
     least_iteration,
     limited_reaches,
 )
-from simulator.builders.inference import cache_name, loaded_name, parts_of, stored_name
+from simulator.builders.cache import cache_name, parts_of
+from simulator.builders.inference import loaded_name, stored_name
 from simulator.builders.specs import blocks
 from simulator.builders.tape import read_experts
 from simulator.catalog import Loaded
@@ -222,7 +223,7 @@ class Replays:
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
         self._asked, self._problem = requests_of(loaded), smallest(loaded).problem
-        self._groups = cached_layers(loaded.work)
+        self._groups = cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor)
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches, self.engine = limited_reaches(decoder_of(loaded.work)), loaded.hardware.host.serving
         self._graphs = Iterations(loaded.work)

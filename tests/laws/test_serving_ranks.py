@@ -64,16 +64,20 @@ def test_a_rank_has_its_part_of_all_work_weights_and_tokens(tmp_path, tensor, na
     for weight in of_all.tensors:
         if weight.persistent and weight.kind == "weight" and "norm" not in weight.name:
             assert sizes[weight.name] * tensor == weight.size_bytes
-    groups = map(cached_layers, works)
+    groups = map(_kept, works)
     assert [group.token_bytes for group in next(groups)] == [tensor * group.token_bytes for group in next(groups)]
 
 
 def test_where_there_are_fewer_kv_heads_than_ranks_each_is_on_several(tmp_path):
     """Two KV heads on four ranks: a rank keeps one of 16 elements in each of two layers, as does a rank of two."""
-    kept = [cached_layers(loaded(tmp_path, tensor, TOY).workload)[0].token_bytes for tensor in (1, 2, 4)]
+    kept = [_kept(loaded(tmp_path, tensor, TOY).workload)[0].token_bytes for tensor in (1, 2, 4)]
     assert kept == [2 * 2 * 2 * 16 * 2, 2 * 2 * 16 * 2, 2 * 2 * 16 * 2]
     took = [_replays(tmp_path, tensor, TOY).of(LOADING) for tensor in (2, 4)]
     assert [ran["moved_h2d_bytes"] for ran in took] == [2 * 40 * kept[1], 4 * 40 * kept[2]]
+
+
+def _kept(workload):
+    return cached_layers(workload.model.decoder, workload.dtypes, workload.parallel.tensor)
 
 
 def _replays(folder, tensor, *text, **more):
