@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
@@ -333,3 +333,8 @@ def in_yaml(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(in_yaml, value))}]"
     return repr(value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names as in a sentence: a, b and c."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -220,6 +220,46 @@ _RELATIVES: dict[str, dict[str, Any]] = {
     "olmo": {},
     "olmo2": {},
     "olmo3": {},
+    "gpt2": {},
+    "gpt2 xl": {"n_embd": 1600, "n_layer": 48, "n_head": 25},
+    "gpt_bigcode": {},
+    "gpt_bigcode heads": {"multi_query": False, "num_key_value_heads": 12},
+    "gptj": {},
+    "codegen": {},
+    "gpt_neo": {},
+    "gpt_neox": {},
+    "gpt_neox after": {"use_parallel_residual": False, "attention_bias": False},
+    "phi": {},
+    "phi normed": {"qk_layernorm": True},
+    "persimmon": {},
+    "stablelm": {},
+    "stablelm 2": {"use_qkv_bias": True, "use_parallel_residual": True, "qk_layernorm": True, "num_key_value_heads": 8},
+    "starcoder2": {},
+    "nemotron": {"num_key_value_heads": 8},
+    "bloom": {"hidden_size": 1024, "n_layer": 24, "n_head": 16},
+    "falcon": {},
+    "falcon 40b": {"hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8}
+    | {"new_decoder_architecture": True, "ffn_hidden_size": 32768},
+    "falcon 11b": {"hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32, "num_kv_heads": 8}
+    | {"new_decoder_architecture": True, "ffn_hidden_size": 16384, "num_ln_in_parallel_attn": 1},
+    "falcon rw": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "alibi": True, "bias": True}
+    | {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 8192, "num_kv_heads": 32},
+    "mpt": {},
+    "opt": {},
+    "opt 350m": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "ffn_dim": 4096}
+    | {"word_embed_proj_dim": 512, "do_layer_norm_before": False},
+    "opt 175b": {"hidden_size": 12288, "num_hidden_layers": 96, "num_attention_heads": 96, "ffn_dim": 49152}
+    | {"word_embed_proj_dim": 12288},
+    "xglm": {},
+    "biogpt": {},
+    "bert": {},
+    "roberta": {"max_position_embeddings": 514, "type_vocab_size": 1},
+    "xlm-roberta": {},
+    "camembert": {},
+    "distilbert": {},
+    "modernbert": {},
+    "modernbert biased": {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+    "cohere normed": {"use_qk_norm": True, "num_key_value_heads": 8},
 }
-RELATIVES = {kind: Published({"model_type": kind} | keys, 0.0) for kind, keys in _RELATIVES.items()}
+RELATIVES = {name: Published({"model_type": name.split()[0]} | keys, 0.0) for name, keys in _RELATIVES.items()}
 """Families of which no published model is here: with the sizes of transformers' defaults, to be held against these."""

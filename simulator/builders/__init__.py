@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from simulator.builders import inference, recommender, replicas, stage
+from simulator.builders.cache import CachedLayers, cached_layers, limited_reaches
 from simulator.builders.inference import (
-    CachedLayers,
     Iteration,
     Iterations,
-    cached_layers,
     decoder_of,
     iteration,
     least_iteration,
-    limited_reaches,
 )
 from simulator.builders.joined import build_programs
 from simulator.builders.turns import stage_layers
@@ -146,7 +144,7 @@ def layouts(workload: Workload | JobDocument) -> dict[str, Weight]:
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase in ("serve", "requests"):
+    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase == "serve":
         return {}
     return lay(workload, workload.decoder).by_name
 

@@ -22,12 +22,6 @@ each new one, which attends to the best n of them, absorbed in both phases::
 ``attn.index`` takes 2 * H * d FLOP a pair and reads the key of d elements of each token once; of the n latents each
 token reads its own. Both lie in the same tensor of the cache. Every rank has the whole indexer.
 
-*Linear* (lightning attention, MiniMax-01, arXiv 2501.08313, section 2.2). Of all tokens before, a head of d elements
-keeps the d x d sum of k^T v in fp32 (``L03/state``), whatever their number: 4 * d * d FLOP a token and head add to it
-and read it, and 4 * d FLOP a pair of the same block of a prompt::
-
-    attn.q attn.k attn.v   attn.q.silu attn.k.silu attn.v.silu   attn.core   attn.norm   attn.gate   attn.gated
-
 *Sparse.* Native sparse attention (NSA, arXiv 2502.11089, section 3): compressed, selected and near tokens, mixed by
 gates.
 
@@ -64,12 +58,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from simulator.builders.cache import Cache
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import numbered
+from simulator.builders.cache import Cache, own_bytes
+from simulator.builders.specs import numbered
+from simulator.builders.states import gated_state, go_through, state_inputs
+from simulator.builders.tape import ID_BYTES, Tape
 from simulator.graph import DynamicReads
+from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Gqa, Indexer, Linear, Mla, Sparse
+from simulator.workload import Gqa, Indexer, Mla, Recurrent, Sparse
 
 
 class Query(NamedTuple):
@@ -100,14 +96,15 @@ class Query(NamedTuple):
     scores: tuple[int, int] = (0, 0)
 
 
-def sink_logits(t: Tape) -> list[str]:
-    """Return the weight with each head's score of attending to nothing, if the layer has one; it is small."""
-    return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
+def of_scores(t: Tape) -> tuple[list[Weight], list[str]]:
+    """Return weights that join scores, which are small, of attending to nothing and of distances; and their tensors."""
+    small = [t.weight(name) for name in ("attn.sinks", "attn.relative.bias") if name in t.weights[t.block]]
+    return small, [t.held[weight.name] for weight in small]
 
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
-    """Normalise, and attend as the layer's kind of attention; return the input of the output projection."""
-    x = t.norm("norm1", x)
+    """Attend as the layer's kind of attention; return the input of the output projection."""
+    cache = cache.beside() if t.mixer == "state" else cache
     return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
@@ -117,17 +114,19 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     Queries and keys have their rotary embeddings, and are normalised before if the model says so.
     """
     attention = t.attention
-    if isinstance(attention, Linear):
-        return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
+    if isinstance(attention, Recurrent):
+        return state_inputs(t, attention, x)
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
-        return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer else [])]
-    q, k, v = t.linear("attn.q", x), t.linear("attn.k", x), t.linear("attn.v", x)
-    t.go_back_in_order(3)
+        return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
+    q, k = t.linear("attn.q", x), t.linear("attn.k", x)
+    v = t.linear("attn.v", x) if attention.values == "own" else t.norm("attn.values", k)
+    t.go_back_in_order(3 if attention.values == "own" else 2)
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
-    q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
-    t.go_back_in_order(2)
+    if attention.rotary:
+        q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
+        t.go_back_in_order(2)
     return [q, k, v]
 
 
@@ -144,14 +143,15 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         Output and input of `attention_inputs`, perhaps for more tokens.
     """
     attention = t.attention
-    if isinstance(attention, Linear):
-        return _attend_linearly(t, attention, cache, taken)
+    if isinstance(attention, Recurrent):
+        return go_through(t, taken, cache)
     indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
     if isinstance(attention, Gqa):
         (q, *new), width, seen_bytes = taken, attention.width, cache.held_bytes
-        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + _own_bytes(t, cache, *new)
-        query = Query([q], _own_bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
+        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + own_bytes(t, cache, *new)
+        pair_flops = 2 * attention.heads * sum(attention.key_and_value)
+        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, pair_flops, scores)
     else:
         query = (_absorbed_query if is_absorbed else _expanded_query)(t, attention, cache, *taken[:2])
     if sparse is not None:
@@ -160,42 +160,20 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         out = _attend_chosen(t, indexer, cache, query, taken[2:])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
-        reads, after = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [] if is_absorbed else cache.after
+        reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
             flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
-            write_bytes=_own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
+            write_bytes=own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
         )  # fmt: skip
     return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 
 
 def gated_output(t: Tape, out: str, x: str) -> str:
-    """Return the input of the output projection: the output of attention, normalised and gated if that is linear."""
-    if not isinstance(t.attention, Linear):
-        return out
-    return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
-
-
-def _own_bytes(t: Tape, cache: Cache, *names: str) -> int:
-    """Return the size of the current tokens in tensors that may hold others as well [B]."""
-    return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
-
-
-def _attend_linearly(t: Tape, linear: Linear, cache: Cache, taken: list[str]) -> str:
-    """Add the new tokens to the state of each head, and read it."""
-    size, state, state_bytes = linear.head_size, cache.state, cache.sequences * linear.state * FP32_BYTES
-    if not cache.before:
-        t.graph.tensor(state, state_bytes, "kv_cache")
-    elif t.phase == "decode":
-        t.declare(state, state_bytes, "kv_cache")
-    out = cache.out or t.of_heads("attn.core.out", linear.width)
-    t.op(
-        "attn.core", [*taken, *cache.before, *cache.after], [out, state], op_class="attention",
-        flops=4 * linear.heads * size * (cache.tokens * size + cache.pairs),
-        read_bytes=_own_bytes(t, cache, *taken) + cache.seen * linear.state * FP32_BYTES,
-        write_bytes=_own_bytes(t, cache, out) + state_bytes,
-    )  # fmt: skip
-    return out
+    """Return the input of the output projection: the output of attention, gated if the layer does so."""
+    if isinstance(t.attention, Recurrent):
+        return gated_state(t, t.attention, out, x)
+    return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 
 
 def _expanded_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:
@@ -206,7 +184,7 @@ def _expanded_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Que
     k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows, made=(held, 0)) for name in ("k_b", "v_b"))
     seen_bytes = t.made_bytes(k, v) * rows // held + mla.qk_rope * latents_bytes
     pair_flops = 2 * mla.heads * sum(mla.key_and_value)
-    return Query([q], _own_bytes(t, cache, q), [latent, k, v], seen_bytes, mla.width, pair_flops)
+    return Query([q], own_bytes(t, cache, q), [latent, k, v], seen_bytes, mla.width, pair_flops)
 
 
 def _absorbed_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:
@@ -214,25 +192,27 @@ def _absorbed_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Que
     nope, rope = (cache.tokens * mla.heads * width * t.element_bytes for width in (mla.qk_nope, mla.qk_rope))
     wide, score_flops = mla.heads * mla.kv_lora_rank, 2 * mla.heads * mla.latent
     absorbing = t.multiply("attn.k_b", [q], nope, made=(0, t.layer.attention.heads * mla.kv_lora_rank))
-    seen_bytes = _own_bytes(t, cache, latent) + cache.held_bytes
+    seen_bytes = own_bytes(t, cache, latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
 def _attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
-    *scoring, k = made
-    made = [*query.new, k]
-    reads, read_bytes = [*made, *sorted({*cache.held}.intersection(cache.added))], _own_bytes(t, cache, *made)
+    *scoring, _ = made or [""]
+    made = [*query.new, *made[-1:]]
+    reads, read_bytes = [*made, *sorted({*cache.held}.intersection(cache.added))], own_bytes(t, cache, *made)
     t.op("attn.cache", reads, cache.added, read_bytes=read_bytes, write_bytes=cache.added_bytes)
-    key_bytes, held = indexer.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
-    best = t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)
-    flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, _own_bytes(t, cache, *scoring)
-    read_bytes += (cache.seen + cache.tokens) * key_bytes
-    t.op("attn.index", [*scoring, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
+    key_bytes, held = indexer.cached * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
+    best, best_bytes = list[str](), cache.tokens * min(indexer.top, cache.longest or indexer.top) * ID_BYTES
+    if not indexer.again:
+        best = [t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)]
+        flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, own_bytes(t, cache, *scoring)
+        read_bytes += (cache.seen + cache.tokens) * key_bytes
+        t.op("attn.index", [*scoring, *held], best, op_class="attention", flops=flops, read_bytes=read_bytes)
     (_, seen), out = cache.within(Reach(indexer.top)), t.of_heads("attn.core.out", query.width)
-    read_bytes = query.taken_bytes + t.made_bytes(best) + seen * (t.token_bytes - key_bytes)
-    taken, flops = [*query.taken, best, *held], seen * query.pair_flops
+    read_bytes = query.taken_bytes + best_bytes + seen * (t.token_bytes - key_bytes)
+    taken, flops = [*query.taken, *best, *held], seen * query.pair_flops
     t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
     return out
 
@@ -267,7 +247,7 @@ def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str
     complete, stored = before + made, cache.compressed.of(0, sparse.compress.number(span.length))
     gates = cache.gates or t.linear("attn.gate", x)
     reads, write_bytes = [*query.new, *sorted({*cache.held}.intersection(cache.added))], cache.added_bytes
-    t.op("attn.cache", reads, cache.added, read_bytes=_own_bytes(t, cache, *query.new), write_bytes=write_bytes)
+    t.op("attn.cache", reads, cache.added, read_bytes=own_bytes(t, cache, *query.new), write_bytes=write_bytes)
     _compress(t, sparse, cache, made)
     chosen = list[str]()
     if complete and (not cache.longest or cache.longest > sparse.select.top * sparse.select.block):
@@ -291,8 +271,8 @@ def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str
     views += _attend_selected(t, sparse, cache, chosen, view)
     is_last = isinstance(t.attention, Gqa)
     out = (is_last and cache.out) or t.of_heads("attn.core.out", query.width)
-    read_bytes, after = _own_bytes(t, cache, gates) + t.made_bytes(*views), cache.after if is_last else []
-    t.op("attn.mix", [gates, *views, *after], [out], read_bytes=read_bytes, write_bytes=_own_bytes(t, cache, out))
+    read_bytes, after = own_bytes(t, cache, gates) + t.made_bytes(*views), cache.after if is_last else []
+    t.op("attn.mix", [gates, *views, *after], [out], read_bytes=read_bytes, write_bytes=own_bytes(t, cache, out))
     return out
 
 

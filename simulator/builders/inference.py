@@ -9,6 +9,10 @@ Decode adds ``new_tokens`` tokens, one after another, to ``batch`` sequences tha
 repeated at the same lengths; what grows, grows by ``new_tokens``. With ``answers`` sequences end one after another, the
 longest first in all tensors: a token is added to those that are left, and reads what is cached of them alone.
 
+An encoder (a model that is not ``causal``) has prefill alone, without a cache: all tokens of a sequence see one another
+at once, 4 * heads * head_size * sequence FLOP each, and the step ends with the rows of all of them, normalised if the
+model's last ones are. Its head runs in training alone.
+
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
 Linears, norms and the feed-forward run over all tokens at once, attention apart, as in both phases (`attention`): of
@@ -35,35 +39,51 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
-from simulator.builders.cache import Cache, CacheRoom, Store
-from simulator.builders.layer import embed, forward, sample_tokens
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import Laid, lay, numbered
+from simulator.builders.cache import (
+    Cache,
+    CacheRoom,
+    Store,
+    cache_name,
+    cached_layers,
+    kept_bytes,
+    limited_reaches,
+    parts_of,
+)
+from simulator.builders.ends import embed, finish, sample_tokens
+from simulator.builders.layer import forward
+from simulator.builders.specs import BATCH, numbered
+from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
+from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Linear, Pools, Workload
+from simulator.workload import DecoderModel, Pools, Workload
 
 
 def build(laid: Laid) -> Job:
     """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
     t.phase, room = work.phase, CacheRoom(t)
-    if t.phase == "prefill":
+    if not laid.model.causal:
+        x = embed(t)
+        for layer in t.layers:
+            x = forward(t, layer, x, partial(attend_whole, t))
+        outputs = finish(t, x)
+    elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
             t.rows = (work.batch * span.new,)
             x = _through_layers(t, embed(t), partial(room.add_prompts, span))
         token = sample_tokens(t, x, last=work.batch)
         outputs = [*(name for layer in t.layers for name in room.kept(layer)), token]
+        outputs += [name for name in t.held if name.endswith("/kv.across")]
     else:
         t.rows = (work.batch,)
         for layer in t.layers:
@@ -155,52 +175,6 @@ def _serve(t: Tape, new_tokens: int, groups: Sequence[str]) -> Graph:
     return t.graph.build(steps=t.workload.steps)
 
 
-class CachedLayers(NamedTuple):
-    """Tokens that layers with the same reach keep in the KV cache.
-
-    Attributes
-    ----------
-    reach
-        Reach of these layers: the tokens of a sequence that they keep.
-    token_bytes
-        Size of a token in all of these layers, or of a sequence, if they keep a state [B].
-    """
-
-    reach: Reach
-    token_bytes: int
-
-    def block_bytes(self, tokens: int) -> int:
-        """Return the size of so many tokens, or of the state of a sequence [B]."""
-        return self.token_bytes * (1 if self.reach.block else tokens)
-
-    def copied_bytes(self, tokens: int) -> int:
-        """Return the size of what the token after `tokens` others needs from another tier [B]; 0 for a state."""
-        return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
-
-
-def cached_layers(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model, with elements of `kv_bytes` bytes in the KV cache."""
-    by_reach = Counter[Reach]()
-    for (part, _), layers in model.kinds.items():
-        by_reach[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
-    return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
-
-
-def _kept_bytes(attention: Attention, kv_bytes: int) -> int:
-    """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, Linear):
-        return attention.state * FP32_BYTES
-    token_bytes = attention.kv_elements * kv_bytes
-    compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
-    return token_bytes * attention.views + compressed_bytes
-
-
-def limited_reaches(model: DecoderModel) -> tuple[Reach, ...]:
-    """Return the reaches of a model's attention, without the one that has all tokens."""
-    reaches = (reach for part, _ in model.kinds for reach in Reach.all_of(part))
-    return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
-
-
 class Iteration(NamedTuple):
     """Sequences and parts of prompts that run together.
 
@@ -262,14 +236,14 @@ def least_iteration(workload: Workload) -> Iteration:
 
 
 def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
-    """Build the graph of an iteration of serving requests, which runs once, on one rank.
+    """Build the graph of an iteration of serving requests, which runs once, on each rank alike.
 
     Parameters
     ----------
     workload
         Workload with a model and requests.
     work
-        Sequences and parts of prompts that run together.
+        Sequences and parts of prompts that run together, on each of the data ranks.
     room_bytes
         Room of the KV cache of all layers in the compute tier, less what leaves it [B].
     """
@@ -279,18 +253,25 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
-    kv_bytes, rows = laid.workload.dtypes.kv_bytes, work.decoding + work.reading
-    groups, t = cached_layers(laid.model, kv_bytes), Tape(laid, rows=rows)
+    dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
+    parallel, groups = (
+        laid.workload.parallel,
+        cached_layers(laid.model, laid.workload.dtypes, laid.workload.parallel.tensor),
+    )
+    parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
+    padded = -(-rows // parts) * parts
+    t = Tape(laid, rows=padded * laid.mesh.size(BATCH))
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
-    for t.block in layers:
-        name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
-        t.declare(t.name(name), max(0, room_bytes - coming) // len(laid.layers), "kv_cache")
+    keeping = sum(len(parts_of(part)) for part in laid.attentions.values())
+    for t.block, part in ((layer, part) for layer in layers for part in parts_of(laid.attentions[layer])):
+        group = reaches.index(Reach.of(part))
+        t.declare(t.name(cache_name(part)), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, kv_bytes), "kv_cache")
+                t.declare(t.name(name), tokens[group] * kept_bytes(part, dtypes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -299,7 +280,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     for layer in layers:
         x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
-        x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
+        x = sample_tokens(t, x, last=work.answers if work.answers < padded else 0)
     return t.graph.build([x], steps=1)
 
 
@@ -348,19 +329,14 @@ class Iterations:
         return [position["/".join(path)] for path in paths]
 
 
-def cache_name(attention: Attention) -> str:
-    """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(attention, Linear) else "kv"
-
-
 _ENDLESS = TokenSpan(0, 1 << 62)
 """Sequences of any length, whose tokens lie in the same tensors."""
 
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    x, attention, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
-    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
+    attention, phase, rows = t.attention, t.phase, t.rows
+    inputs, out = attention_inputs(t, x), t.of_heads(f"{t.mixer}.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
     reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))
@@ -382,12 +358,12 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     for t.phase, sequences, new, seen in of_phases:
         if not new:
             continue
-        t.micro, t.rows = f"{t.phase}/", (new,)
+        t.micro, t.rows = f"{t.phase}/", (new * t.replicas,)
         cache, store = Cache(t, sequences, new, seen), Store()
         cache.held = [cached] if t.phase == "decode" else [*coming, cached]
         store.add(_ENDLESS.length, cache.held)
         cache.span, cache.store, cache.compressed, cache.gates = _ENDLESS, store, store, gates
-        cache.added, cache.before, cache.out, cache.after = [cached], [cached], out, after
+        cache.added, cache.states, cache.out, cache.after = [cached], cached, out, after
         if t.workload.requests:
             cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
         attend(t, cache, inputs, x)

@@ -1,4 +1,4 @@
-"""The parts of a decoder that are alike at training and at inference: layers, embedding and head.
+"""The layers of a decoder, which are alike at training and at inference.
 
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
@@ -32,19 +32,20 @@ from fractions import Fraction
 from functools import partial
 from math import ceil
 
+from simulator.builders.attention_gradients import attend_across
+from simulator.builders.specs import TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import TENSOR, is_matrix, numbered
+from simulator.builders.weights import is_matrix
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
 
 _MATRICES = ("ffn.gate", "ffn.up", "ffn.down")
-_REDUCED = 3
-"""Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
+_UP = _MATRICES[1]
 
 
 def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
-    """Run a layer: attention, then a feed-forward, each behind a norm and added to its input.
+    """Run a layer: attention, and then or beside it a feed-forward, each normalised and added to its input.
 
     Parameters
     ----------
@@ -53,49 +54,87 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     block, x
         Name of the layer, and its input.
     attend
-        Function from that input to the input of the output projection, the norm included.
+        Function from that input, normalised, to the input of the output projection.
     """
-    t.block = block
-    t.begin("layer", "attention")
-    context = attend(x)
-    t.end("attention", context, partial(attend, x))
-    r = t.vector("add1", [x, _normalise_again(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
-    t.begin("feed_forward")
-    fed_forward = feed_forward(t, r)
-    t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
-    out = t.vector("add2", [r, _normalise_again(t, "norm2", fed_forward)], adds=t.residual)
+    t.block, is_parallel = block, t.model.parallel
+    beside = t.layer.attention.beside
+    is_shared = beside is not None or t.model.norms == "shared"
+    t.begin("layer")
+    normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
+
+    def attended() -> str:
+        return attend(normed if is_shared else normalise(t, "norm1", x))
+
+    if t.layer.attention.kind != "none":
+        t.begin("attention")
+        context = attended()
+        t.end("attention", context, attended)
+        made = t.linear("attn.o", context)
+        if beside:
+            made = _with_state(t, made, attended)
+        made = normalise(t, "norm1.after", made)
+        r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
+    if t.model.encoded:
+        across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
+        r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
+        r = normalise(t, "norm3.sum", r)
+    out = r
+    if t.layer.feed_forward.kind != "none":
+        t.begin("feed_forward")
+        fed_forward = feed_forward(t, r)
+        t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
+        fed_forward = normalise(t, "norm2.after", fed_forward)
+        if is_parallel:  # ranks add up their parts of both at once
+            both, fed = t.spread[made].layout, t.spread[fed_forward].layout
+            r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == fed else t.residual)
+        out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
 
-def _normalise_again(t: Tape, name: str, x: str) -> str:
-    """Normalise a second time, if the model does so."""
-    name = f"{name}.after"
-    return t.norm(name, t.to(x, t.residual)) if name in t.weights[t.block] else x
+def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
+    """Add the output of the part with a state, which takes the same input, to that of attention."""
+    t.mixer = "state"
+    beside = t.linear("state.o", attended())
+    t.mixer, both = "attn", t.spread[made].layout
+    return t.vector("state.add", [made, beside], adds=both if both == t.spread[beside].layout else t.residual)
+
+
+def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
+    """Normalise rows in a norm that layers of the model may have; they are whole then."""
+    return t.norm(name, t.to(x, t.residual), sums) if name in t.model.layer_norms else x
 
 
 # feed-forward
 
 
-def gated_feed_forward(t: Tape, name: str, x: str) -> str:
-    """Take all tokens through one gated feed-forward."""
+def through_matrices(t: Tape, name: str, x: str) -> str:
+    """Take all tokens through one feed-forward."""
+    if not t.layer.feed_forward.gate:
+        return t.linear(f"{name}.down", t.vector(f"{name}.act", [t.linear(f"{name}.up", x)]))
     gate, up = t.linear(f"{name}.gate", x), t.linear(f"{name}.up", x)
     if t.workload.swiglu == "fused":
         return t.linear(f"{name}.down", t.vector(f"{name}.swiglu", [gate, up]))
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 
+def _first_sum(t: Tape) -> str:
+    """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
+    first = "add3" if t.model.encoded else "add1"
+    return "" if t.model.parallel or t.layer.attention.kind == "none" else first
+
+
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
-    part, x = t.layer.feed_forward, t.norm("norm2", x, sums="add1")
-    return _through_experts(t, part, x) if isinstance(part, Experts) else gated_feed_forward(t, "ffn", x)
+    part, x = t.layer.feed_forward, normalise(t, "norm2", x, sums=_first_sum(t))
+    return _through_experts(t, part, x) if isinstance(part, Experts) else through_matrices(t, "ffn", x)
 
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
     """Take each token through its experts, beside those that all tokens go through."""
     if t.workload.on.share("experts"):
         return _through_sides(t, part, x)
-    experts, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
+    experts, *_, features = t.weights[t.block][_UP].layout.tensor_map
     routed = x
     if TENSOR[0] in experts:  # each tensor rank has experts of its own, and sends a part of the tokens
         routed = t.to(x, t.cut((), (*t.batch, *TENSOR)))
@@ -105,8 +144,8 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
-    made = gated_feed_forward(t, "ffn", taken) if t.workload.experts == "together" else ""
-    shared = [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    made = through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
+    shared = [through_matrices(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
@@ -114,14 +153,20 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     if any(t.spread[x].layout != summed for x in shared):
         shared = [t.to(x, t.spread[routed].layout) for x in shared]
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
+    gates = [t.linear("ffn.shared_gate", x)] if part.shared_gate else []
+    gate = [t.to(y, t.spread[routed].layout) for y in gates]
     out = t.tensor("ffn.combine.out", t.model.hidden, summed)
-    t.op("ffn.combine", [back, shares, *shared], [out])
+    t.op("ffn.combine", [back, shares, *shared, *gate], [out])
 
     def combine_back(dy: str) -> None:
         d_back = t.add(t.name("ffn.combine.in.grad"), t.spread[sent])
         d_shares = t.tensor("ffn.route.shares.grad", part.top_k, summed, FP32_BYTES)
-        t.op("ffn.combine", [t.to(dy, t.spread[routed].layout), back, shares], [d_back, d_shares])
-        t.add_gradients([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
+        d_gates = [t.add(f"{y}.grad", t.spread[y], summed) for y in gate]
+        scaled = [*shared, *gate] if gate else []
+        d_shared = [t.add(f"{y}.scaled.grad", t.spread[y]) for y in shared] if gate else [dy for _ in shared]
+        reads = [t.to(dy, t.spread[routed].layout), back, shares, *scaled]
+        t.op("ffn.combine", reads, [d_back, d_shares, *d_gates, *(d_shared if gate else [])])
+        t.add_gradients([made, shares, *shared, *gates], [d_back, d_shares, *d_shared, *d_gates])
 
     return t.record(out, combine_back)
 
@@ -132,8 +177,8 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
-    ranks = t.mesh.size(t.weights[t.block]["ffn.gate"].layout.tensor_map[0]) if t.is_forward else 1
-    each = ceil(own_tokens * part.top_k // ranks * part.busiest(ranks if t.is_forward else part.ranks))
+    ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
+    each = ceil(-(-own_tokens * part.top_k // ranks) * part.busiest(ranks * part.ranks))
     rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
@@ -162,7 +207,7 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
     t.op("ffn.route", [logits, *bias], [choices])
     count, each = t.workload.on.host_experts(part)
     made = [_of_side(t, part, HOST, [x, choices], (count, each))]
-    made += [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    made += [through_matrices(t, "ffn.shared", x)] if part.shared else []
     if count < part.routed:
         made.append(_of_side(t, part, "accelerator", [x, choices], (part.routed - count, part.top_k - each)))
     return t.vector("ffn.combine", made)
@@ -171,7 +216,7 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
 def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[int, Fraction]) -> str:
     """Take tokens through the experts of a side in one op: so many experts, on which so many choices of each fall."""
     (count, each), names, size, parameters = share, list[str](), 0, 0
-    dtype = t.product_dtype(t.weights[t.block][_MATRICES[0]])
+    dtype = t.product_dtype(t.weights[t.block][_UP])
     chosen = -(-chosen_number(count * each.denominator, t.own_tokens, each.numerator) // each.denominator)
     rows = round(t.own_tokens * each)
     for module, stack in t.weights[t.block].items():
@@ -183,7 +228,7 @@ def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[i
             names.append(t.declare(name, whole_bytes, "expert"))
             size += each_bytes
             parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)
-    out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), 3 * rows * part.width * t.element_bytes
+    out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), part.inner * rows * part.width * t.element_bytes
     read_bytes = rows * t.model.hidden * t.element_bytes + t.made_bytes(taken[1]) + inside + chosen * size
     t.op(
         f"ffn.experts.{side}", [*taken, *names], [out], device=side, dtype=dtype, flops=2 * rows * parameters,
@@ -211,118 +256,15 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     if is_each:
         size, read_bytes = sum(-(-stack.size_bytes // part.routed) for stack in stacks), 0
         names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    gate, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
+    up, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
     summed = replace(t.spread[x].layout, partial=down.layout.tensor_map[1])
     out = t.add(t.name("ffn.experts.out"), t.spread[x], summed)
-    inside = 3 * rows * gate.layout.local_shape(gate.shape)[-1] * t.element_bytes
-    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(gate.shape))
+    inside = part.inner * rows * up.layout.local_shape(up.shape)[-1] * t.element_bytes
+    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(up.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
     more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
-    more["dtype"] = t.product_dtype(gate)
+    more["dtype"] = t.product_dtype(up)
     if is_each:
         more["dynamic"] = t.dynamic_reads("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)
     return out
-
-
-# before the first layer and after the last
-
-
-def embed(t: Tape, tokens: list[str] | None = None) -> str:
-    """Look tokens up (default: the ids); ranks with a part of the vocabulary have partial sums of the result.
-
-    Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
-    """
-    t.block = "embed"
-    id_bytes = t.own_tokens * ID_BYTES
-    names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight("tokens")
-    entries, features = table.layout.tensor_map
-    out = t.tensor("tokens.out", table.shape[1], t.cut(features, partial=entries))
-    read_bytes = id_bytes + t.made_bytes(out) // t.mesh.size(entries)
-    t.op("tokens", [*names, t.held[table.name]], [out], read_bytes=read_bytes)
-
-    def back(dy: str) -> None:
-        dy = t.to(dy, t.cut(features))
-        dy_bytes, (old, new) = t.made_bytes(dy), t.weight_gradients(t.batch, table)
-        size = t.workload.dtypes.gradient_bytes
-        added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
-        read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
-        t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
-
-    return t.to(t.record(out, back), t.residual)
-
-
-def _logits(t: Tape, x: str) -> str:
-    """Make the final norm and the logits; the output projection may be the embedding's table."""
-    return t.linear("lm", t.norm("norm", x), t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
-
-
-def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
-    """Make the final norm, logits and the next token of each sample; of so many `last` tokens alone, unless 0.
-
-    Where tensor ranks cut the tokens, these few rows reach all of them in no time.
-    """
-    t.block = "head"
-    if last:
-        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(last,))
-        t.op("last", [taken], [x], read_bytes=t.made_bytes(x))
-    logits, token = _logits(t, x), t.name("token")
-    t.graph.tensor(token, t.spread[logits].rows[0] * ID_BYTES)
-    t.op("sample", [logits], [token])
-    return token
-
-
-def loss(t: Tape, x: str) -> None:
-    """Make the final norm, logits and loss of one micro-batch."""
-    t.block = "head"
-    if t.workload.loss_chunks:
-        _loss_in_chunks(t, t.norm("norm", x), t.workload.loss_chunks)
-        return
-    logits = _logits(t, x)
-    logits = t.to(logits, t.spread[logits].layout.whole)
-    out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
-
-    def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
-        """Add an op that works on so many copies of the logits, each written and read once."""
-        label_bytes, copies_bytes = t.own_tokens * ID_BYTES, copies * t.spread[logits].elements * FP32_BYTES
-        labels = t.declare(f"{t.micro}embed/ids", label_bytes, "input")
-        more: OpFields = {"workspace_bytes": copies_bytes, "write_bytes": made_bytes + copies_bytes}
-        more["read_bytes"] = t.made_bytes(logits, *reads) + label_bytes + copies_bytes
-        t.op("loss", [logits, labels, *reads], writes, **more)
-
-    t.graph.tensor(out, FP32_BYTES)
-    if t.spread[logits].layout.tensor_map[1]:
-        parts = [t.tensor("loss.parts", _REDUCED, t.cut(partial=TENSOR), FP32_BYTES)]
-    op([], [out, *parts], copies, FP32_BYTES + t.made_bytes(*parts))
-    parts = [t.to(part, t.cut()) for part in parts]
-
-    def back(_: str) -> None:
-        grad = t.add(f"{logits}.grad", t.spread[logits])
-        op(parts, [grad], min(copies, 1), t.made_bytes(grad))
-        t.add_gradients([logits], [grad])
-
-    t.record(out, back)
-
-
-def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:
-    """Make the loss and the gradients of its input and of the logits' weight in one op, a chunk of tokens at a time.
-
-    The logits of a chunk, which their gradient replaces, are its workspace; each product reads the weight once a chunk.
-    """
-    weight = t.weights["embed"]["tokens"] if t.model.tied_embeddings else t.weight("lm")
-    out, labels, tokens = t.name("loss.out"), f"{t.micro}embed/ids", t.own_tokens
-    label_bytes, each = tokens * ID_BYTES, -(-tokens // chunks)
-    chunks, logits_bytes = -(-tokens // each), weight.parameters // t.model.hidden * t.element_bytes
-    t.graph.tensor(out, FP32_BYTES)
-    dx = [t.tensor("lm.in.grad", t.model.hidden)] if t.wants(x) else []
-    old, new = t.weight_gradients(t.batch, weight)
-    products, grad_bytes = 1 + len(dx) + len(new), weight.parameters * t.workload.dtypes.gradient_bytes
-    read_bytes = (1 + len(new)) * t.made_bytes(x) + (1 + len(dx)) * chunks * weight.size_bytes + label_bytes
-    read_bytes += products * tokens * logits_bytes + (len(old) * chunks or len(new) * (chunks - 1)) * grad_bytes
-    write_bytes = 2 * tokens * logits_bytes + t.made_bytes(*dx) + len(new) * chunks * grad_bytes + FP32_BYTES
-    t.op(
-        "loss", [x, t.held[weight.name], t.declare(labels, label_bytes, "input"), *old], [out, *dx, *new],
-        flops=products * 2 * tokens * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes,
-        workspace_bytes=each * logits_bytes,
-    )  # fmt: skip
-    t.record(out, lambda _: t.add_gradients([x] * len(dx), dx))

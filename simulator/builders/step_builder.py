@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Unpack, cast
 
-from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
+from simulator.builders.specs import BATCH, TENSOR
+from simulator.builders.weights import Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Attention, Layer
+from simulator.workload import Attention, Layer, Mixer
 
 _MADE = {
     None: "slice",
@@ -88,11 +89,12 @@ class StepBuilder:
         self.batch = replica_axes(self.mesh)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.dtype, self.element_bytes = workload.dtypes.compute, workload.dtypes.element_bytes
-        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(self.batch) > 1 else 0
+        self.zero_stage = workload.parallel.zero_stage if self.replicas > 1 else 0
         self._layouts: dict[Cut, Layout] = {}
         self.whole_rows = self.cut()
         self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
+        self.mixer = "attn"  # or "state": the part beside attention
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.pending: list[PendingOp] | None = None  # ops to be added later
@@ -112,9 +114,17 @@ class StepBuilder:
         return self.layers[self.block]
 
     @property
-    def attention(self) -> Attention:
-        """The attention of the current layer, with the heads of this rank."""
-        return self.attentions[self.block]
+    def attention(self) -> Mixer:
+        """The attention of the current layer, which has one, with the heads of this rank."""
+        return self._mixer(self.attentions[self.block])
+
+    @property
+    def whole_attention(self) -> Mixer:
+        """The same with the heads of all ranks."""
+        return self._mixer(self.layer.attention)
+
+    def _mixer(self, part: Attention) -> Mixer:
+        return cast(Mixer, part.beside if self.mixer == "state" else part)
 
     @property
     def token_bytes(self) -> int:
@@ -124,7 +134,12 @@ class StepBuilder:
     @property
     def own_tokens(self) -> int:
         """Number of tokens in the samples of this rank."""
-        return prod(self.rows) // self.mesh.size(self.batch)
+        return prod(self.rows) // self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas, which have tokens of their own."""
+        return self.mesh.size(self.batch)
 
     @property
     def is_forward(self) -> bool:
@@ -158,7 +173,8 @@ class StepBuilder:
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with `width` elements a row for this rank's heads; return its name."""
-        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
+        whole = tuple(self.replicas * count for count in rows)
+        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=whole)
 
     def add(self, name: str, spread: Spread, layout: Layout | None = None) -> str:
         """Add an activation by its full name and its spread, perhaps in another layout; return the name."""
@@ -200,6 +216,17 @@ class StepBuilder:
             self.held[name] = name
         return name
 
+    def given(self, name: str, width: int, rows: int) -> str:
+        """Declare an input of so many rows, on all replicas, that another program makes."""
+        elements = prod(self.whole_rows.local_shape((rows, width), self.where, name))
+        self.spread[name] = Spread((rows,), width, self.whole_rows, self.element_bytes, "", elements)
+        return self.declare(name, elements * self.element_bytes, "input")
+
+    def join_rows(self, x: str, rows: int) -> None:
+        """Let so many neighbouring rows of a tensor be one from here on."""
+        spread = self.spread[x]
+        self.spread[x] = spread._replace(rows=(spread.rows[0] // rows,), width=spread.width * rows)
+
     # ops
 
     def op_name(self, name: str) -> str:
@@ -237,18 +264,21 @@ class StepBuilder:
         reads, read_bytes
             Other inputs, and how much of them is read [B].
         rows
-            Number of rows.
+            Number of rows of this rank.
         made
-            Rows that exist at a time, and elements of each row of the output; default: all rows, as wide as the weight.
+            Rows of this rank that exist at a time, and elements of each row of the output; default: all rows, as wide
+            as the weight.
         out
             Tensor that the output is a part of; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
         ready = self.converted_weight(name, weight)
         layout = self.cut(weight.layout.tensor_map[-1])
-        out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=(made[0] or rows,))
+        out = out or self.tensor(
+            f"{name}.out", made[1] or weight.shape[-1], layout, rows=(self.replicas * (made[0] or rows),)
+        )
         read_bytes += self.read_bytes(weight)
-        write_bytes = self.spread[out].size_bytes * rows // self.spread[out].rows[0]
+        write_bytes = self.spread[out].size_bytes * self.replicas * rows // self.spread[out].rows[0]
         more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
         more["dtype"] = self.product_dtype(weight)
         self.op(name, [*reads, ready], [out], **more)

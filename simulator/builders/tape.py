@@ -18,12 +18,13 @@ from math import ceil, prod
 from operator import attrgetter
 
 from simulator.builders.popularity import touched
+from simulator.builders.specs import numbered
 from simulator.builders.step_builder import StepBuilder
-from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
+from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
-from simulator.workload import Experts
+from simulator.workload import Experts, Parallel
 
 FP32_BYTES = 4
 ID_BYTES = 4
@@ -34,12 +35,17 @@ def part_prefixes(prefix: str, count: int) -> list[str]:
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
-def read_experts(part: Experts, tokens: int) -> int:
-    """Return how many of its experts a rank is expected to read, if `tokens` tokens of each rank choose."""
+def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, int]:
+    """Return how many experts a rank is expected to read if so many tokens of each replica choose, and how many it has.
+
+    Expert ranks that are tensor ranks, too, choose for parts of the same tokens.
+    """
+    ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
     if part.skew:
-        return ceil(touched(tuple((1, share) for share in part.likely[:: part.ranks]), tokens * part.ranks))
-    chosen = chosen_number(part.routed, tokens * part.ranks, part.top_k)
-    return -(-chosen * part.places // (part.routed * part.ranks))
+        law = tuple((1, share) for share in part.likely[::ranks])
+        return ceil(touched(law, tokens * replicas)), part.places // ranks
+    chosen = chosen_number(part.routed, tokens * replicas, part.top_k)
+    return -(-chosen * part.places // (part.routed * ranks)), part.places // ranks
 
 
 Back = Callable[[str], None]
@@ -110,19 +116,23 @@ class Tape(StepBuilder):
 
         Gradients of its input add up in an op named after `sums`.
         """
-        weight, (rows, width, layout, *_) = self.weight(name), self.spread[x]
+        weights = [self.weight(name)] if name in self.weights[self.block] else []
+        rows, width, layout, *_ = self.spread[x]
+        held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
-        if self.is_forward and self.workload.kernels == "eager":
+        is_composed = self.workload.kernels == "eager" and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
+        if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
-            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if weight.is_trained else []
-        self.op(name, [x, self.held[weight.name]], [out, *(y for y in saved if y != x)])
+            is_trained = any(weight.is_trained for weight in weights)
+            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if is_trained else []
+        self.op(name, [x, *held], [out, *(y for y in saved if y != x)])
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
-            dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
-            old, new = self.weight_gradients(layout.cut, weight)
-            self.op(name, [*saved, dy, self.held[weight.name], *old], [*dx, *new])
+            dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
+            old, new = self.weight_gradients(layout.cut, *weights)
+            self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)
 
         return self.record(out, back)
@@ -162,7 +172,7 @@ class Tape(StepBuilder):
         *experts, inner, outer = weight.layout.tensor_map
         *many, inputs, outputs = weight.shape
         rows, width, layout, size, *_ = self.spread[x]
-        if weight.name.startswith("embed/"):  # a tied table is used transposed
+        if weight.name == "embed/tokens.weight":  # a tied table is used transposed
             inner, outer, inputs, outputs = outer, inner, outputs, inputs
         sums, shares = inner, outer
         if heads:
@@ -215,9 +225,10 @@ class Tape(StepBuilder):
         """Return what an op reads of a weight [B]: at inference only as many experts as are expected to be chosen."""
         size_bytes = super().read_bytes(weight)
         part = self.layer.feed_forward if weight.kind == "expert" and self.workload.phase != "train" else None
-        return (
-            size_bytes // part.held * read_experts(part, self.own_tokens) if isinstance(part, Experts) else size_bytes
-        )
+        if not isinstance(part, Experts):
+            return size_bytes
+        read, held = read_experts(part, self.own_tokens, self.workload.parallel)
+        return size_bytes // held * read
 
     # going back
 

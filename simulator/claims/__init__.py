@@ -18,16 +18,17 @@ from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.document import Fit
 from simulator.errors import ConfigError, insist
+from simulator.metrics.statistics import by, grouped
 from simulator.report.expectations import Check, Verdict, check, untested, verdicts
-from simulator.report.rows import ABSENT, grouped, listed, percent
 from simulator.report.tables import Column
-from simulator.report.views import Section, SweepView, by
+from simulator.report.views import Section, SweepView
+from simulator.report.words import ABSENT, percent
 from simulator.run import run_case
 from simulator.run.case import prepare
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Expectation, Scenario
 from simulator.serving import serve
-from simulator.units import counted
+from simulator.units import counted, listed
 
 
 class Judged(NamedTuple):

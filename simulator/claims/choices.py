@@ -21,15 +21,17 @@ from simulator.catalog import Axis, Loaded
 from simulator.claims import read
 from simulator.claims.sensitivity import compared_to_printed, figures, screened
 from simulator.errors import ConfigError, insist
+from simulator.metrics.figures import present
+from simulator.metrics.statistics import by
 from simulator.policies import POLICIES
-from simulator.report.rows import ABSENT, listed, percent, present
 from simulator.report.tables import Column
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
-from simulator.report.views import Section, SweepView, by
+from simulator.report.views import Section, SweepView
+from simulator.report.words import ABSENT, percent
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Claim
-from simulator.units import counted, nearest
+from simulator.units import counted, listed, nearest
 
 MOST_SETTINGS = 10_000
 """Most settings of a claim: each is a run of about a second."""

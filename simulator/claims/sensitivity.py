@@ -23,15 +23,17 @@ from simulator.catalog import Loaded
 from simulator.claims import Judged, judged, read
 from simulator.errors import insist
 from simulator.lifetime import live_bytes
-from simulator.report.rows import listed, present, signed
+from simulator.metrics.figures import present
+from simulator.metrics.statistics import by
 from simulator.report.tables import Column
-from simulator.report.views import Panel, Section, SweepView, by
+from simulator.report.views import Panel, Section, SweepView
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
+from simulator.report.words import signed
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import LIMITS, Claim, Expectation
 from simulator.scenario.claim import WITHIN
-from simulator.units import human
+from simulator.units import human, listed
 
 _PARTS = 4
 """Parts into which a range is cut at first: five values show whether a figure goes up and down again."""

@@ -22,11 +22,11 @@ from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.formats import graph_jsonl
 from simulator.importers.torch_run import tensors
+from simulator.metrics.rows import by_place, with_measured
 from simulator.report.files import folder_names, write_csv, write_summary, write_texts
-from simulator.report.readings import by_place
-from simulator.report.rows import quantity, with_measured
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
+from simulator.report.words import quantity
 from simulator.run.provenance import as_run, provenance
 from simulator.run.results import Result, writing
 from simulator.run.row import relate

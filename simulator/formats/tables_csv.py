@@ -19,7 +19,12 @@ form a tree, as when several conversations continue from one document, or each b
     1,9500,20,system manual turn2,500 8000 900
 
 If ``prefix_tokens`` has several numbers, ``prefix`` has as many names, separated by blanks: one for each part of the
-prompt. Two prompts share a part if they also share all parts before it, with equal lengths.
+prompt. Two prompts share a part if they also share all parts before it, with equal lengths. The last part may go on
+into the answer, so that the next turn of a conversation, which begins with prompt and answer, finds both::
+
+    arrival,prompt,output,prefix,prefix_tokens
+    0,9000,200,system turn1,500 8700
+    60,9500,80,system turn1 turn2,500 8700 380
 
 Other columns are ignored. Requests without a prompt or an output token (BurstGPT lists failures so) are left out and
 counted. A file may be larger than memory: only the requests that are asked for are kept.
@@ -250,7 +255,11 @@ def _request(table: _Table, row: dict[str, str], prefixes: Numbers) -> Request:
     names = row["prefix"].split() if len(sizes) > 1 else [row["prefix"]]
     must = f"each of several prefix_tokens is named in prefix, and of at most {_MOST_PARTS:,}"
     require(len(names) == len(sizes) <= _MOST_PARTS, must, f"{len(names):,} names and {len(sizes):,} numbers")
-    require(sum(sizes) <= tokens, "a prefix is a part of its prompt", f"{sum(sizes):,} of {tokens:,} tokens")
+    must, found = (
+        "a prefix is a part of its prompt, or of prompt and answer",
+        f"{sum(sizes):,} of {tokens + added:,} tokens",
+    )
+    require(sum(sizes) <= tokens + added, must, found)
     chain, above = list[tuple[int, int]](), (-1, 0)
     for name, end in zip(names, accumulate(sizes), strict=True):
         above = prefixes[*above, name], end

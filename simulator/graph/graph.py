@@ -26,6 +26,8 @@ _USES = attrgetter("name", "reads", "writes")
 _NUMBERS = attrgetter("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
 _TRAITS = attrgetter(*(field.name for field in fields(Op)[8:]))
 """The fields of an op, in order: what it uses, its numbers, and all others."""
+_ALIKE = attrgetter(*(field.name for field in fields(Op)[8:] if field.name != "collective"))
+"""Those of them that have no number."""
 _OF_ORDER = ("inputs", "meets", "on_host", "made_on_host", "dynamic_reads", "cacheable")
 """What a graph derives from the order of its ops alone."""
 
@@ -258,13 +260,14 @@ class Graph:
     def shape(self) -> Hashable:
         """All that it says but its numbers, to compare."""
         tensors = tuple([(tensor.name, tensor.kind, tensor.persistent, tensor.shared) for tensor in self.tensors])
-        ops = tuple([(_USES(op), _TRAITS(op)) for op in self.ops])
+        met = (op.collective and replace(op.collective, size_bytes=0) for op in self.ops)
+        ops = tuple([(_USES(op), _ALIKE(op), collective) for op, collective in zip(self.ops, met, strict=True)])
         return self.name, tensors, ops, self.outputs, self.steps, self.groups, self.in_place
 
     def with_numbers(self, like: Graph, tensors: Sequence[int], ops: Sequence[int]) -> Self:
         """Return the same ops on the same tensors with the numbers of another graph; what order alone implies is kept.
 
-        Numbers are sizes, traffic, FLOPs, workspaces and durations.
+        Numbers are sizes, also of collectives, traffic, FLOPs, workspaces and durations.
 
         Parameters
         ----------
@@ -275,6 +278,9 @@ class Graph:
         """
         numbers = [*map(_NUMBERS, like.ops)]
         made = [Op(*_USES(op), *numbers[i], *_TRAITS(op)) for op, i in zip(self.ops, ops, strict=True)]
+        meeting = (index for index, i in enumerate(ops) if like.ops[i].collective) if self.meets else ()
+        for index in meeting:
+            made[index] = replace(made[index], collective=like.ops[ops[index]].collective)
         sized = zip(self.tensors, map(like.tensors.__getitem__, tensors), strict=True)
         same = [Tensor(t.name, other.size_bytes, t.kind, t.persistent, t.shared) for t, other in sized]
         graph = replace(self, tensors=tuple(same), ops=tuple(made))

@@ -1,7 +1,8 @@
 """The figures of a row, each registered once: its column, unit, heading and meaning, and which way is worse.
 
 Tables, CSV, JSON, expectations, `hosim diff` and the report ask this registry; no other module spells a column's unit.
-``<>`` in a column stands for a place: a cause of a wait, a tier, a link, a bus, or the compute tier.
+``<>`` in a column stands for a place: a cause of a wait, a tier, a link, a bus, or the compute tier. A column that ends
+in ``_ns``, ``_bytes`` or ``_fraction`` has that unit, registered or not, so that no place can be taken for a unit.
 
 Symbols of the meanings: ``n`` steps; ``E_k`` the end of the last compute of step ``k`` on the main stream (the stream
 whose last compute ends last; stream 0 where ranks meet, or ops name streams), ``E_0 = 0``; ``M`` the last end of
@@ -10,12 +11,14 @@ anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Literal, get_args
 
+from simulator.errors import InvariantError
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
@@ -26,6 +29,13 @@ Over = Literal[
 ]  # fmt: skip
 Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
+_ENDS: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share"}
+"""End of a column's name -> its unit."""
+
+
+def _end_of(column: str) -> str:
+    """Return the end of a column's name that states its unit; empty if none does."""
+    return next((end for end in _ENDS if column.endswith(end)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +81,33 @@ class Figure:
     def place_in(self, column: str) -> str | None:
         """Return the place in a column's name; empty if the figure has none, None if the column is another figure's."""
         before, has_place, after = self.column.partition("<>")
+        if _ENDS.get(_end_of(column), self.unit) != self.unit:
+            return None
         if not has_place:
             return "" if column == self.column else None
         fits = column.startswith(before) and column.endswith(after) and len(column) > len(before) + len(after)
         return column[len(before) : len(column) - len(after)] if fits else None
 
 
-FIGURES = (
+def registered(*figures: Figure) -> tuple[Figure, ...]:
+    """Return figures for a registry, each of which its own column leads to.
+
+    Raises
+    ------
+    InvariantError
+        If a column ends in another unit than its figure's, or an earlier figure has it.
+    """
+    for index, figure in enumerate(figures):
+        column = figure.column
+        first = next((other for other in figures[: index + 1] if other.place_in(column) is not None), None)
+        must, do = "a figure has a column of its own, which ends in no other unit", "rename the column"
+        found = f"a column of {figure.unit}" if first is None else f"one that {first.column} fits"
+        if first is not figure:
+            raise InvariantError(column, must, found, do)
+    return figures
+
+
+FIGURES = registered(
     Figure("status", "text", "status", "`ok`, or why the row did not run to its end.", of="run"),
     Figure("step_ns", "ns", "step", "`E_n - E_(n-1)`, or `M` of a run of one step.", of="run", worse="more"),
     Figure("tokens_per_s", "per s", "tokens/s", "Tokens that all ranks train on, read or add in a step, by `step_ns`.",
@@ -190,7 +220,9 @@ LATENCIES = {
     "e2e": ("E2E", "End-to-end latency, from the arrival to the last token"),
 }  # fmt: skip
 """The latencies of a request: heading and meaning."""
-SERVED = (
+PREEMPTED = ("preemptions", "preempted_ns", "recomputed_tokens", "reloaded_tokens")
+"""What interrupting requests takes, of each request and of all."""
+SERVED = registered(
     Figure("requests", "count", "requests", "Requests that came.", of="served"),
     Figure("finished", "count", "finished", "Requests that had their last token.", of="served", worse="less"),
     *(Figure(f"{name}_{at}_ns", "ns", f"{head} {at}", f"{meaning}; what {who} do not exceed (nearest rank).",
@@ -215,6 +247,14 @@ SERVED = (
            "50, 75 or 100 % were found (the nearest of these).", of="served", over="field"),
     Figure("even_bytes_per_s", "count", "even at", "Rate [B/s] at which the KV cache of the prompts of which nothing "
            "was found takes as long to copy as it took from their admission to their first token.", of="served"),
+    Figure("preemptions", "count", "preemptions", "How often requests were interrupted, as no KV block was left for an "
+           "answer.", of="served", worse="more"),
+    Figure("preempted_ns", "ns", "preempted", "Time from interruptions until the request was admitted again, in all.",
+           of="served", worse="more"),
+    Figure("recomputed_tokens", "count", "recomputed", "Tokens that were cached before an interruption and computed "
+           "again.", of="served", worse="more"),
+    Figure("reloaded_tokens", "count", "reloaded", "Tokens that were cached before an interruption and copied in again "
+           "from a tier below.", of="served", worse="more"),
     Figure("stall_fraction", "share", "stall", "The share of the busy time that no op ran.", of="served", worse="more"),
     Figure("end_ns", "ns", "end", "End of the last iteration.", of="served"),
     Figure("iterations", "count", "iterations", "Iterations of the scheduler.", of="served"),
@@ -244,9 +284,8 @@ def figure_of(column: str) -> Figure:
             return figure.at(place)
     if column in TEXTS:
         return Figure(column, "text", column.replace("_", " "), "")
-    ends: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share", "": "count"}
-    end, unit = next((end, unit) for end, unit in ends.items() if column.endswith(end))
-    return Figure(column, unit, column.removesuffix(end).replace("_", " "), "")
+    end = _end_of(column)
+    return Figure(column, _ENDS.get(end, "count"), column.removesuffix(end).replace("_", " "), "")
 
 
 def causes(hardware: Hardware) -> tuple[str, ...]:
@@ -281,3 +320,8 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])
+
+
+def present(value: object) -> bool:
+    """Tell whether there is a number (or text) to show: neither None nor NaN."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.metrics import figure_of
-from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
+from simulator.metrics.figures import present
+from simulator.metrics.statistics import by
 from simulator.report.tables import WAITS, Column, figures, filled, occurring
-from simulator.report.views import Panel, Row, Rows, Section, SweepView, by
+from simulator.report.views import Panel, Row, Rows, Section, SweepView
+from simulator.report.words import ABSENT, quantity, ratio, shown, signed
 from simulator.scenario import Question
-from simulator.units import counted, human, parse, unit_of
+from simulator.units import counted, human, listed, parse, unit_of
 
 BOUNDS = "bound", "bound with recompute"
 """Rows that are lower bounds: for plans that run each op once, and for all plans."""

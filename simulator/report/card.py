@@ -14,11 +14,11 @@ from simulator.graph import HOST, PAIRED, Graph, Group, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.report.rows import grouped
+from simulator.metrics.statistics import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, DlrmModel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Dtypes, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -62,7 +62,7 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
         card["programs"] = _programs(workload), {"programs": {n: [*ranks] for n, ranks in workload.placed.items()}}
     is_served = job is None and work is not None and work.requests is not None
     if work is not None and is_served:
-        job = Job.of(iteration(work, least_iteration(work), 0))
+        job = Job.of(iteration(work, least_iteration(work), 0), work.ranks)
     if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
         text = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
@@ -76,7 +76,7 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
             name, size = ("weights", weights) if weights else ("persistent tensors", persistent)
             card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
     if work is not None and work.decoder is not None and work.phase != "train":
-        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes.kv_bytes)
+        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
@@ -95,14 +95,19 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
     return card
 
 
-def _cache(model: DecoderModel, kv_bytes: int) -> tuple[str, dict[str, Any]]:
-    """Write the size of the KV cache per token, over all layers, and which layers keep only a window."""
-    token_bytes, near = model.kv_elements * kv_bytes, Counter[int]()
+def _cache(model: DecoderModel, dtypes: Dtypes) -> tuple[str, dict[str, Any]]:
+    """Write the size of the KV cache per token, over all layers, which layers keep only a window, and which a state."""
+    token_bytes, near, stateful = model.kv_elements * dtypes.kv_bytes, Counter[int](), Counter[str]()
     for (part, _), layers in model.kinds.items():
         near[part.window or 0] += layers
+        if part.state:
+            kept = part.state.kept_bytes(dtypes.element_bytes, dtypes.state_bytes)
+            stateful.update(layers=layers, bytes=layers * sum(kept.values()))
+    states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
-    text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows))
-    return text, {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
+    text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows, *(states if stateful else ())))
+    numbers = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
+    return text, numbers | {"state_bytes": stateful["bytes"]}
 
 
 def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from simulator.errors import insist
 from simulator.metrics import figure_of
+from simulator.metrics.rows import pace
 from simulator.report.files import Summary, dumped, read_summary, spent
-from simulator.report.rows import ABSENT, pace, percent, shown, signed
 from simulator.report.tables import Column, in_markdown, markdown
 from simulator.report.views import Section, SweepView
+from simulator.report.words import ABSENT, percent, shown, signed
 from simulator.units import counted, in_yaml
 
 SCHEMA = "hosim-diff/1"

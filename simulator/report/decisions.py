@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.metrics.statistics import grouped
 from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
 from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.explanation import Decision, Explanation
 from simulator.report.files import write_csv
-from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
 from simulator.units import counted, did_you_mean, human
 

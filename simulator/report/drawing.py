@@ -26,7 +26,7 @@ from matplotlib.patches import Patch, StepPatch
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from simulator.report.rows import DRAINED
+from simulator.metrics.rows import DRAINED
 from simulator.trace import Ints
 
 KIND = {

@@ -17,9 +17,10 @@ from simulator.document import faults
 from simulator.errors import STATUSES
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
+from simulator.metrics.figures import present
 from simulator.outputs import written
-from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.report.views import rendered
+from simulator.report.words import ABSENT, percent, ratio, shown, signed
 from simulator.scenario import LIMITS, Claim, Expectation, Kind
 from simulator.units import FieldError, nearest, require, unit_of
 

@@ -13,13 +13,17 @@ from typing import Any
 from simulator.hardware import Hardware
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
+from simulator.metrics.figures import present
+from simulator.metrics.rows import pace
+from simulator.metrics.statistics import Summed, by
 from simulator.report import views
-from simulator.report.rows import listed, pace, percent, present, quantity, ratio, shown
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
-from simulator.report.uncertain import Summed, comparisons, distributions, quantile_tables
-from simulator.report.views import ALL, Map, Panel, Rows, Section, SweepView, Varied, by, did_not_run, point
+from simulator.report.uncertain import comparisons, distributions, quantile_tables
+from simulator.report.views import ALL, Map, Panel, Rows, Section, SweepView, Varied, did_not_run, point
+from simulator.report.words import percent, quantity, ratio, shown
 from simulator.trace import CAUSES
+from simulator.units import listed
 
 LINES = 64
 """Most lines of a printed table, about a screen; the output folder has all."""
@@ -142,7 +146,7 @@ def _waits_most(rows: Rows) -> str:
 
 
 def _pace(ran: Rows, axes: Sequence[Varied]) -> str:
-    """Name the figure by which cells are compared: see `simulator.report.rows.pace`."""
+    """Name the figure by which cells are compared: see `simulator.metrics.rows.pace`."""
     return pace(ran, is_same_work=not any(axis.is_of_work for axis in axes))
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from simulator.metrics import peak_breakdown
+from simulator.metrics.rows import Row, chosen, of_ranks, with_measured
 from simulator.report import drawing, perfetto
 from simulator.report.drawing import picture
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import largest, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, with_measured
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline, zoomable
 from simulator.report.views import SweepView, rendered
+from simulator.report.words import omitted, quantity
 from simulator.scenario import Scenario
 
 _MOST_RANKS = 16

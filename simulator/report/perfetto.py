@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from simulator.metrics.rows import Row, chosen, of_ranks
 from simulator.report.readings import KINDS, Columns, Usage, columns, space, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
+from simulator.report.words import omitted, quantity
 from simulator.trace import Block, Ints, lasts, pick
 
 Event = bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from heapq import nlargest
 from operator import itemgetter
@@ -12,40 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulator.graph import Graph, TensorKind
-from simulator.metrics import Frames, Instances, RankRun, place_name, waits_by_place
-from simulator.report.rows import Row, quantity
-from simulator.trace import CAUSES, NO_HOLES, Ints, pick
+from simulator.metrics import Frames, Instances
+from simulator.metrics.rows import Row
+from simulator.report.words import quantity
+from simulator.trace import NO_HOLES, Ints, pick
 
 KINDS = tuple(kind.value for kind in TensorKind)
 """Tensor kinds in the order in which pictures stack them."""
-
-
-def by_place(row: Row) -> list[dict[str, str | int]]:
-    """Sum up the waits of the measured step by cause and place; for a job, those of the slowest rank.
-
-    Parameters
-    ----------
-    row
-        Any row.
-
-    Returns
-    -------
-    list of dict
-        ``cause``; ``on``: the tier, link or rank, or empty; ``ns``. The longest come first; those of a cause sum to the
-        row's ``wait_<cause>_ns``, with a rest that has no place. Empty if the row did not run to its end.
-    """
-    if row.trace is None or not row.is_ok:
-        return []
-    if row.waits_by_place is not None:
-        return row.waits_by_place
-    rank = row.summary.get("slowest_rank", row.rank)
-    graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
-    sums = Counter(waits_by_place(graph, RankRun.of(graph, row.hardware, trace)))
-    for cause, name in enumerate(CAUSES):
-        placed = sum(ns for (other, _), ns in sums.items() if other == cause)
-        sums[cause, -1] += (row.summary.get(f"wait_{name}_ns") or 0) - placed
-    ordered = sorted(((key, ns) for key, ns in sums.items() if ns), key=lambda item: (-item[1], item[0]))
-    return [{"cause": CAUSES[place[0]], "on": place_name(row.hardware, *place), "ns": ns} for place, ns in ordered]
 
 
 Columns = dict[str, Any]

@@ -6,22 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from simulator.errors import Shortfall
-from simulator.report.readings import by_place
-from simulator.report.rows import (
-    ENDS,
-    UNBOUNDED,
-    Row,
-    by_step,
-    grouped,
-    held_to,
-    listed,
-    named,
-    percent,
-    present,
-    quantity,
-    ratio,
-    written,
-)
+from simulator.metrics.figures import present
+from simulator.metrics.rows import UNBOUNDED, Row, by_place, by_step
+from simulator.metrics.statistics import grouped
+from simulator.report.words import ENDS, held_to, named, percent, quantity, ratio, written
+from simulator.units import listed
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
-from simulator.report.rows import ABSENT, Row, named, written
+from simulator.metrics.rows import Row
+from simulator.report.words import ABSENT, named, written
 from simulator.trace import CAUSES
 
 PIPE_WIDTH = 100

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from simulator.graph import Graph, Op, OpKind
 from simulator.metrics import with_steps
+from simulator.metrics.rows import Row, chosen, of_ranks, with_measured
 from simulator.plan import COMPUTE
 from simulator.report import drawing
 from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, steps, styled
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, units, with_measured
+from simulator.report.words import omitted, quantity, units
 from simulator.trace import CAUSES, NONE, Block, Ints, lasts, pick
 from simulator.units import counted
 

@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from simulator.report.rows import ENDS, grouped, listed, percent, quantity, written
+from simulator.metrics.statistics import by
 from simulator.report.tables import PIPE_WIDTH, Column, aligned, figures
-from simulator.units import counted
+from simulator.report.words import ENDS, percent, quantity, written
+from simulator.units import counted, listed
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -161,11 +162,6 @@ def rendered(template: str, **variables: Any) -> str:
     environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
     environment.filters["json"] = lambda data: orjson.dumps(data).decode().replace("<", "\\u003c")
     return environment.get_template(template).render(variables)
-
-
-def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Group rows by the values of some columns, in the order of first appearance."""
-    return grouped(rows, lambda row: tuple(row[key] for key in keys))
 
 
 class Varied(NamedTuple):

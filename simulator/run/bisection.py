@@ -17,7 +17,6 @@ from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
 from simulator.report.answers import BOUNDS
 from simulator.report.expectations import OTHER, condition, unmet
-from simulator.report.rows import listed
 from simulator.report.sentences import WAITED_FOR
 from simulator.run.case import Case, Policies
 from simulator.run.grid import Cells
@@ -25,7 +24,7 @@ from simulator.run.row import row_of, unmoved_row
 from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Frontier, Question
 from simulator.scenario.question import COMPUTE, FASTEST, UNMOVED
-from simulator.units import nearest
+from simulator.units import listed, nearest
 
 Asked = Mapping[str, Any]
 _KEPT = 4

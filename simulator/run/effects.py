@@ -23,11 +23,11 @@ from simulator.document import Document
 from simulator.errors import ConfigError
 from simulator.graph import HOST, Op, TensorKind
 from simulator.hardware import Hardware, Rates, reachable, span, without_effect
+from simulator.metrics.rows import Row
 from simulator.plan import NOWHERE
-from simulator.report.rows import Row, listed
 from simulator.run.case import Case
 from simulator.scenario import PolicyChoice, Scenario
-from simulator.units import FieldError, human
+from simulator.units import FieldError, human, listed
 from simulator.workload import Workload
 from simulator.workload.job import JobDocument
 

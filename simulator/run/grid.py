@@ -20,9 +20,9 @@ from simulator.errors import insist
 from simulator.graph import Job
 from simulator.inputs import digest
 from simulator.metrics.figures import Of
+from simulator.metrics.statistics import Summed, summed
 from simulator.processes import spawned
 from simulator.report.grids import grid_view, needs
-from simulator.report.uncertain import Summed, summed
 from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered

@@ -10,8 +10,8 @@ from typing import Any
 import simulator
 from simulator.catalog import Loaded
 from simulator.document import Document, Fit
+from simulator.metrics.rows import Row
 from simulator.report.files import folder_names
-from simulator.report.rows import Row
 from simulator.scenario import PolicyChoice
 
 _PROSE = {"schema_", "name", "title", "origin", "sources", "assumed", "fitted"}

@@ -23,9 +23,9 @@ from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
+from simulator.metrics.statistics import grouped
 from simulator.report.answers import FREE, PRICES, crossover_view, frontier_view, pareto_view
 from simulator.report.expectations import named
-from simulator.report.rows import grouped
 from simulator.run.bisection import Search
 from simulator.run.case import Case, Policies
 from simulator.run.studies import limits_at

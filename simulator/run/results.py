@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
+from simulator.metrics.rows import Row, by_place
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
-from simulator.report import expectations, files, readings
+from simulator.report import expectations, files
 from simulator.report.card import Amounts, Card, cards, model_amounts, plain, texts
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
-from simulator.report.rows import Row
 from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, SweepView
@@ -280,7 +280,7 @@ class Results(dict[str, Result]):
             "card": {name: plain(amounts) for name, amounts in self._amounts.items()},
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
-            "stalls": {label: readings.by_place(row) for label, row in self.items() if row.status == "ok"},
+            "stalls": {label: by_place(row) for label, row in self.items() if row.status == "ok"},
             "provenance": self.provenance,
         }
 

@@ -12,22 +12,22 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator import catalog, metrics, referee
 from simulator.catalog import Axis
-from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError
+from simulator.errors import CapacityError, ConfigError, InvariantError, PlanError, Shortfall
+from simulator.metrics.rows import OF_FIXED, UNBOUNDED, by_place, by_step
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
 from simulator.processes import forked
-from simulator.report.readings import by_place
-from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step, listed
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, execute, prepare
 from simulator.run.results import Result
 from simulator.run.sweep import Progress, silent
 from simulator.run.task import Task
 from simulator.trace import Trace
+from simulator.units import listed
 
 
 def rows_of(
@@ -82,31 +82,47 @@ def unmoved_row(case: Case) -> dict[str, Any]:
 def _rows_in_forks(
     case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], Any] | None, *, advice: bool
 ) -> list[Result]:
-    """Run rows in forks, which send back all of a row but its case, which is here, and the tables of its trace."""
+    """Run each row in a fork."""
     for label in rows:  # rows share bounds: computed here, no fork has to compute them itself
         on_machine = case.for_row(label)
         if not on_machine.unfit(label) and on_machine.with_bounds:
             on_machine.bound(may_repeat=on_machine.may_repeat(label), in_turn=False)
 
-    def sent_back(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
+    def sent_back(label: str, decide: Policy, tell: Progress) -> _Sent:
         row = row_of(case, label, decide, tell, advice=advice)
         way = next(i for i, way in enumerate(case.ways(label)) if way is row.case)
-        plans = tuple(plan if plan.fixed is not None else replace(plan, actions=_refuse) for plan in row.plans)
-        trace = row.trace and Trace(row.trace.status, blocked=row.trace.blocked, stands_in=row.trace.stands_in)
-        made = {"section": None if each is None else each(row), "waits_by_place": by_place(row)}
-        return {name: getattr(row, name) for name in _SENT} | made | {"plans": plans, "trace": trace, "way": way}
+        return _Sent.of(row, way, None if each is None else each(row))
 
     with closing(forked([partial(sent_back, *row) for row in rows.items()], progress)) as ended:
-        attributes = dict(ended)
-    of_ways = (case.ways(label)[attributes[position].pop("way")] for position, label in enumerate(rows))
-    return [
-        Result.of(way, label, **attributes[position])
-        for position, (label, way) in enumerate(zip(rows, of_ways, strict=True))
-    ]
+        sent = dict(ended)
+    return [sent[position].row(case, label) for position, label in enumerate(rows)]
 
 
-_SENT = ("summary", "shortfall", "remarks", "tries", "seconds")
-"""Attributes of a row that a fork sends back as they are."""
+class _Sent(NamedTuple):
+    """What a fork sends back of a row: all but its case, which is here, and the tables of its trace."""
+
+    way: int
+    summary: dict[str, Any]
+    shortfall: Shortfall | None
+    remarks: tuple[str, ...]
+    tries: int
+    seconds: float
+    plans: tuple[Plan, ...]
+    trace: Trace | None
+    section: dict[str, Any] | None
+    waits_by_place: list[dict[str, str | int]]
+
+    @classmethod
+    def of(cls, row: Result, way: int, section: dict[str, Any] | None) -> _Sent:
+        plans = tuple(plan if plan.fixed is not None else replace(plan, actions=_refuse) for plan in row.plans)
+        trace = row.trace and Trace(row.trace.status, blocked=row.trace.blocked, stands_in=row.trace.stands_in)
+        counts = row.summary, row.shortfall, row.remarks, row.tries, row.seconds
+        return cls(way, *counts, plans, trace, section, by_place(row))
+
+    def row(self, case: Case, label: str) -> Result:
+        """Return the row of a case."""
+        more = self._asdict()
+        return Result.of(case.ways(label)[more.pop("way")], label, **more)
 
 
 def _refuse(view: View) -> Iterator[Code]:

@@ -22,8 +22,8 @@ from simulator.policies.problem import Problem
 from simulator.policies.static.explanation import Explanation, explained
 from simulator.report import card, decisions, files
 from simulator.report.files import folder_names
-from simulator.report.rows import percent
 from simulator.report.sentences import crowded
+from simulator.report.words import percent
 from simulator.run.case import prepare
 from simulator.run.results import Result
 from simulator.run.row import notes, row_of, rows_of

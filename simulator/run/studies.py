@@ -32,9 +32,10 @@ from simulator.catalog import Axis, Loaded, Named
 from simulator.catalog.settings import amounts
 from simulator.errors import CapacityError, insist
 from simulator.hardware import without_effect
+from simulator.metrics.statistics import INSPECTION, NOMINAL, SEQUENCE, quantiles
 from simulator.report.answers import limits_view
 from simulator.report.grids import scaling_view
-from simulator.report.uncertain import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
+from simulator.report.uncertain import robust_view
 from simulator.run.case import Policies, prepare, rows_named
 from simulator.run.conditions import Once
 from simulator.run.grid import Cells

@@ -15,11 +15,12 @@ from functools import partial
 
 from simulator.catalog.settings import amounts
 from simulator.lifetime import live_bytes
+from simulator.metrics.rows import by_step
 from simulator.policies import POLICIES
 from simulator.processes import forked
 from simulator.report.answers import FREE, free_sentence
-from simulator.report.rows import by_step, listed, quantity, ratio
 from simulator.report.views import SweepView
+from simulator.report.words import quantity, ratio
 from simulator.run.bisection import Search
 from simulator.run.case import Case, Policies, prepare
 from simulator.run.questions import pareto
@@ -29,6 +30,7 @@ from simulator.run.studies import limits_at
 from simulator.run.sweep import Progress, Sweep, silent
 from simulator.scenario import Frontier
 from simulator.scenario.question import UNMOVED
+from simulator.units import listed
 
 _QUICK = 25_000
 """Most ops that a row runs until it has its plan, for an unasked search: this takes a few seconds."""

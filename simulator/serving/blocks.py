@@ -24,11 +24,11 @@ from typing import NamedTuple
 from simulator.builders import CachedLayers, Iteration, cached_layers, decoder_of, iteration, limited_reaches
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.lifetime import live_bytes
 from simulator.plan import FREE
 from simulator.reach import Reach
-from simulator.run.placement import home_ids
+from simulator.run.placement import home_ids, shares
 from simulator.scenario import KvTier
 from simulator.units import human
 from simulator.workload import Request, Requests
@@ -42,7 +42,8 @@ class Block(NamedTuple):
     is_shared
         Whether it is part of a prefix, with which other prompts may begin; all others are *private*.
     owner, number
-        Its prefix or its request, and its position there.
+        Its prefix or its request, and its position there. A prefix that only request n has, which may be interrupted,
+        is -1 - n.
     group
         The group of layers.
     """
@@ -151,7 +152,7 @@ class Tiers:
             if block in below:
                 below.move_to_end(block)
 
-    def release(self, block: Block, count: int = 1, *, is_kept: bool) -> None:
+    def release(self, block: Block, count: int = 1, *, is_kept: bool, is_swapped: bool = False) -> None:
         """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached.
 
         Parameters
@@ -160,6 +161,8 @@ class Tiers:
             A shared block; or the first of a run of `count` private ones, each with the number below.
         is_kept
             Whether the tokens of these blocks are cached, and in no other block.
+        is_swapped
+            Whether they then leave for the next tier at once, however that is written.
         """
         if not block.is_shared:
             self._private -= count
@@ -172,9 +175,11 @@ class Tiers:
         # Where blocks were stored before, those from the beginning of a sequence leave last, too.
         for place in range(count if is_kept and self.through else 0):
             self._touch(block._replace(number=block.number - place))
-        if is_kept and self._keeps:
+        if is_kept and is_swapped and block not in self._cached[1]:
+            self._store(block, 1)
+        elif is_kept and self._keeps and not is_swapped:
             self._cache(block, 0, count)
-        elif is_kept:
+        elif is_kept and not is_swapped:
             for place in range(count):
                 self._push(block._replace(number=block.number - place), 0)
 
@@ -292,11 +297,6 @@ class Rooms(NamedTuple):
         return [group.block_bytes(block) for group in self.groups]
 
 
-def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
-    """Return the model's groups of layers, by the tokens that they keep of a sequence."""
-    return cached_layers(decoder_of(loaded.work), loaded.work.dtypes.kv_bytes)
-
-
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     """Compute the room for blocks in each tier that keeps them.
 
@@ -314,13 +314,18 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked, groups = requests_of(loaded), groups_of(loaded)
+    asked, groups = (
+        requests_of(loaded),
+        cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor),
+    )
     compute_tier, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (compute_tier, *(tier for tier in kept_in if tier != compute_tier))
     where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)
     rule, do = "tiers that keep blocks are named from the compute tier down", f"name {compute_tier} first"
     insist(first == compute_tier or compute_tier not in kept_in, where, rule, f"{compute_tier} after {first}", do)
-    decoding, longest_prompt = min(asked.max_sequences, len(requests)), max(request.prompt for request in requests)
+    may_preempt = asked.preemption != "never"
+    longest_prompt = max(request.prompt + request.output * may_preempt for request in requests)
+    decoding = min(asked.max_sequences, len(requests))
     near = ((1, 1, 1),) * len(limited_reaches(decoder_of(loaded.work)))
     fullest = Iteration(decoding, 1, asked.max_tokens - decoding, longest_prompt, longest_prompt, decoding, near)
     graph = iteration(loaded.work, fullest, 0)
@@ -332,6 +337,12 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
         is_below, chosen = has_bytes >= max(room.sizes(asked.block)), sorted(how.model_fields_set - {"room_bytes"})
         where, is_below = loaded.place("kv_tiers", tier, *chosen[:1]), is_below and tier != compute_tier
         insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
+    is_swapped = asked.preemption == "swap"
+    rule = "what is swapped goes to a tier below that keeps KV blocks, block by block; a state has none"
+    where, do = loaded.place("workload", "requests", "preemption"), "say recompute, or name such a tier in kv_tiers"
+    found = "linear attention" if any(group.reach.block for group in groups) else "no such tier"
+    is_fine = any(room.room_bytes[1:2]) and not any(group.reach.block for group in groups)
+    insist(is_fine or not is_swapped, where, rule, found, do)
     index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
     taken = [len(blocks_to_hold(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))
@@ -349,13 +360,14 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
 
 
 def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
-    """Return what a tier has left for KV blocks [B]; negative if even the rest does not fit."""
-    (homes,) = home_ids(loaded, [graph])
+    """Return what a tier has left for a rank's KV blocks [B]; negative if even the rest does not fit."""
+    homes, job = home_ids(loaded, [graph]), Job.of(graph, loaded.work.ranks)
     names, compute_tier = loaded.hardware.tier_names, loaded.hardware.compute_tier
     lasting = Counter[str]()
-    for home, tensor in zip(homes, graph.tensors, strict=True):
+    for home, tensor in zip(homes[0], graph.tensors, strict=True):
         lasting["free" if home == FREE else names[home]] += tensor.size_bytes if tensor.persistent else 0
-    left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tier(tier).room_bytes
+    left, stated = shares(job, loaded.hardware, homes)[0][names.index(tier)], loaded.scenario.kv_tier(tier).room_bytes
+    left -= lasting[tier]
     if tier == compute_tier:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
@@ -365,7 +377,8 @@ def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
         insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
     if stated is None:
         return left
-    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(max(0.0, left), 'B')})"
+    sharing = min(job.ranks, loaded.hardware.topology.sharing[loaded.hardware.tiers[tier].scope])
+    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(max(0.0, sharing * left), 'B')})"
     do = "lower it, or raise the capacity"
-    insist(stated <= left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
-    return stated
+    insist(stated <= sharing * left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
+    return stated / sharing

@@ -8,13 +8,13 @@ from typing import Any
 
 from simulator import catalog
 from simulator.metrics import interval
-from simulator.metrics.figures import LATENCIES
-from simulator.report.rows import ENDS, listed, percent, present, quantity, ratio, shown
+from simulator.metrics.figures import LATENCIES, PREEMPTED, present
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Panel, Section, SweepView
+from simulator.report.words import ENDS, percent, quantity, ratio, shown
 from simulator.serving.story import PERCENTS, Story, quantile
 from simulator.trace import CAUSES
-from simulator.units import counted
+from simulator.units import counted, listed
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -53,7 +53,7 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
         ],
         figures(rows, (*latency["e2e"], *rates, "stall_fraction")),
         figures(rows, ("computed_fraction", *hits, *moved)),
-        figures(rows, (*reading, "most_waiting", "iterations", "replayed")),
+        figures(rows, (*reading, "most_waiting", *occurring(rows, PREEMPTED), "iterations", "replayed")),
     ]
     (name,) = figures(rows, ("policy",))
     return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))

@@ -46,21 +46,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import metrics
-from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
-from simulator.builders.inference import cache_name, loaded_name, stored_name
+from simulator.builders import (
+    Iteration,
+    Iterations,
+    cached_layers,
+    decoder_of,
+    iteration,
+    least_iteration,
+    limited_reaches,
+)
+from simulator.builders.cache import cache_name, parts_of
+from simulator.builders.inference import loaded_name, stored_name
+from simulator.builders.specs import blocks
 from simulator.builders.tape import read_experts
-from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
 from simulator.cost import device_of, memory_rate_cap, roofline
+from simulator.cost.collectives import group_ns
 from simulator.cost.service import NS_PER_S
 from simulator.errors import CapacityError, InvariantError, PlanError, ScopeError
-from simulator.graph import Job
+from simulator.graph import Collective, Group, Job
 from simulator.interrupts import no_garbage_search
 from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
-from simulator.serving.blocks import groups_of, requests_of
+from simulator.serving.blocks import requests_of
 from simulator.workload import Experts
 
 PARTS = (8, 64)
@@ -90,6 +100,7 @@ class _Shape:
 
     def __init__(self, loaded: Loaded, graphs: Iterations, some: Iteration) -> None:
         self._loaded, self._graphs = loaded, graphs
+        self._meets: list[tuple[Collective, Group]] = []
         self._is_all = some.answers == some.decoding + some.reading
         parts = dict.fromkeys(part for _, part in decoder_of(loaded.work).kinds if isinstance(part, Experts))
         self._experts = [part for part in parts if part.top_k < part.routed]
@@ -108,7 +119,8 @@ class _Shape:
         both = np.concatenate([constant[None], slopes, *self._expert_slopes(names, few, slopes, constant)])
         both, self._counts = np.unique(both, axis=-1, return_counts=True)
         self._constant, self._slopes = both[0], both[1:].reshape(len(both) - 1, -1)
-        self._prices_ns: Numbers = both[1:].max(axis=1) @ self._counts
+        self._prices_ns: Numbers = both[1:, :2].max(axis=1) @ self._counts
+        self._met = [(column, self._meets[int(place) - 1]) for column, place in enumerate(both[0, 3]) if place]
         self._units, self.known_ops_ns = cache(self._units_that_cost), cache(self.ops_ns)  # of those that are replayed
 
     def _numbers(self, work: Iteration) -> list[int]:
@@ -146,20 +158,34 @@ class _Shape:
         """Return the sum of the times of an iteration's ops, each alone [ns]."""
         numbers = [*self._numbers(work), *self._unread(work.decoding + work.reading)]
         sides = self._constant + np.dot(numbers, self._slopes).reshape(self._constant.shape)
-        return float(sides.max(axis=0) @ self._counts)
+        alone_ns = sides[:2].max(axis=0)
+        for column, (collective, group) in self._met:
+            met = replace(collective, size_bytes=round(float(sides[2, column])))
+            alone_ns[column] = group_ns(met, group, self._loaded.hardware)
+        return float(alone_ns @ self._counts)
 
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
-        """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
+        """Describe each op, and return the names of the ops, and their total arithmetic [FLOP].
+
+        An op has both sides of its roofline [ns]; a collective its time, 0, its size [B], and its place in `_meets`.
+        """
         hardware, graph = self._loaded.hardware, self._graphs.graph(self._iteration(numbers), 1)
-        sides = []
+        groups, sides = {group.name: group for group in graph.groups}, list[tuple[float, float, int, int]]()
         for op in graph.ops:
+            if op.collective:
+                met = replace(op.collective, size_bytes=0), groups[op.collective.group]
+                self._meets += [met] if met not in self._meets else []
+                took_ns, size_bytes = group_ns(op.collective, met[1], hardware), op.collective.size_bytes
+                sides.append((took_ns, 0, size_bytes, 1 + self._meets.index(met)))
+                continue
             rates, (least_ns, traffic) = device_of(op, hardware).rates, roofline(op, hardware)
-            sides.append((least_ns, rates.launch_ns + traffic / memory_rate_cap(rates) if traffic else 0))
+            sides.append((least_ns, rates.launch_ns + traffic / memory_rate_cap(rates) if traffic else 0, 0, 0))
         return np.array(sides, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
 
     def _unread(self, tokens: int) -> list[int]:
         """Count, as a negative number, the experts of a layer that so many tokens leave unread, by kind of layer."""
-        return [read_experts(part, tokens) - part.held for part in self._experts]
+        parallel = self._loaded.work.parallel
+        return [read - held for read, held in (read_experts(part, tokens, parallel) for part in self._experts)]
 
     def _expert_slopes(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
         """Return what one more expert adds to both sides of each op [ns], from an iteration of few tokens."""
@@ -167,6 +193,7 @@ class _Shape:
         model = decoder_of(self._loaded.work)
         parts = dict(zip(blocks(model.layers), map(model.layer, range(model.layers)), strict=True))
         of_op = [parts[block].feed_forward if (block := name.split("/")[0]) in parts else None for name in names]
+        of_op = [None if meets else part for part, meets in zip(of_op, constant[3], strict=True)]
         unread = zip(self._experts, self._unread(sum(few[i] for i in _TOKENS)), strict=True)
         return [np.where([other == part for other in of_op], saved / max(1, -n), 0)[None] for part, n in unread]
 
@@ -195,7 +222,8 @@ class Replays:
 
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
-        self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), smallest(loaded).problem
+        self._asked, self._problem = requests_of(loaded), smallest(loaded).problem
+        self._groups = cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor)
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches, self.engine = limited_reaches(decoder_of(loaded.work)), loaded.hardware.host.serving
         self._graphs = Iterations(loaded.work)
@@ -225,7 +253,8 @@ class Replays:
             counted = self._replayed(alike)
             if counted["status"] != "ok":
                 return counted
-            if counted["stall_ns"] + counted["drain_ns"] <= WAITS * counted["took_ns"]:
+            waits_ns = counted["stall_ns"] - counted["wait_collective_ns"] + counted["drain_ns"]
+            if waits_ns <= WAITS * counted["took_ns"]:
                 break
         took_ns, moved = counted["took_ns"] + round(own_ns - shape.known_ops_ns(alike)), dict[str, int]()
         if work.loads or work.stores:
@@ -269,14 +298,14 @@ class Replays:
         for way, tokens in (*(((tier, compute_tier), tokens) for tier, tokens in work.loads), *work.stores):
             size_bytes = sum(n // self._asked.block * size for n, size in zip(tokens, self._sizes, strict=True))
             for link in self._links(*way):
-                moved[link] += size_bytes
+                moved[link] += size_bytes * self._loaded.work.ranks
         return moved
 
     @no_garbage_search()
     def _replay(self, work: Iteration) -> dict[str, Any]:
         leaving = [tokens for way, tokens in work.stores if self._loaded.hardware.compute_tier in way]
         left = sum(n * group.token_bytes for tokens in leaving for group, n in zip(self._groups, tokens, strict=True))
-        job = Job.of(self._graphs.graph(work, self._room_bytes - left))
+        job = Job.of(self._graphs.graph(work, self._room_bytes - left), self._loaded.work.ranks)
         case = prepare(_with_homes(self._loaded, work), job)
         queued = self._asked.queued_blocks
         try:
@@ -302,12 +331,12 @@ def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
 def smallest(loaded: Loaded) -> Case:
     """Prepare the smallest iteration that there can be."""
     work = least_iteration(loaded.work)
-    return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.work, work, 1)))
+    return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.work, work, 1), loaded.work.ranks))
 
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     """Return the scenario of an iteration, in which cached blocks have their homes where they are."""
-    named = {cache_name(part) for part, _ in decoder_of(loaded.work).kinds}
+    named = {cache_name(part) for kind, _ in decoder_of(loaded.work).kinds for part in parts_of(kind)}
     homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
     homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}

@@ -3,14 +3,23 @@
 In each iteration every sequence whose prompt has been read adds a token. Prompts fill the rest of ``max_tokens``, first
 come, first served; a long one is read in parts. Requests are admitted in order of arrival, while fewer than
 ``max_sequences`` run, tokens are left, and the blocks for the request's whole length fit in the compute tier beside
-those of the others; they are reserved until it ends, so no sequence is preempted. On admission the blocks of its prefix
-are looked up, up to the first that is in no tier, and never as far as its last token; blocks in lower tiers are copied
-in by the iteration that reads the first part of the rest. Others find a block of a prefix once the iteration that
-computes its last token has ended. For the tiers of blocks see `simulator.serving.blocks`.
+those of the others; they are reserved until it ends, so no sequence is preempted, unless the engine has it so. On
+admission the blocks of its prefix are looked up, up to the first that is in no tier, and never as far as its last
+token; blocks in lower tiers are copied in by the iteration that reads the first part of the rest. Others find a block
+of a prefix once the iteration that computes its last token has ended. For the tiers of blocks see
+`simulator.serving.blocks`.
 
 *Loads before admission.* If the engine has it so, blocks in lower tiers are copied in while their request waits, one
 request after another, as fast as without an iteration beside it; their places are taken meanwhile, others are admitted
 past it, and who needs the same blocks waits for them, too.
+
+*Preemption.* If the engine has it so, a request is admitted once the blocks for all that it reads fit, and gets one at
+a time for its answer. Where none is left, the request that was admitted last is interrupted, which may be the one that
+needs it; it waits before all others, and nobody is admitted in that iteration. Once admitted again, it reads its prompt
+and what it had added, as far as that is not found: its blocks stay cached as those of sequences that leave; or all that
+are complete are stored one tier down at once (``swap``). So does vLLM (V1, v1/core/sched/scheduler.py, `schedule`,
+which interrupts the last of `running` and then admits nobody); SGLang interrupts who has added fewest tokens
+(managers/schedule_batch.py, `retract_decode`). Swapping is vLLM's before V1 (core/scheduler.py, `_preempt_by_swap`).
 
 *Windows.* In layers with a window a sequence holds only the blocks that its next tokens see, and those for the part of
 its prompt that is read at a time; it releases the others as it proceeds, as in vLLM's hybrid KV cache manager. A prefix
@@ -60,7 +69,14 @@ class Served:
     blocks
         The blocks that it holds in each group of layers: number -> block of a prefix, or None for a private one.
     shared
-        The blocks of its prefix in each group, whoever computes them.
+        The blocks of its prefix in each group, whoever computes them; if it may be preempted, all that it fills.
+    again
+        Tokens that it has added and reads behind its prompt, since it was interrupted.
+    preemptions, left_ns, preempted_ns
+        How often it was interrupted, when it was last [ns], and for how long it did not run, in all [ns].
+    recomputed, reloaded
+        Tokens that it had cached before an interruption and computed again; those of answers and of prompts that were
+        read before it which were copied in again.
     """
 
     number: int
@@ -74,11 +90,28 @@ class Served:
     made: int = 0
     blocks: list[dict[int, Block | None]] = field(default_factory=list)
     shared: list[list[Block]] = field(default_factory=list)
+    again: int = 0
+    preemptions: int = 0
+    left_ns: int = 0
+    preempted_ns: int = 0
+    recomputed: int = 0
+    reloaded: int = 0
+
+    @property
+    def text(self) -> int:
+        """Tokens that it reads before it adds one: its prompt, and what it had added when it was interrupted."""
+        return self.request.prompt + self.again
+
+    @property
+    def whole(self) -> Request:
+        """The request as if all that it reads were its prompt."""
+        output = self.request.output - self.again
+        return self.request._replace(prompt=self.text, output=output) if self.again else self.request
 
     @property
     def is_reading(self) -> bool:
-        """Whether part of its prompt is still to be read."""
-        return self.cached < self.request.prompt
+        """Whether part of its text is still to be read."""
+        return self.cached < self.text
 
 
 class Work(NamedTuple):
@@ -101,7 +134,7 @@ class Work(NamedTuple):
 
     def iteration(self, block: int, groups: int = 1, reaches: Sequence[Reach] = ()) -> Iteration:
         """Return its numbers for a builder, given tokens per block, groups of layers, and the limited reaches."""
-        ends = sum(served.cached + new == served.request.prompt for served, new in self.parts)
+        ends = sum(served.cached + new == served.text for served, new in self.parts)
         return Iteration(
             decoding=len(self.decoding),
             context=sum(served.cached for served in self.decoding),
@@ -148,7 +181,7 @@ class Scheduler:
         self._groups = [(group, layers.reach) for group, layers in enumerate(groups)]
         self._windows = [(group, reach) for group, reach in self._groups if reach.window is not None]
         self._shares = not any(reach.block for _, reach in self._groups)
-        self._fills_answers = asked.clients is not None or bool(tiers.through)
+        self._may_preempt = asked.preemption != "never"
         self._is_before, self._loads_end_ns = asked.loads == "before_admission", 0
         self.waiting: deque[Served] = deque()
         self.running: list[Served] = []
@@ -159,14 +192,15 @@ class Scheduler:
         If blocks that leave the compute tier have no room beside those that are copied in, they leave in an iteration
         of their own before.
         """
+        is_full = self._may_preempt and self._make_room_for_answers(now_ns)
         decoding = [served for served in self.running if not served.is_reading]
         left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
         parts: list[tuple[Served, int]] = []
         waiting = (served for served in self.running if served.is_reading)
-        while left and (served := next(waiting, None) or self._admit(loads, now_ns)):
+        while left and (served := next(waiting, None) or (not is_full and self._admit(loads, now_ns))):
             if served.loaded_ns > now_ns:
                 continue
-            new = min(left, served.request.prompt - served.cached)
+            new = min(left, served.text - served.cached)
             parts.append((served, new))
             left -= new
         stores, self.tiers.stores = self.tiers.stores, Counter()
@@ -182,14 +216,13 @@ class Scheduler:
             return None
         served, size, tiers = self.waiting[0], self._asked.block, self.tiers
         if not served.shared and self._shares:
-            names = list(enumerate(served.request.prefixes(size)))
-            served.shared = [[Block(True, prefix, n, group) for n, prefix in names] for group, _ in self._groups]
+            served.shared = self._names(served)
         first = self._found_blocks(served)
         hit = [
             [served.shared[group][n] for n in seen_blocks(reach, first * size, size)] if first else []
             for group, reach in self._groups
         ]
-        held = [blocks_to_hold(reach, first * size, served.request, self._asked) for _, reach in self._groups]
+        held = self._to_hold(served, first * size, served.text)
         counts = zip(tiers.sizes, map(len, held), map(len, hit), strict=True)
         new_bytes = sum(size_bytes * (in_all - from_cache) for size_bytes, in_all, from_cache in counts)
         every = [block for blocks in hit for block in blocks]
@@ -204,11 +237,61 @@ class Scheduler:
                 coming.append(block)
         served.blocks = [{block.number: block for block in blocks} for blocks in hit]
         self._hold(served, held, every)
-        served.hit = [size * deepest.count(tier) for tier in range(len(tiers.names))]
         served.loaded_ns = self._load(every, coming, loads, now_ns) if self._is_before else now_ns
-        served.cached, served.admitted_ns = size * first, served.loaded_ns
+        self._count_found(served, deepest)
         self.running.append(self.waiting.popleft())
         return served
+
+    def _count_found(self, served: Served, found: Sequence[int]) -> None:
+        """Count what was found on admission, given the tier of each block: those that it had itself, and others."""
+        size, held = self._asked.block, served.cached // self._asked.block
+        hit = [size * found[held:].count(tier) for tier in range(len(self.tiers.names))]
+        served.hit = [before + new for before, new in zip(served.hit or [0] * len(hit), hit, strict=True)]
+        served.reloaded += size * sum(map(bool, found[:held]))
+        served.recomputed += served.cached - size * min(held, len(found))
+        served.cached = size * len(found)
+        if served.admitted_ns is None:
+            served.admitted_ns = served.loaded_ns
+        else:
+            served.preempted_ns += served.loaded_ns - served.left_ns
+
+    def _names(self, served: Served) -> list[list[Block]]:
+        """Name the full blocks of a request, in each group: of its prefix; and all others, if it may be preempted."""
+        owners = [*served.request.prefixes(self._asked.block)]
+        if self._may_preempt:
+            owners += [-1 - served.number] * (sum(served.request[1:3]) // self._asked.block - len(owners))
+        return [[Block(True, owner, n, group) for n, owner in enumerate(owners)] for group, _ in self._groups]
+
+    def _to_hold(self, served: Served, cached: int, until: int) -> list[Sequence[int]]:
+        """List the blocks that a sequence holds in each group: for all that it may add, or for `until` tokens."""
+        asked, request = self._asked, served.whole
+        near = request._replace(prompt=until, output=0) if self._may_preempt else request
+        holds = ((reach, near if reach == Reach() else request) for _, reach in self._groups)
+        return [blocks_to_hold(reach, cached, ends, asked) for reach, ends in holds]
+
+    def _make_room_for_answers(self, now_ns: int) -> bool:
+        """Give blocks to sequences that add a token; interrupt the last admitted where there is no room, and say so."""
+        is_full = False
+        for served in [*self.running]:
+            if served.is_reading or not served.blocks:
+                continue
+            wanted = self._to_hold(served, served.cached, served.cached + 1)
+            missing = (len({*of}.difference(has)) for of, has in zip(wanted, served.blocks, strict=True))
+            new_bytes = sum(size * count for size, count in zip(self.tiers.sizes, missing, strict=True))
+            while served.blocks and not self.tiers.fits((), new_bytes):
+                is_full = True
+                self._preempt(next(last for last in reversed(self.running) if last.loaded_ns <= now_ns), now_ns)
+            if served.blocks and new_bytes:
+                self._hold(served, wanted)
+        return is_full
+
+    def _preempt(self, served: Served, now_ns: int) -> None:
+        """Release what a sequence holds, copied down if it is to be swapped, and let it wait before all others."""
+        self._release(served, [()] * len(self._groups), is_swapped=self._asked.preemption == "swap")
+        served.blocks, served.again, served.left_ns = [], served.made, now_ns
+        served.preemptions += 1
+        self.running.remove(served)
+        self.waiting.appendleft(served)
 
     def _load(self, hit: Sequence[Block], coming: Sequence[Block], loads: Loads, now_ns: int) -> int:
         """Begin to copy in the blocks of a request that are below, and return when all that it needs are there [ns]."""
@@ -225,7 +308,8 @@ class Scheduler:
     def _found_blocks(self, served: Served) -> int:
         """Count the leading blocks that need not be computed: all that the next token sees are in some tier."""
         size, tiers = self._asked.block, self.tiers
-        first, before = served.request.shared // size if self._shares else 0, -1
+        first = min(size * len(served.shared[0]), served.text - 1) // size if self._shares else 0
+        before = -1
         while first != before:
             before = first
             for group, reach in self._groups:
@@ -244,7 +328,7 @@ class Scheduler:
             counts.append(len(missing))
         self.tiers.admit(hit, counts)
 
-    def _release(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
+    def _release(self, served: Served, kept: Sequence[Sequence[int]], *, is_swapped: bool = False) -> None:
         """Release all blocks of a sequence except those of the numbers in `kept`, the last tokens first."""
         full = served.cached // self._asked.block if self._shares else 0
         alike = [*map(len, served.shared)] or [0] * len(self._groups)
@@ -260,13 +344,13 @@ class Scheduler:
         for (block, group, is_kept, _), places in groupby(enumerate(sorted(gone)), run):
             (_, (before, _)), *others = places
             first = block or Block(False, served.number, -before, group)
-            self.tiers.release(first, 1 + len(others), is_kept=is_kept)
+            self.tiers.release(first, 1 + len(others), is_kept=is_kept, is_swapped=is_swapped)
 
     def _slide_windows(self, served: Served) -> None:
         """Release the blocks that the windows of a sequence have passed, and hold those that they reach."""
         numbers: list[Sequence[int]] = [list(blocks) for blocks in served.blocks]
         for group, reach in self._windows:
-            numbers[group] = blocks_to_hold(reach, served.cached, served.request, self._asked)
+            numbers[group] = blocks_to_hold(reach, served.cached, served.whole, self._asked)
         self._release(served, numbers)
         self._hold(served, numbers)
 
@@ -291,11 +375,11 @@ class Scheduler:
             before, served.cached = served.cached // size, served.cached + new
             self._fill(served, before)
             if not served.is_reading:
-                served.first_ns, served.made = now_ns, 1
+                served.first_ns = now_ns if served.first_ns is None else served.first_ns
+                served.made += 1
         for served in work.decoding:
             served.cached += 1
             served.made += 1
-        for served in work.decoding if self._fills_answers else ():
             if served.cached % size == 0:
                 self._fill(served, served.cached // size - 1)
         if self._windows:

@@ -12,7 +12,7 @@ from simulator.builders import CachedLayers
 from simulator.catalog import Loaded
 from simulator.hardware import ServingHost
 from simulator.metrics import causes, flop_rates
-from simulator.metrics.figures import LATENCIES
+from simulator.metrics.figures import LATENCIES, PREEMPTED
 from simulator.scenario import Slo
 from simulator.serving.blocks import Rooms, Tiers
 from simulator.serving.replays import Replays
@@ -75,6 +75,8 @@ class Story:
         line |= {"prompt_tokens": request.prompt, "output_tokens": request.output}
         hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
         line |= {f"hit_{name}_tokens": tokens for name, tokens in zip(self.tiers, hit, strict=True)}
+        line |= {"preemptions": served.preemptions, "preempted_ns": served.preempted_ns}
+        line |= {"recomputed_tokens": served.recomputed, "reloaded_tokens": served.reloaded}
         line |= {"ttft_ns": None if first is None else first - request.arrival_ns}
         line |= {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
         return line | {"e2e_ns": None if last is None else last - request.arrival_ns}
@@ -246,7 +248,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
     ran = [row for row in story.iterations if row["held_blocks"]]
     waits = [f"wait_{cause}_ns" for cause in causes(loaded.hardware)]
     spent = {column: sum(row[column] for row in ran) for column in (*waits, "drain_ns")}
-    moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
+    flops, moved = sum(row["flops"] for row in ran), [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
     busy, finished = sum(row["took_ns"] for row in ran), sum(served.end_ns is not None for served in story.served)
     return {
         "policy": story.policy,
@@ -256,8 +258,9 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "finished": finished,
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
-        **flop_rates([({loaded.work.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
+        **flop_rates([({loaded.work.dtypes.compute: flops}, loaded.work.ranks)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
+        **{column: sum(row[column] for row in story.requests) for column in PREEMPTED},
         **{column: sum(row[column] for row in (*story.iterations, *story.loads)) for column in moved},
         "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),
         **spent,

@@ -9,19 +9,31 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
-from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
+from simulator.workload.models import (
+    Checkpoint,
+    DecoderModel,
+    Dense,
+    Experts,
+    Layer,
+    LlamaModel,
+    Lora,
+    Merger,
+    Model,
+    Other,
+)
+from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Answers", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
-    "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks", "Layer",
-    "Lengths", "Linear", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools", "Prefixes",
-    "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
+    "ADAM_FLOPS", "AXES", "Absent", "Answers", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
+    "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
+    "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel",
+    "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -37,11 +49,11 @@ _KEYS = {
     ("prefill",): "chunk",
     ("decode",): "new_tokens answers on.attention",
     _INFERENCE: "kv experts on.experts",
-    ("train", *_INFERENCE): "parallel on in_place",
+    ("train", *_INFERENCE): "on in_place",
+    ("train", *_INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
     ("serve",): "pools",
     ("requests",): "requests",
-    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts dtypes.dequantize",
-    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic",
+    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",
 }
 _OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
                    "parallel": {"ranks", "data", "micro_batches"}}  # fmt: skip
@@ -271,8 +283,22 @@ class Workload(Document):
         must, do = "phase serve is built for models of family llama", "set phase, or change the family"
         require(is_built, must, model.family, "phase", do=do)
         decoder = model.decoder
+        if not decoder.causal:
+            self._check_encoder(decoder)
+        must = "an encoder's output reaches one stage, and is not served"
+        fits = not decoder.encoded or (self.phase != "requests" and self.parallel.pipeline == 1)
+        require(fits, must, "another", "model", "encoded", do="set parallel.pipeline to 1, or the phase")
+        must = "a sequence is no longer than the table of positions"
+        rows, most = decoder.positions, self.sequence + (self.new_tokens if self.phase == "decode" else 0)
+        fits = not rows or self.phase == "requests" or most <= rows
+        require(fits, must, f"{most:,} of {rows:,}", "sequence", do="lower it")
+        must, do = "swiglu is of feed-forwards with a gate", "remove it"
+        has_gates = any(part.gate for _, part in decoder.kinds)
+        require(has_gates or "swiglu" not in self.model_fields_set, must, "none", "swiglu", do=do)
         if self.phase == "train":
             self._check_training(decoder)
+        if self.phase in (*_INFERENCE, "requests"):
+            self._check_ranks()
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
@@ -286,9 +312,6 @@ class Workload(Document):
         self.on.check_layers(
             decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
         )
-        for key in ("data", "pipeline", "expert", "context", "zero_stage", "micro_batches"):
-            must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
-            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
         in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
         fits = not (in_one_op and self.dequantizes_before)
@@ -300,10 +323,32 @@ class Workload(Document):
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
 
+    def _check_ranks(self) -> None:
+        """Refuse ways to spread inference over ranks that are not built."""
+        must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
+        if self.phase == "requests":
+            must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
+        for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
+            default = Parallel.model_fields[key].default
+            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
+
+    def _check_encoder(self, model: DecoderModel) -> None:
+        """Refuse what needs tokens that come one after another."""
+        fits, must = self.phase in ("train", "prefill"), "an encoder reads all tokens at once, and adds none"
+        require(fits, must, f"phase {self.phase}", "phase", do="set phase to prefill or train")
+        for key in ("chunk", "kv"):
+            require(key not in self.model_fields_set, "an encoder has no KV cache", key, key, do="remove it")
+        found = self.dtypes.kv_cache
+        require(found is None, "an encoder has no KV cache", str(found), "dtypes", "kv_cache", do="remove it")
+        for part, _ in model.kinds:
+            fits = isinstance(part, Gqa) and part.sparse is None and not part.sinks
+            must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
+            require(fits, must, "another", "model", "attention", do=do)
+
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
-            is_whole = isinstance(attention, Gqa) and attention.sparse is None
+            is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
             must, do = (
                 "context ranks gather the keys and values of grouped-query attention",
                 "set parallel.context to 1",
@@ -325,7 +370,9 @@ class Workload(Document):
             has_master = self.optimizer.has_master(self.dtypes.element_bytes)
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
+            require(model.head, "a loss is made of logits", "no head", "loss_chunks", do="remove it")
             must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
+            require("lm" not in model.head_biases, "a loss in chunks has no bias", "lm", "loss_chunks", do="remove it")
             is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"
             found = "ranks that share the vocabulary" if is_cut else key
             require(not is_cut and key not in self.dtypes.model_fields_set, must, found, "loss_chunks", do=do)

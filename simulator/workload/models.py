@@ -12,10 +12,31 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
+from simulator.workload.recurrent import Absent
 
 
-class Dense(Part):
-    """A gated feed-forward that all tokens go through.
+class _FeedForward(Part):
+    """Fields that all kinds share.
+
+    Attributes
+    ----------
+    gate
+        Whether a third matrix makes a gate for what comes out of the first (GLU, arXiv 2002.05202).
+    biases
+        Whether its matrices, of each expert, have biases.
+    """
+
+    gate: StrictBool = True
+    biases: StrictBool = False
+
+    @property
+    def inner(self) -> int:
+        """Inner rows of a token: gate, up and their product; or what the first matrix makes, and its activation."""
+        return 3 if self.gate else 2
+
+
+class Dense(_FeedForward):
+    """A feed-forward that all tokens go through.
 
     Attributes
     ----------
@@ -23,16 +44,13 @@ class Dense(Part):
         Names this feed-forward.
     width
         Inner width.
-    biases
-        Whether its three matrices have biases.
     """
 
     kind: Literal["dense"]
     width: Count
-    biases: StrictBool = False
 
 
-class Experts(Part):
+class Experts(_FeedForward):
     """A mixture of experts: a router chooses some for each token; all tokens go through the shared ones.
 
     Attributes
@@ -49,10 +67,10 @@ class Experts(Part):
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
     shared_width
         Inner width of each of these; default: that of an expert.
+    shared_gate
+        Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    biases
-        Whether the three matrices of each expert have biases (GPT-OSS, arXiv 2508.10925).
     ranks
         Over how many ranks, with equally many tokens each, the routed experts are spread. The graph is that of one such
         rank: it has its share of the experts and of all tokens; sending tokens between ranks takes no time.
@@ -73,8 +91,8 @@ class Experts(Part):
     width: Count
     shared: FewOrNone = 0
     shared_width: Count | None = None
+    shared_gate: StrictBool = False
     router_bias: StrictBool = False
-    biases: StrictBool = False
     ranks: Ranks = 1
     copies: FewOrNone = 0
     buffers: Literal["fused", "apart"] = "fused"
@@ -118,7 +136,7 @@ def family(model: object) -> object:
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
-FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
+FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
 """The feed-forward of a layer, which treats each token by itself."""
 
 
@@ -162,6 +180,24 @@ class Other(Part):
         require(does, must, "neither", do=do)
 
 
+class Merger(Part):
+    """What makes rows for a decoder of those of a tower: two linears with biases and an activation between them.
+
+    Attributes
+    ----------
+    rows
+        Neighbouring rows that become one.
+    width
+        Width of what comes out.
+    further
+        How many more of these take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
+    """
+
+    rows: Few
+    width: Count
+    further: FewOrNone = 0
+
+
 MOST_OTHERS = 100
 """Most entries in `others`: each is tried on every layer."""
 
@@ -178,7 +214,7 @@ class DecoderModel(Part):
     hidden
         Width of the residual (``hidden_size``).
     vocabulary
-        Size of the vocabulary (``vocab_size``).
+        Size of the vocabulary (``vocab_size``); 0, where rows of numbers come in (`stem`).
     attention
         The attention of a layer.
     feed_forward
@@ -188,7 +224,45 @@ class DecoderModel(Part):
         last entry that covers a layer decides.
     norms
         Whether attention and feed-forward each have a norm ``before`` them, or another one after them as well
-        (``both``; Gemma 2, arXiv 2408.00118, section 2).
+        (``both``; Gemma 2, arXiv 2408.00118, section 2), or that alone (``after``; OLMo 2, arXiv 2501.00656, section
+        3.2); whether each sum with the residual has one (``sum``; arXiv 1706.03762); or whether one before them is for
+        both, which are parallel then (``shared``; GPT-J).
+    norm_weights
+        What each norm has: a ``scale``, a scale and a bias (``both``; LayerNorm), or ``none`` (OLMo, arXiv 2402.00838).
+    parallel
+        Whether the feed-forward takes the input of the layer, as attention does, and not its output.
+    positions
+        Rows of a learned table of positions, of which each token adds one; default: none.
+    segments
+        Rows of a table of parts that a token may be of (BERT, arXiv 1810.04805, section 3); default: none.
+    embedding_width
+        Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068).
+    embedding_norm
+        Whether the embedding is normalised (BLOOM, arXiv 2211.05100, section 3.2.3).
+    final_norm
+        Whether the output of the last layer is normalised.
+    head_transform
+        Whether the head has a linear, an activation and a norm before the output projection (BERT).
+    head_biases
+        Which of the output projection (``lm``) and that linear (``transform``) have a bias.
+    stem
+        Instead of an embedding, elements that linears with a bias, one behind the other, make a row of: of a patch, or
+        of the taps of a convolution. The first makes `stem_rows` rows of which the next makes one.
+    stem_rows
+        Rows that become one between the linears of the stem.
+    stem_bias
+        Whether these have a bias.
+    registers
+        Learned rows before those of a sequence, which counts them (the class token of ViT, arXiv 2010.11929).
+    encoded
+        Rows of the output of an encoder, as wide as the residual, that each layer attends to as well, between its own
+        attention and its feed-forward.
+    head
+        Whether logits are made of the output.
+    merger
+        What makes the output of a tower, without a head.
+    causal
+        Whether a token sees those before it alone; if not, each token sees all of its sequence: an encoder.
     tied_embeddings
         Whether the output projection is the embedding matrix.
     """
@@ -196,11 +270,28 @@ class DecoderModel(Part):
     family: Literal["decoder"]
     layers: Layers
     hidden: Count
-    vocabulary: Count
+    vocabulary: CountOrNone
     attention: Attention
     feed_forward: FeedForward
     others: Annotated[tuple[Other, ...], Field(max_length=MOST_OTHERS)] = ()
-    norms: Literal["before", "both"] = "before"
+    norms: Literal["before", "both", "after", "sum", "shared"] = "before"
+    norm_weights: Literal["scale", "both", "none"] = "scale"
+    parallel: StrictBool = False
+    positions: CountOrNone = 0
+    segments: CountOrNone = 0
+    embedding_width: Count | None = None
+    embedding_norm: StrictBool = False
+    final_norm: StrictBool = True
+    head_transform: StrictBool = False
+    head_biases: tuple[Literal["lm", "transform"], ...] = ()
+    stem: Annotated[tuple[Count, ...], Field(max_length=2)] = ()
+    stem_rows: Few = 1
+    stem_bias: StrictBool = True
+    registers: FewOrNone = 0
+    encoded: CountOrNone = 0
+    head: StrictBool = True
+    merger: Merger | None = None
+    causal: StrictBool = True
     tied_embeddings: StrictBool = False
 
     @property
@@ -226,11 +317,36 @@ class DecoderModel(Part):
         """Elements that the KV cache holds per token in all layers."""
         return sum(count * part.views * part.kv_elements for (part, _), count in self.kinds.items())
 
+    @property
+    def layer_norms(self) -> tuple[str, ...]:
+        """Names of the norms of a layer beside those of its attention."""
+        ends = {"before": ("",), "both": ("", ".after"), "after": (".after",), "sum": (".sum",)}.get(self.norms)
+        names = ("norm1", "norm3", "norm2") if self.encoded else ("norm1", "norm2")
+        return tuple(f"{name}{end}" for name in names for end in ends) if ends else ("norm1",)
+
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
         return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
+        fits = self.norms == "shared" if self.parallel else self.norms != "shared"
+        must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
+        fits |= self.parallel and self.norms == "before"
+        require(fits, must, self.norms, "norms", do=do)
+        must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
+        fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
+        require(fits, must, "neither, or both", "vocabulary", do=do)
+        must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
+        fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
+        require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
+        must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
+        require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
+        for kind in self.kinds:
+            halves = [part.kind for part in kind]
+            must, do = "a layer has an attention or a feed_forward", "set one of them"
+            require(halves != ["none"] * 2, must, "none", do=do)
+            must = "parallel parts are both there"
+            require(not self.parallel or "none" not in halves, must, "none", "parallel", do="remove it")
         for index, other in enumerate(self.others):
             must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"

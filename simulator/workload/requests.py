@@ -153,6 +153,11 @@ class Requests(Part):
     loads
         ``by_layer``: a request is admitted at once, and its blocks in lower tiers come in beside the layers of its
         first iteration; ``before_admission``: beside the iterations of others, while it waits until all are there.
+    preemption
+        ``never``: a request is admitted once all that it may cache fits, which is kept for it. Else once its prompt
+        fits; answers get blocks as they grow, and where none is left, the request that was admitted last is interrupted
+        and waits before all others. What it had cached is then found, or computed again (``recompute``), or is copied
+        to the next tier at once (``swap``). An incomplete block is always computed again.
     """
 
     file: str | None = None
@@ -167,6 +172,7 @@ class Requests(Part):
     max_tokens: Count = 8192
     queued_blocks: CountOrNone | None = None
     loads: Literal["by_layer", "before_admission"] = "by_layer"
+    preemption: Literal["never", "recompute", "swap"] = "never"
 
     def _check(self) -> None:
         for key in ("file", "count", "arrivals") if self.clients else ():
@@ -219,11 +225,6 @@ class Request(NamedTuple):
         for prefix, tokens in (*self.above, (self.prefix, self.prefix_tokens)):
             begin, end = end, tokens // block
             yield from repeat(prefix, end - begin)
-
-    @property
-    def shared(self) -> int:
-        """Tokens of its prompt that earlier requests may have cached: its prefix, but never the prompt's last token."""
-        return min(self.prefix_tokens, self.prompt - 1)
 
 
 class Arriving(NamedTuple):

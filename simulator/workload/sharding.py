@@ -73,6 +73,9 @@ class Dtypes(Part):
         machine states its peak. Default: as `compute`.
     kv_cache
         For inference, the KV cache; default: as `compute`. Scales are not counted.
+    states
+        For inference, the matrices that layers with a state keep of a sequence; inputs of their convolutions are kept
+        as `compute`.
     optimizer_bytes_per_parameter
         Master weight and moments together: 12 for an fp32 master and two fp32 moments (Adam). Or use `optimizer`, which
         names the states one by one.
@@ -90,6 +93,7 @@ class Dtypes(Part):
     dequantize: Literal["before", "fused"] | None = None
     arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
+    states: Literal["bf16", "fp16", "fp32"] = "fp32"
     optimizer_bytes_per_parameter: Count = 12
     router: Literal["fp32"] | None = None
     logits_copies_fp32: CountOrNone = 2
@@ -122,6 +126,11 @@ class Dtypes(Part):
     def kv_bytes(self) -> int:
         """Size of an element of the KV cache [B]."""
         return FORMATS[self.kv_cache or self.compute].bits // 8
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of an element of the matrices of layers with a state [B]."""
+        return FORMATS[self.states].bits // 8
 
     def matrix_bytes(self, shape: tuple[int, ...], *, is_expert: bool) -> int:
         """Return the size of weight matrices (``..., inputs, outputs``) in their format, scales included [B]."""

@@ -10,7 +10,7 @@ from pydantic import StrictBool
 
 from simulator.document import Part, Share
 from simulator.units import require
-from simulator.workload.attention_kinds import Linear, Mla
+from simulator.workload.attention_kinds import Mla
 from simulator.workload.models import DecoderModel, Experts
 from simulator.workload.sharding import Optimizer
 
@@ -138,10 +138,10 @@ class Sides(Part):
         """
         kinds, path = [*decoder.kinds], ("on", "attention")
         for attention, _ in kinds if self.share("attention") else ():
-            is_whole = not isinstance(attention, Linear) and attention.sparse is None
+            is_whole = attention.kv_elements > 0 and attention.sparse is None
             is_whole &= not (isinstance(attention, Mla) and attention.indexer)
             must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"
-            require(is_whole, must, "linear, sparse or chosen attention", *path, do=do)
+            require(is_whole, must, "a state, sparse or chosen attention", *path, do=do)
         of_layers = [part for _, part in kinds if isinstance(part, Experts)]
         if not self.share("experts"):
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 import simulator as hosim
 from simulator import catalog
 from simulator.catalog import dump
-from simulator.report.rows import percent, quantity
+from simulator.report.words import percent, quantity
 
 TOKENS_K = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 COMPUTED_MS = (266, 634, 1099, 1652, 2290, 3013, 3840, 4785, 5734, 6848)

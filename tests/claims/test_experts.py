@@ -11,7 +11,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.errors import ScopeError
 from simulator.policies import POLICIES
-from simulator.report.rows import quantity
+from simulator.report.words import quantity
 from simulator.run.case import prepare
 from simulator.run.row import replayed
 from simulator.run.studies import scaling

@@ -15,7 +15,7 @@ from pages import PAGES
 import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
-from simulator.report.rows import percent, quantity
+from simulator.report.words import percent, quantity
 from simulator.run.studies import scaling
 
 ROOT = Path(__file__).parents[2]

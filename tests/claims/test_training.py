@@ -7,7 +7,7 @@ from pages import PAGES
 
 import simulator as hosim
 from simulator.report import card, tables
-from simulator.report.rows import quantity
+from simulator.report.words import quantity
 from simulator.units import counted, parse
 
 pytestmark = pytest.mark.slow

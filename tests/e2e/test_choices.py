@@ -11,7 +11,7 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.claims import choices
 from simulator.errors import ConfigError
-from simulator.report.rows import percent
+from simulator.report.words import percent
 from simulator.run import prepare, run_case
 
 CHOICES = """\

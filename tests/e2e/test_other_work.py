@@ -4,9 +4,9 @@ import pytest
 import some_ranks
 
 import simulator as hosim_api
+from simulator.metrics.rows import pace
 from simulator.report import grids
 from simulator.report.changes import changes
-from simulator.report.rows import pace
 from simulator.report.views import Varied
 from simulator.run import grid
 

@@ -128,7 +128,7 @@ def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, t
         ("arrival,prompt,output\n-1,3,1\n", "some.csv:2: arrival is a number of seconds from 0"),
         ("arrival,prompt,output\n0,0,1\n", "a file of requests has some that add a token, found none"),
         ("arrival,prompt,output\n0,3,x\n", "some.csv:2: output is a whole number from 0"),
-        ("arrival,prompt,output,prefix,prefix_tokens\n0,3,1,a,4\n", "a prefix is a part of its prompt, found 4 of 3"),
+        ("arrival,prompt,output,prefix,prefix_tokens\n0,3,1,a,5\n", "or of prompt and answer, found 5 of 4 tokens"),
         ("arrival,prompt,output\n0,30,1\n0,900,30\n", "900 and 30 tokens, 240 kB, where 32.8 kB are left"),
     ],
 )

@@ -18,7 +18,8 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
-from simulator.report.uncertain import beats, comparisons, quantile_interval, summed
+from simulator.metrics.statistics import beats, quantile_interval, summed
+from simulator.report.uncertain import comparisons
 from simulator.run import grid, kept
 from simulator.run.case import prepare
 from simulator.run.conditions import drawn, jittered

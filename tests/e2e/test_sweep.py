@@ -20,8 +20,8 @@ from simulator.errors import ConfigError, HosimError
 from simulator.policies import POLICIES
 from simulator.report import grids
 from simulator.report.pictures import curves
-from simulator.report.rows import shown
 from simulator.report.views import Panel
+from simulator.report.words import shown
 from simulator.run import grid, kept
 from simulator.run.grid import axis
 from simulator.run.sweep import Study

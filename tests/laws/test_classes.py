@@ -73,9 +73,9 @@ def kept(tmp_path_factory):
 def test_a_kept_graph_with_other_numbers_is_the_graph_that_is_built_anew(kept, work, case, room_bytes, times, data):
     """The graph of an iteration a few times as large is kept before."""
     workload, graphs = kept[case]
-    model, kv_bytes = workload.model.decoder, workload.dtypes.kv_bytes
+    model = workload.model.decoder
     triples = st.tuples(*(st.integers(0, 300),) * 3)
-    tokens = st.tuples(*(st.sampled_from((0, BLOCK, 5 * BLOCK)),) * len(cached_layers(model, kv_bytes)))
+    tokens = st.tuples(*(st.sampled_from((0, BLOCK, 5 * BLOCK)),) * len(cached_layers(model, workload.dtypes)))
     near = data.draw(st.tuples(*(triples for _ in limited_reaches(model))))
     loads, stores = (tuple((way, data.draw(tokens)) for way, _ in ways) for ways in (work.loads, work.stores))
     work = work._replace(near=near, loads=loads, stores=stores)

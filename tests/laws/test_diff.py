@@ -13,9 +13,8 @@ from strategies import Case, cases
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
+from simulator.metrics.rows import Row, by_place
 from simulator.report.changes import RowChange, changes
-from simulator.report.readings import by_place
-from simulator.report.rows import Row
 from simulator.trace import CAUSES
 
 

@@ -80,7 +80,7 @@ def test_with_windows_every_token_is_computed_or_found_once_and_rooms_hold(reque
         read = sum(work.reading for work in replays.works)
         assert read + sum(sum(one.hit) for one in story.served) == sum(one.prompt for one in requests)
     for one in story.served:
-        assert sum(one.hit) <= one.request.shared
+        assert sum(one.hit) <= min(one.request.prefix_tokens, one.request.prompt - 1)
 
 
 @given(crowds(), GROUPS)
@@ -264,8 +264,8 @@ class _Watched(Tiers):
         self.seen.append((self.contents(), hit))
         super().admit(hit, new)
 
-    def release(self, block, count=1, *, is_kept):
-        super().release(block, count, is_kept=is_kept)
+    def release(self, block, count=1, **how):
+        super().release(block, count, **how)
         self.seen.append((self.contents(), ()))
 
 

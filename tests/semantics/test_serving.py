@@ -8,6 +8,7 @@ import pytest
 from serving_cases import told
 
 from simulator.builders import CachedLayers, Iteration
+from simulator.formats import read_requests
 from simulator.reach import Reach
 from simulator.workload import Request
 
@@ -220,3 +221,26 @@ def test_prompts_share_what_their_chains_of_prefixes_have_in_common():
     ]
     story, _ = told(come, (inf,))
     assert [one.hit for one in story.served] == [[0], [8], [12], [20]]
+
+
+def test_a_later_turn_finds_the_answer_of_an_earlier_one(tmp_path):
+    """Prompts of 9 and 18 tokens; the second begins with the first and its answer of 6, of which 14 are cached.
+
+    So it finds three blocks, of which one is full only with the answer. Who shares the prompt alone finds two.
+    """
+    path = tmp_path / "turns.csv"
+    path.write_text(
+        "arrival,prompt,output,prefix,prefix_tokens\n0,9,6,one,15\n1e-6,18,1,one two,15 3\n2e-6,18,1,one,9\n"
+    )
+    story, replays = told(read_requests(path).requests, (inf,))
+    assert [one.hit for one in story.served] == [[0], [12], [8]]
+    assert [work.reading for work in replays.works if work.reading] == [9, 6, 10]
+
+
+def test_a_block_of_an_answer_is_found_once_it_is_full_and_not_before():
+    """The answer fills the third block with its fourth token, in the third of five iterations, at 90 + 300 ns."""
+    first = Request(0, 9, 6, 0, 15)
+    for arrival_ns, admitted_ns, found in ((350, 390, 12), (390, 390, 12), (250, 290, 8)):
+        late = Request(arrival_ns, 18, 1, 1, 18, above=((0, 15),))
+        story, _ = told([first, late], (inf,))
+        assert (story.served[1].admitted_ns, story.served[1].hit) == (admitted_ns, [found])

@@ -13,7 +13,7 @@ from simulator.cli import main
 from simulator.metrics import columns
 from simulator.metrics.summary import costs
 from simulator.plan import COMPUTE
-from simulator.report.rows import written
+from simulator.report.words import written
 from simulator.units import FieldError, exact, parse, unit_of
 
 HOUR_NS, YEAR_NS = 3600 * 10**9, 8766 * 3600 * 10**9

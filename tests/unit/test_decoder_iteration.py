@@ -25,6 +25,14 @@ SPARSE = {"compress": {"block": 8, "stride": 4}, "select": {"block": 8, "top": 4
 VIEWS, APART = {**GQA, "sparse": SPARSE}, {**MLA, "sparse": {**SPARSE, "caches": "own"}}
 ATTENTIONS = {"all": GQA, "window": WINDOW, "latent": MLA, "chosen": CHOSEN, "linear": LINEAR}
 ATTENTIONS |= {"three views": VIEWS, "views apart": APART}
+MAMBA2 = {"kind": "mamba2", "heads": 8, "head_size": 16, "key_heads": 2, "key_size": 8, "block": 8, "norms": False}
+ATTENTIONS |= {"delta": {"kind": "delta", "heads": 4, "head_size": 16, "key_heads": 2, "key_size": 8, "block": 8}}
+ATTENTIONS |= {"mamba": {"kind": "mamba", "heads": 128, "key_size": 4, "rank": 4}}
+ATTENTIONS |= {
+    "convolution": {"kind": "convolution", "heads": 64},
+    "mamba2": MAMBA2,
+    "beside": {**GQA, "beside": MAMBA2},
+}
 
 
 def workload(phase, part, attention=GQA, others=(), **more):
@@ -174,3 +182,68 @@ def test_the_copy_of_a_layer_ends_before_its_prompts_attend(tmp_path):
     done = Replays(loaded, "static", 256_000, exact=True).of(work)
     assert done["took_ns"] == 2 * 5_120_000 + sum(times[last:])
     assert done["moved_h2d_bytes"] == 2 * 40 * 128
+
+
+def spread(model, **axes):
+    """The same workload over ranks."""
+    about = model.model_dump(by_alias=True, exclude_unset=True)
+    return Workload.model_validate(about | {"parallel": {"ranks": "all", **axes}})
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+@pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_a_data_rank_has_the_whole_model_and_its_own_tokens(part, attention):
+    """What it runs is what one rank alone runs, whatever others there are."""
+    model = served(part, attention)
+    work = works(model, decoding=[40, 7], reading=[(24, 8), (0, 5)])
+    alone, one_of_four = (iteration(of, work, 256_000) for of in (model, spread(model, data=4)))
+    assert counted(one_of_four) == counted(alone)
+    assert not any(op.collective for op in one_of_four.ops)
+    assert [(t.name, t.size_bytes) for t in one_of_four.tensors] == [(t.name, t.size_bytes) for t in alone.tensors]
+
+
+def test_expert_ranks_have_whole_experts_and_send_the_rows_of_their_tokens():
+    """15 tokens of each of 4 ranks choose 2 of 8 experts: 30 rows, 8 to each rank, with what fills up the last.
+
+    A rank has 2 experts. 60 tokens leave none of all 8 unread, and 4 of them 8 * (3 / 4)^4, which is 2.5.
+    """
+    model = served(EXPERTS)
+    sizes = {t.name: t.size_bytes for t in iteration(model, works(model, [40]), 256_000).tensors}
+    of_ranks = spread(model, data=4, expert=4)
+    work = works(model, decoding=[40, 7], reading=[(24, 8), (0, 5)])
+    alone, graph = counted(iteration(model, work, 256_000)), iteration(of_ranks, work, 256_000)
+    met = [(op.name, op.collective.kind, op.collective.size_bytes) for op in graph.ops if op.collective]
+    assert met[:2] == [
+        ("L00/prefill/ffn.route.out.all_to_all", "all_to_all", 4 * 8 * 64 * 2),
+        ("L00/prefill/ffn.down.out.all_to_all", "all_to_all", 4 * 8 * 64 * 2),
+    ]
+    assert len(met) == 4
+    ops = counted(graph)
+    for name in ("L00/attn.core", "L00/attn.q", "L00/ffn.router", "L01/attn.o", "head/lm"):
+        assert ops[name] == alone[name]
+    assert ops["L00/ffn.gate"][0] == 2 * (4 * 8) * 64 * 32
+    weights = {t.name: t.size_bytes for t in graph.tensors}
+    assert weights["L00/ffn.gate.weight"] * 4 == sizes["L00/ffn.gate.weight"]
+    assert weights["L00/attn.q.weight"] == sizes["L00/attn.q.weight"]
+    one_expert = 64 * 32 * 2
+    rows = 4 * 8 * 64 * 2
+    assert ops["L00/ffn.gate"][1] == rows + 2 * one_expert
+    few = {op.name: op for op in iteration(of_ranks, works(model, [40]), 256_000).ops}
+    assert few["L00/decode/ffn.gate"].read_bytes == 4 * 1 * 64 * 2 + -(-(8 - int(8 * (3 / 4) ** 4)) // 4) * one_expert
+
+
+def test_expert_ranks_that_are_tensor_ranks_send_a_part_of_the_tokens_each():
+    """Three tokens are filled up to four: each of two ranks routes two, of 2 choices each, and has half the experts."""
+    model = spread(served(EXPERTS), tensor=2, expert=2)
+    graph = iteration(model, works(model, [40, 8, 3]), 256_000)
+    met = [(op.name.rpartition("/")[2], op.collective.size_bytes) for op in graph.ops if op.collective]
+    row = 64 * 2
+    assert met[1:5] == [
+        ("attn.o.out.all_reduce", 4 * row),
+        ("ffn.route.out.all_to_all", 2 * 2 * row),
+        ("ffn.down.out.all_to_all", 2 * 2 * row),
+        ("ffn.combine.out.all_gather", 4 * row),
+    ]
+    sizes = {t.name: t.size_bytes for t in graph.tensors}
+    assert sizes["L00/ffn.gate.weight"] == 4 * 64 * 32 * 2
+    assert sizes["head/token"] == 3 * 4

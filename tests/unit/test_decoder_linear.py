@@ -93,5 +93,5 @@ def test_what_requests_never_read_is_refused(key: dict[str, object]) -> None:
 def test_linear_attention_has_no_window() -> None:
     model = {"family": "decoder", "layers": 1, "hidden": 8, "vocabulary": 8, "attention": LINEAR | {"window": 4}}
     model["feed_forward"] = {"kind": "dense", "width": 16}
-    with pytest.raises(ValidationError, match="linear attention sees all tokens before"):
+    with pytest.raises(ValidationError, match="only known keys stand here, found 'window'"):
         Workload.model_validate({"name": "w", "phase": "decode", "model": model})

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from simulator.claims import Judged, claims_view, sentences
 from simulator.document import Fit
 from simulator.report.expectations import verdicts
-from simulator.report.rows import signed
+from simulator.report.words import signed
 from simulator.scenario import Expectation
 
 ROWS = {

@@ -60,7 +60,10 @@ def refusal(config: dict[str, Any] | str | bytes, **options: Any) -> str:
 
 
 def kind(name: str, **more: Any) -> dict[str, Any]:
-    return TINY | {"model_type": name} | more
+    """A tiny model of a family, without the keys of experts that the family does not have."""
+    family = FAMILIES[ALIASES.get(name, name)]
+    known = {*family.defaults, *("num_experts_per_tok",) * family.experts}
+    return TINY | {"model_type": name} | {key: more[key] for key in more if key in known or key not in EXPERTS}
 
 
 EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -206,8 +209,8 @@ WINDOWS = {
     "qwen3": ({"use_sliding_window": False, "max_window_layers": 5}, set()),
     "gemma2": ({"head_dim": 16}, {0, 2, 4, 6}),
     "gemma3_text": ({"head_dim": 16, "sliding_window_pattern": 3}, {0, 1, 3, 4, 6, 7}),
-    "gpt_oss": ({"head_dim": 16, **EXPERTS}, {0, 2, 4, 6}),
-    "llama4_text": ({"head_dim": 16, "attention_chunk_size": 8, **EXPERTS}, {0, 1, 2, 4, 5, 6}),
+    "gpt_oss": ({"head_dim": 16}, {0, 2, 4, 6}),
+    "llama4_text": ({"head_dim": 16, "attention_chunk_size": 8}, {0, 1, 2, 4, 5, 6}),
     "smollm3": ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 5}, {0, 1, 2}),
 }
 
@@ -215,7 +218,8 @@ WINDOWS = {
 @pytest.mark.parametrize("name", WINDOWS)
 def test_layers_that_see_a_window(name: str, folder: Path) -> None:
     more, near = WINDOWS[name]
-    config = kind(name, num_hidden_layers=8, sliding_window=8) | more
+    window = {"sliding_window": 8} if name != "llama4_text" else {}
+    config = kind(name, num_hidden_layers=8, **window, **EXPERTS) | more
     found = model(config)
     assert {layer for layer in range(8) if found.layer(layer).attention.window == 8} == near
     assert {found.layer(layer).attention.window for layer in range(8)} <= {8, None}
@@ -244,8 +248,11 @@ def test_latent_attention_and_what_chooses_tokens(folder: Path) -> None:
     plain = model(kind("deepseek_v2", **LATENT | {"q_lora_rank": None})).attention
     assert isinstance(plain, Mla)
     assert (plain.q_lora_rank, plain.indexer) == (None, None)
-    shared = read(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]))
-    assert "2 layers that reuse an earlier layer's choice count as choosing themselves." in shared.derived
+    found = model(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"], index_topk_freq=3))
+    layers = [found.layer(index).attention for index in range(4)]
+    assert [layer.indexer.again for layer in layers if isinstance(layer, Mla) and layer.indexer] == [0, 1, 1, 0]
+    assert [layer.kv_elements for layer in layers] == [28, 20, 20, 28]
+    assert "found index_topk_freq 3; " in refusal(kind("glm_moe_dsa", **DSA, index_topk_freq=3))
 
 
 def test_layers_with_linear_attention(folder: Path) -> None:
@@ -258,7 +265,9 @@ def test_layers_with_linear_attention(folder: Path) -> None:
         assert [found.layer(i).attention.kind for i in range(4)] == ["linear", "linear", "gqa", "linear"]
     found = model(kind("minimax", **more))
     assert [found.layer(i).attention.kind for i in range(4)] == ["gqa", "linear", "gqa", "linear"]
-    assert "linear attention is that of MiniMax" in refusal(TINY | {"layer_types": ["linear_attention"] * 4})
+    assert "layers with a state are of a family that has some" in refusal(
+        TINY | {"layer_types": ["linear_attention"] * 4}
+    )
 
 
 # feed-forwards
@@ -392,12 +401,52 @@ def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path
 
 
 def test_keys_that_nobody_knows_are_named(folder: Path) -> None:
-    found = read(TINY | {"fancy_layers": 3, "sliding_window": 16, "off": False, "rope_theta": 1e4, "nothing": None})
-    assert found.dropped == {"fancy_layers": 1, "sliding_window": 1}
+    found = read(TINY | {"fancy": "very", "share": 0.5, "off": False, "rope_theta": 1e4, "nothing": None, "none": 0})
+    assert found.dropped == {"fancy": 1, "share": 1}
     found = read(kind("deepseek_v3", **LATENT, num_nextn_predict_layers=1))
     assert found.dropped == {"num_nextn_predict_layers (layers that only predict further tokens)": 1}
-    gate = {"the gate of the shared experts (one output)": 1}
-    assert read(kind("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=40)).dropped == gate
+    assert not read(kind("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=40)).dropped
+
+
+GEMMA4 = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
+GEMMA4 |= {"global_head_dim": 32, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
+COMPRESSED = {"compress_ratios": [0, 4, 128, 4], "o_groups": 2, "o_lora_rank": 16, "kv_lora_rank": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (kind("gemma3_text", head_dim=16) | GEMMA4, "found enable_moe_block true, global_head_dim 32, moe_inter"),
+        (kind("gemma3_text", head_dim=16) | GEMMA4, "nearest are "),
+        (kind("llama", layer_norm_eps=1e-5), "reads of 'llama', found layer_norm_eps 1e-05; nearest are "),
+        (kind("deepseek_v3", **LATENT | COMPRESSED), "compress_ratios [0, 4, 128, 4], o_groups 2, o_lora_rank 16; "),
+        (TINY | {"num_experts": 8, "moe_intermediate_size": 16}, "found moe_intermediate_size 16, num_experts 8; "),
+        (kind("qwen3", mamba={"state": 16}), "found mamba {"),
+        (kind("qwen3", blocks=["attention", "mamba"]), "found blocks ["),
+        (kind("qwen3", use_gate=True), "found use_gate true; "),
+        (kind("qwen3", mlp_ratio=3.5), "found mlp_ratio 3.5; "),
+    ],
+)
+def test_a_key_that_states_a_size_is_never_dropped(config: dict[str, Any], message: str, folder: Path) -> None:
+    assert message in refusal(config)
+
+
+def test_sizes_that_are_another_familys_are_asked_for(folder: Path) -> None:
+    """A default is that of the class that reads the file."""
+    bare = kind("deepseek_v3", **LATENT)
+    del bare["kv_lora_rank"]
+    assert "kv_lora_rank 512, " in read(bare | {"architectures": ["DeepseekV3ForCausalLM"]}).derived[0]
+    said = "config.json, kv_lora_rank: DeepseekV4ForCausalLM states its sizes: 512 is what DeepseekV3Config takes, "
+    assert said in refusal(bare | {"architectures": ["DeepseekV4ForCausalLM"]})
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B-NVFP4", "Qwen3-8B-AWQ", "Qwen3-8B-FP8-dynamic", "m-int4", "m-w4a16"])
+def test_a_name_that_says_how_weights_are_kept_is_not_passed_over(name: str, folder: Path) -> None:
+    told = read(TINY | {"_name_or_path": f"me/{name}"}, sequence=32).derived
+    assert len(told) == 1
+    assert "neither config.json nor hf_quant_config.json beside it says how weights are kept" in told[0]
+    assert read(TINY | {"_name_or_path": f"me/{name}", "quantization_config": FP8}, sequence=32).derived == ()
+    assert read(TINY | {"_name_or_path": "me/Qwen3-8B"}, sequence=32).derived == ()
 
 
 def test_a_decoder_inside_of_a_multimodal_model(folder: Path) -> None:
@@ -492,26 +541,24 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ('{"a": ' * 10_000 + "1" + "}" * 10_000, "the file is JSON"),
         (b"\x80\x04\x95", "an input is data, not a program"),
         (b"\xff\xfe{\x00}\x00", "a file is text in UTF-8"),
-        ({}, "this is a family of decoders that hosim knows, found None; "),
-        ({"model_type": 3}, "hosim knows, found 3; "),
-        (
-            {"model_type": "qwen4"},
-            "found 'qwen4'; capture a step of it (hosim import torch package.module:fun",
-        ),
+        ({}, "config.json, model_type: this names a family that hosim can build, found none; nearest are "),
+        ({"model_type": 3}, "can build, found 3, which hosim does not know; nearest are "),
+        ({"model_type": "qwen4"}, "found 'qwen4', which hosim does not know; nearest are qwen2 (has all these keys), "),
+        ({"model_type": "qwen4"}, "; capture a step of it instead (hosim import torch package.module:function)"),
         (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
         ('{"model_type": "llama", "quantization_config": {"bits": 4, "bits": 8}}', "each key comes once, found 'bits'"),
         (
             gzip.compress(b" " * 17_000_000),
             "an input has at most 16,000,000 bytes, unpacked, found more than 16,000,000 bytes",
         ),
-        ({"model_type": "mamba"}, "hosim knows, found 'mamba'; capture"),
+        ({"model_type": "spiral", "spiral_size": 16, "turns": 2}, " (would not read spiral_size, turns"),
         ({"model_type": "llama", "text_config": 3}, "text_config: this is an object, found 3"),
         (TINY | {"hidden_size": "64"}, "config.json, hidden_size: this is a whole number from 1 to"),
         (TINY | {"hidden_size": True}, "config.json, hidden_size: this is a whole number"),
         (TINY | {"num_attention_heads": 0}, "config.json, num_attention_heads: this is a whole number"),
         (TINY | {"num_attention_heads": 1e300}, "num_attention_heads: this is a whole number"),
         (TINY | {"num_hidden_layers": 10**6}, "a model has at most 10,000 layers"),
-        (TINY | {"num_hidden_layers": None}, "num_hidden_layers: a decoder has this key, found none; add it"),
+        (TINY | {"num_hidden_layers": None}, "num_hidden_layers: a model has this key, found none; add it"),
         (TINY | {"num_key_value_heads": 3}, "kv_heads divides heads, found 3 and 4"),
         (TINY | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: this is true or false, found 'yes'"),
         (

@@ -14,13 +14,14 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 import simulator as hosim
-from simulator.errors import Shortfall
-from simulator.metrics.figures import FIGURES
+from simulator.errors import InvariantError, Shortfall
+from simulator.metrics.figures import FIGURES, Figure, present, registered
+from simulator.metrics.rows import Row, by_place
 from simulator.report import drawing, files, perfetto, tables, timeline
 from simulator.report.changes import changes
-from simulator.report.readings import KINDS, by_place, largest, space, usages
-from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio, shown
+from simulator.report.readings import KINDS, largest, space, usages
 from simulator.report.sentences import sentences
+from simulator.report.words import ABSENT, percent, quantity, ratio, shown
 from simulator.trace import CAUSES, lasts
 
 
@@ -77,6 +78,18 @@ def test_a_change_is_worse_one_way_and_beyond_the_tolerance(column, way, change)
 def test_every_figure_that_is_compared_has_a_way():
     compared = {figure.column for figure in FIGURES if figure.is_compared or figure.column == "step_ns"}
     assert {next(f.column for f in FIGURES if f.place_in(column) is not None) for column in WORSE} == compared
+
+
+def test_no_place_is_taken_for_a_unit():
+    copies = Figure("copies_<>", "count", "copies <>", "How many.", over="link")
+    assert copies.place_in("copies_d2h") == "d2h"
+    assert copies.place_in("copies_ns") is None  # a column of `hosim plan`
+
+
+@pytest.mark.parametrize("column", ["wait_all_ns", "peak_<>_bytes", "late_ns"])
+def test_a_figure_that_another_would_hide_is_refused(column):
+    with pytest.raises(InvariantError, match="a figure has a column of its own"):
+        registered(*FIGURES, Figure(column, "count", "late", "Late."))
 
 
 def test_what_is_absent_is_a_dash():

@@ -18,11 +18,12 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
+from simulator.metrics.rows import Row, by_place, chosen, of_ranks
 from simulator.report import drawing, html, perfetto, pictures, timeline
-from simulator.report.readings import by_place, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted
+from simulator.report.readings import usages
 from simulator.report.sentences import crowded, sentences
 from simulator.report.tables import rank_columns
+from simulator.report.words import omitted
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"
 SCENARIO = """

@@ -118,7 +118,7 @@ def test_prefixes_form_a_tree(tmp_path):
     ("cells", "said"),
     [
         ("a b c,16 32", "each of several prefix_tokens is named in prefix, and of at most 10,000, found 3 names and 2"),
-        ("a b,80 20", "a prefix is a part of its prompt, found 100 of 90 tokens"),
+        ("a b,80 20", "a prefix is a part of its prompt, or of prompt and answer, found 100 of 91 tokens"),
         ("a b,80 -2", "prefix_tokens is a whole number from 0"),
         ("a,", "each of several prefix_tokens is named in prefix, and of at most 10,000, found 1 names and 0"),
     ],

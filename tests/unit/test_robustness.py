@@ -11,9 +11,10 @@ import pytest
 
 from simulator import catalog
 from simulator.errors import ConfigError
+from simulator.metrics.statistics import quantiles
 from simulator.report.drawing import picture
 from simulator.report.pictures import curves
-from simulator.report.uncertain import quantiles, robust_view
+from simulator.report.uncertain import robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
 from simulator.run.conditions import drawn, jittered, uncertain

@@ -1,32 +1,27 @@
-"""A row of the table and its ranks, as reports see them, and the formatting of numbers."""
+"""Rows of the table: what a policy, or one rank of it, came to, and how rows compare."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics import by_rank, figure_of
-from simulator.metrics.figures import Unit
+from simulator.metrics.figures import present
+from simulator.metrics.frames import place_name
+from simulator.metrics.ranks import by_rank
+from simulator.metrics.steps import RankRun
+from simulator.metrics.summary import waits_by_place
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
-from simulator.units import counted, human, parse
+from simulator.units import counted
 
 DRAINED = "copies after the last op"
 """The last part of a step."""
-T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 R = TypeVar("R", bound="Row")
-ENDS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused", "failed": "fails"}
-ENDS["overloaded"] = "is overloaded"
-"""Status of a row that did not run, or was not served -> its words."""
-ABSENT = "-"
-"""The text of a cell without a number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +46,7 @@ class Row:
     rank, stands_for
         The rank that it is about, and how many ranks do the same, itself included.
     waits_by_place
-        Its waits by cause and place (`readings.by_place`), if they were summed up where the row ran, as its trace has
+        Its waits by cause and place (`by_place`), if they were summed up where the row ran, as its trace has
         no tables here.
     measured
         What was measured when its plan was executed, which is shown under it; None if it was not.
@@ -144,90 +139,10 @@ def with_measured(rows: Iterable[Row]) -> list[Row]:
     return [shown for row in rows for shown in (row, row.measured) if shown is not None]
 
 
-def present(value: object) -> bool:
-    """Tell whether there is a number (or text) to show: neither None nor NaN."""
-    return value is not None and not (isinstance(value, float) and math.isnan(value))
-
-
-def quantity(value: object, unit: str) -> str:
-    """Write a quantity with three significant digits and its unit, or `ABSENT`."""
-    return human(value, unit) if present(value) else ABSENT  # type: ignore[arg-type]
-
-
-def units(value: float, unit: str = "ns") -> tuple[str, float]:
-    """Choose a multiple of a unit for an axis with values like this one: its name, and its size in `unit`."""
-    if unit not in ("ns", "B", "B/s"):
-        return unit, 0.01 if unit == "%" else 1
-    name = human(value, unit).partition(" ")[2]
-    return name, int(parse(f"1 {name}", unit))
-
-
 UNBOUNDED = "none"
 """Kind of bound of a row whose plan leaves the program's order or its streams."""
 OF_FIXED = ", fixed plans"
 """Suffix of the kind of a bound that holds for fixed plans with dynamic reads: of the average step of the run."""
-
-
-def percent(fraction: object) -> str:
-    """Write a share in per cent, or `ABSENT`; only 1 is ``100 %``, and ``0 %`` is below 0.05 %."""
-    if not present(fraction):
-        return ABSENT
-    value = 100 * float(fraction)  # type: ignore[arg-type]
-    if abs(value) < 0.05 or value == 100:
-        return f"{abs(value):.0f} %"
-    if 99 < value < 100:
-        return f"{math.floor(value * 10) / 10:.1f} %"
-    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
-
-
-def signed(share: float | None) -> str:
-    """Write a difference in per cent with its sign, or `ABSENT`."""
-    if not present(share) or share is None:
-        return ABSENT
-    written = percent(abs(share))
-    return written if written == "0 %" else f"{'+' if share > 0 else '-'}{written}"
-
-
-def ratio(value: object) -> str:
-    """Write a ratio, such as ``1.32x``, or `ABSENT`."""
-    return f"{float(value):.2f}x" if present(value) else ABSENT  # type: ignore[arg-type]
-
-
-def shown(column: str, value: object) -> str:
-    """Write the value of a column in the unit of its figure, or `ABSENT`."""
-    return written(value, figure_of(column).unit)
-
-
-def written(value: Any, unit: Unit) -> str:
-    """Write a value in a unit, or `ABSENT`; text stays as it is."""
-    if not present(value) or not isinstance(value, int | float):
-        return str(value) if present(value) else ABSENT
-    if unit in ("share", "times"):
-        return percent(value) if unit == "share" else ratio(value)
-    if unit in ("ns", "B"):
-        return human(value, unit)
-    if unit in ("J", "USD", "years"):
-        digits = max(0, 2 - math.floor(math.log10(abs(value) or 1)))
-        return f"{value:,.{digits}f} {unit}"
-    if unit == "per s" and value < 100:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if unit == "per s" or float(value).is_integer() else f"{value:.4g}"
-
-
-def named(row: Row) -> dict[str, str]:
-    """Return what a table has of a row in words: the kind of its ``bound``, and the interval of its ``real_step``."""
-    low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
-    return {"bound": bound_name(row), "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
-
-
-def bound_name(row: Row) -> str:
-    """Name the bound from which the row's gap is measured, or `ABSENT`.
-
-    ``fixed plans`` if it holds for such plans only, else ``combinatorial``.
-    """
-    if not present(row.summary.get("gap_fraction")):
-        return ABSENT
-    return "fixed plans" if str(row.summary.get("bound_kind")).endswith(OF_FIXED) else "combinatorial"
 
 
 def by_step(rows: Iterable[R]) -> list[R]:
@@ -252,41 +167,6 @@ def pace(rows: Sequence[Mapping[str, Any]], *, is_same_work: bool) -> str:
             handled = {round(row[column] * row["step_ns"] / 10**9) for row in rows}
             return column if len(handled) > 1 else "step_ns"
     return "step_ns" if is_same_work else ""
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Group items by a key, in the order of first appearance."""
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names as in a sentence: a, b and c."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-_WHATEVER_HOMES = ("compute", "critical path")
-"""Kinds of bounds that do not depend on the placement."""
-
-
-def held_to(rows: Sequence[Row], row: Row, to: str = "lower bound") -> str:
-    """Name the bound of a row by the plans that it covers, such as ``lower bound for this placement``.
-
-    Where other rows recompute and it does not, the bound covers only plans that do not, either.
-
-    Parameters
-    ----------
-    rows, row
-        The rows of a table, and one of them.
-    to
-        What is named.
-    """
-    also = "without recompute" if any(row.recompute_ns for row in rows) and not row.recompute_ns else ""
-    kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
-    given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
-    return " ".join(filter(None, (to, also, given)))
 
 
 def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
@@ -315,9 +195,29 @@ def chosen(row: Row, most: int) -> list[int]:
     return sorted([*dict.fromkeys((*wanted, *row.simulated))][:most])
 
 
-def omitted(row: Row, shown: Sequence[int]) -> str:
-    """Say how many ranks are shown, and how many were folded; empty if all are shown."""
-    folded = row.job.ranks - len(row.simulated)
-    others = f"; {folded:,} do exactly what the one does that stands for them" if folded else ""
-    text = f"{len(shown):,} of {counted(row.job.ranks, 'rank')} are shown{others}"
-    return text if len(shown) < row.job.ranks else ""
+def by_place(row: Row) -> list[dict[str, str | int]]:
+    """Sum up the waits of the measured step by cause and place; for a job, those of the slowest rank.
+
+    Parameters
+    ----------
+    row
+        Any row.
+
+    Returns
+    -------
+    list of dict
+        ``cause``; ``on``: the tier, link or rank, or empty; ``ns``. The longest come first; those of a cause sum to the
+        row's ``wait_<cause>_ns``, with a rest that has no place. Empty if the row did not run to its end.
+    """
+    if row.trace is None or not row.is_ok:
+        return []
+    if row.waits_by_place is not None:
+        return row.waits_by_place
+    rank = row.summary.get("slowest_rank", row.rank)
+    graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
+    sums = Counter(waits_by_place(graph, RankRun.of(graph, row.hardware, trace)))
+    for cause, name in enumerate(CAUSES):
+        placed = sum(ns for (other, _), ns in sums.items() if other == cause)
+        sums[cause, -1] += (row.summary.get(f"wait_{name}_ns") or 0) - placed
+    ordered = sorted(((key, ns) for key, ns in sums.items() if ns), key=lambda item: (-item[1], item[0]))
+    return [{"cause": CAUSES[place[0]], "on": place_name(row.hardware, *place), "ns": ns} for place, ns in ordered]
