@@ -206,7 +206,7 @@ def test_bailian_counts_seconds_and_blocks_of_16_tokens(imported):
     found, come = imported(jsonl([BAILIAN, BAILIAN | {"timestamp": 63.0}]))
     assert come.requests[1].arrival_ns == 1_886_000_000
     assert found.workload.requests.block == 16
-    assert come.requests[1].shared == 39, "all of the prompt but its last token"
+    assert come.requests[1].prefix_tokens == 40, "the prompt is one that came before"
 
 
 def test_a_table_is_read_into_the_workload_of_its_name(tmp_path):
