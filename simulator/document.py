@@ -103,6 +103,8 @@ class Part(BaseModel):
     @classmethod
     def _knows_its_keys(cls, data: object) -> object:
         keys = tuple(field.alias or name for name, field in cls.model_fields.items())
+        if isinstance(data, str) and "kind" in keys:  # such as ``optimizer: adamw``
+            return {"kind": data}
         for key in data if isinstance(data, dict) else ():
             if key not in keys and key not in cls.model_fields:
                 raise FieldError("only known keys stand here", repr(key), nearest(str(key), keys), (str(key),))

@@ -14,10 +14,11 @@ Where the experts are spread over R ranks, one rank has E / R of them, which the
 many rows as its own tokens send out, and reads its share of those experts that R * T tokens choose.
 
 *In training.* The router is a linear on every rank. Routing is balanced: each expert gets tokens * top_k / experts
-rows, on average. With expert ranks, experts are cut among them and rows travel to their experts and back (dispatch and
-combine, an all-to-all each, in forward and in backward). The rows of an expert rank stay cut along `data`, so that the
-gradient of an expert adds up over those replicas only. Tensor ranks have a part of each expert, and route the same
-tokens; or, if they are expert ranks as well, have whole experts, and each routes its part of the tokens.
+rows, on average, unless experts have a `skew`: then each rank is built with the rows of the busiest. With expert ranks,
+experts are cut among them and rows travel to their experts and back (dispatch and combine, an all-to-all each, in
+forward and in backward). The rows of an expert rank stay cut along `data`, so that the gradient of an expert adds up
+over those replicas only. Tensor ranks have a part of each expert, and route the same tokens; or, if they are expert
+ranks as well, have whole experts, and each routes its part of the tokens.
 
 In all builders ``t`` is the tape that ops are added to; tensors are passed and returned by name (``x`` a layer's input,
 ``dy`` the gradient of an output).
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from math import ceil
 
 from simulator.builders.attention_gradients import attend_across
 from simulator.builders.specs import TENSOR, numbered
@@ -176,7 +178,8 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
-    rows, routed = (ranks, -(-own_tokens * part.top_k // ranks) * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
+    each = ceil(Fraction(own_tokens * part.top_k, ranks) * part.busiest(ranks * part.ranks))
+    rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])

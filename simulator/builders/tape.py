@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import compress, takewhile
-from math import prod
+from math import ceil, prod
 from operator import attrgetter
 
+from simulator.builders.popularity import touched
 from simulator.builders.specs import numbered
 from simulator.builders.step_builder import StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
@@ -40,6 +41,9 @@ def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, i
     Expert ranks that are tensor ranks, too, choose for parts of the same tokens.
     """
     ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
+    if part.skew:
+        busiest = tuple((1, share) for share in part.likely[::ranks])
+        return ceil(touched(busiest, tokens * replicas)), part.places // ranks
     chosen = chosen_number(part.routed, tokens * replicas, part.top_k)
     return -(-chosen * part.places // (part.routed * ranks)), part.places // ranks
 

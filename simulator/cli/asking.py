@@ -22,7 +22,7 @@ _ASKED_BACK = (
     click.option("--resolution", type=click.IntRange(1, 5), help="Significant digits of the answer. [default: 3]"),
 )
 _ASKED = (
-    click.option("--field", metavar="NAME", help="What is searched: sequence, batch; least: tiers.hbm.capacity."),
+    click.option("--of", "--field", "field", metavar="PATH", help="What is searched: batch, tiers.hbm.capacity."),
     *_SEARCHED,
     click.option("--over", metavar="ROW", help="Compare steps with those of this row, compute or unmoved."),
     click.option("--slowdown", multiple=True, metavar="RATIO", help="Limit on the step, relative to --over: 1.01x."),
@@ -99,8 +99,8 @@ def largest(scenario: str, **more: Any) -> int:
 
     \b
     Examples:
-      hosim largest long_context_kv_tiers --field sequence --at-most 1048576 --multiple-of 1024
-      hosim largest mine.yaml --field batch --at-most 512 --set "tiers.hbm.capacity=80 GB"
+      hosim largest long_context_kv_tiers --of sequence --at-most 1048576 --multiple-of 1024
+      hosim largest mine.yaml --of batch --at-most 512 --set "tiers.hbm.capacity=80 GB"
 
     Options default to the scenario's key `largest:`. The table has one line per policy, with the tier and the op
     that prevent the next value. The search bisects between a value that fits and one that does not, and so assumes
@@ -117,9 +117,9 @@ def least(scenario: str, **more: Any) -> int:
 
     \b
     Examples:
-      hosim least deepseek_v3_nsa_peak --field tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
+      hosim least deepseek_v3_nsa_peak --of tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
         --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
-      hosim least llama3_8b_train_910c --field "links.*.bandwidth" --at-most "200 GB/s" --slowdown 1.001x
+      hosim least llama3_8b_train_910c --of "links.*.bandwidth" --at-most "200 GB/s" --slowdown 1.001x
 
     Options default to the scenario's key `least:`. Values that rows set for this field are ignored. All else is as in
     hosim largest, with less in place of more.
@@ -170,8 +170,8 @@ def layout() -> None:
 @common.command("Search all layouts on so many devices.", "scenario", "policy", "set", "workers", "json", "out")
 @click.option("--devices", type=click.IntRange(1), help="How many ranks there are.")
 @click.option("--global-batch", type=click.IntRange(1), help="Sequences of all replicas in a step.")
-@click.option("--memory", metavar="SIZE", help="Budget of the compute tier. Short for --set budget=SIZE.")
-@click.option("--over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Restrict or vary a field.")
+@click.option("--budget", "--memory", "memory", metavar="SIZE", help="Budget of the compute tier: --set budget=SIZE.")
+@click.option("--grid", "--over", "over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary it.")
 @click.option("--replay", type=click.IntRange(1), help="Layouts that are replayed. [default: 8]")
 @click.option("--whole", is_flag=True, help="Replay all micro-batches, however many.")
 def search(scenario: str, **more: Any) -> int:
@@ -180,12 +180,12 @@ def search(scenario: str, **more: Any) -> int:
     \b
     Examples:
       hosim layout search layout_llama3_70b_128
-      hosim layout search mine.yaml --devices 128 --global-batch 512 --memory "58 GB"
-        --over parallel.tensor=2,4,8 --over batch=1,2 --out results/layouts
-      hosim layout search mine.yaml --over parallel.context=1 --over parallel.schedule=gpipe,1f1b
+      hosim layout search mine.yaml --devices 128 --global-batch 512 --budget "58 GB"
+        --grid parallel.tensor=2,4,8 --grid batch=1,2 --out results/layouts
+      hosim layout search mine.yaml --grid parallel.context=1 --grid parallel.schedule=gpipe,1f1b
 
     By default all degrees of data, tensor, pipeline, context and expert parallelism are tried that multiply to the
-    devices, and all that they allow of sequence and zero_stage; --over restricts these, or varies other fields
+    devices, and all that they allow of sequence and zero_stage; --grid restricts these, or varies other fields
     of the workload. Micro-batches follow from the global batch. Options default to the scenario's key `layout:`.
 
     A layout is left out without a replay only if it cannot be, or cannot have room (a lower bound), or if others are

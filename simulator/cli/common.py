@@ -125,7 +125,7 @@ def _settable(function: Callable[..., Any]) -> Callable[..., Any]:
 _JUNIT = "Write the expectations as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
     "scenario": _on_machine,
-    "out": click.option("--out", type=PATH, callback=_writable, help=_OUT),
+    "out": click.option("-o", "--out", type=PATH, callback=_writable, help=_OUT),
     "set": _settable,
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
@@ -203,7 +203,7 @@ def reproducing() -> str:
     given, kept = iter(click.get_current_context().find_root().obj or ()), ["hosim"]
     for word in given:
         option, _, value = word.partition("=")
-        if option == "--out":
+        if option in ("-o", "--out"):
             kept += [option, Path(value or next(given)).name]
         elif option not in _ASIDE:
             kept.append(Path(word).name if word.endswith(".yaml") and "=" not in word else word)

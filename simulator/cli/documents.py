@@ -100,7 +100,7 @@ def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
 
 
 @common.command("Measure this machine, and write its profile.")
-@click.option("-o", "--output", "out", type=common.PATH, required=True, metavar="FILE", help="Such as this.yaml.")
+@click.option("-o", "--out", "--output", "out", type=common.PATH, required=True, metavar="FILE", help="The profile.")
 @click.option(
     "--folder", type=common.PATH, default=".", show_default=True, help="Where the file lies that copies go to."
 )
@@ -167,7 +167,7 @@ def schema(kind: str) -> None:
 
 @common.command("Write the operator graph of a workload as a file.")
 @click.argument("workload", callback=common.native)
-@click.option("--out", type=common.PATH, required=True, help="A new folder.")
+@click.option("-o", "--out", type=common.PATH, required=True, help="A new folder.")
 def graph(workload: str, out: Path) -> None:
     """Write the operator graph of WORKLOAD as JSON lines (hosim-graph/1), and a workload that runs the file.
 
@@ -309,7 +309,7 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
     params = [
         click.Argument(["source"]),
         click.Option(
-            ["-o", "--output", "out"],
+            ["-o", "--out", "--output", "out"],
             type=common.PATH,
             required=True,
             callback=common.writable_file,

@@ -174,11 +174,11 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 @common.command("Run all points of a study: a grid, a list, draws.", "policy", "set", "workers", "json")
 @click.argument("scenario", metavar="STUDY|SCENARIO", callback=common.native)
 @click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
-@click.option("--out", type=common.PATH, help="A folder for all results, or a .csv or .parquet of rows.")
+@click.option("-o", "--out", type=common.PATH, help="A folder for all results, or a .csv or .parquet of rows.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
 @click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
-@click.option("--at-most", type=click.IntRange(1), metavar="CELLS", help="Refuse more cells. [default: 10,000]")
+@click.option("--most-cells", "--at-most", "at_most", type=click.IntRange(1), help="Refuse more. [default: 10,000]")
 @click.option(
     "--uncertainty",
     type=click.IntRange(0),
@@ -243,7 +243,9 @@ def _levels(name: str, about: str, default: str) -> Callable[..., Any]:
 
 @common.command("Replay a plan under jitter, slower links and longer sequences.", "scenario", "set", "workers", "out")
 @click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
-@click.option("--against", default="reactive", show_default=True, help="Row or policy that it is compared with.")
+@click.option(
+    "--over", "--against", "against", default="reactive", metavar="ROW", help="Compare with it. [default: reactive]"
+)
 @_levels("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%")
 @_levels("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%")
 @_levels("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us")

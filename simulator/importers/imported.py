@@ -16,7 +16,7 @@ from simulator.errors import insist, quotable
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
 from simulator.outputs import written
-from simulator.report.card import Card, model_card
+from simulator.report.card import Amounts, Card, model_amounts, plain, texts
 from simulator.units import counted
 from simulator.workload import Workload
 
@@ -76,24 +76,31 @@ class Imported:
 
     @property
     def card(self) -> Card:
-        """The card of the model, or of the graph: see `simulator.report.card.model_card`; a large one is not built."""
+        """The card of the model, or of the graph, for people."""
+        return texts(self.amounts)
+
+    @property
+    def amounts(self) -> Amounts:
+        """What is known of the model, or of the graph: see `simulator.report.card`; a large one is not built."""
         work = self.workload
         if self.graph is not None:
-            return model_card(work, Job.of(self.graph))
+            return model_amounts(work, Job.of(self.graph))
         if work.requests is not None or work.decoder is None:
-            return model_card(work, None)
+            return model_amounts(work, None)
         ops, tensors = largest_size(work, work.decoder)
         ranks = prod(work.parallel.device_matrix.values()) if work.parallel.ranks == "all" else 1
         is_met = ranks * work.parallel.pipeline <= _MOST_MET
         if is_met and max(ops, tensors) <= _MOST_BUILT:
-            return model_card(work, build_job(work))
+            return model_amounts(work, build_job(work))
         size = counted(ops, "op") if ops > tensors else counted(tensors, "tensor")
         spread = "" if is_met else f" on each of {counted(ranks, 'rank')}"
-        return model_card(work, None) | {"graph": f"up to {size}{spread}, not built here"}
+        most = {"most_ops": ops, "most_tensors": tensors, "ranks": ranks}
+        return model_amounts(work, None) | {"graph": (f"up to {size}{spread}, not built here", most)}
 
     def json(self) -> dict[str, Any]:
-        """Return the card and the full lists of what was kept, derived and dropped."""
-        return {"card": self.card, "kept": dict(self.kept), "derived": [*self.derived], "dropped": dict(self.dropped)}
+        """Return the card in numbers, and the full lists of what was kept, derived and dropped."""
+        lists = {"kept": dict(self.kept), "derived": [*self.derived], "dropped": dict(self.dropped)}
+        return {"card": plain(self.amounts), **lists}
 
     def write(self, out: str | Path, *, force: bool = False, source: str | Path = "") -> tuple[Path, ...]:
         """Write all files or none: each under a temporary name first, then renamed.
@@ -102,7 +109,7 @@ class Imported:
         ----------
         out
             The workload document, whose name ends in ``.yaml``; the other files are written beside it, with the same
-            stem.
+            stem, and with ``.imported`` behind it where that is what is read.
         force
             Whether existing files are replaced.
         source
@@ -122,10 +129,11 @@ class Imported:
         must = "what is written begins with a workload, whose name ends in .yaml"
         insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write such as mine.yaml")
         places = {end: path.with_name(path.stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
+        for end, place in places.items():
+            if os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source):
+                places[end] = path.with_name(f"{path.stem}.imported{end}")  # what is read is not written over
         for place in places.values():
-            is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
             found, do = inputs.shown(place), "choose another name"
-            insist(not is_source, where, "what is read is not written over", found, do)
             is_free = force or not os.path.lexists(place)
             insist(is_free, where, "a file that is there is kept", found, f"{do}, or say --force")
         with written(*places.values(), option="-o") as parts:

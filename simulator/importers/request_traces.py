@@ -7,8 +7,10 @@ tables    CSV of Azure, BurstGPT, Vidur or hosim: see `simulator.formats.tables_
 ShareGPT  JSON, or JSON lines: ``{"conversations": [{"from": "human", "value": text}, {"from": "gpt", ...}, ...]}``, or
           ``messages`` of ``{"role": "user", "content": text}`` and so on; it has neither times nor tokens, so both are
           derived
-lengths   JSON, or JSON lines, as benchmarks have them: ``{"prompt_len": n, "output_len": n}``, or ``input_length`` and
-          ``output_length``; times are derived
+Bailian   as Mooncake, with times in seconds and blocks of 16 tokens; its records have a ``chat_id``
+          (github.com/alibaba-edu/qwen-bailian-usagetraces-anon)
+lengths   JSON, or JSON lines, as benchmarks have them: ``{"prompt_len": n, "output_len": n}``, or by another pair of
+          `_LENGTHS`; with a time by a name of `_TIMES`, or else times are derived
 ========  ============================================================================================================
 """
 
@@ -21,7 +23,7 @@ from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +45,7 @@ Records = Iterable[tuple[int, dict[str, Any]]]
 Reader = Callable[[dict[str, Any]], tuple[Request | None, int]]
 """Function that makes a request from a record, if it holds one, and counts the later turns of its conversation."""
 _NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16  # tokens per block of the KV cache: vLLM's default
+_UNITS: dict[str, int] = {"ms": _NS_PER_MS, "s": _NS_PER_S}
 # Data types of the model's workload that also apply to requests.
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
 
@@ -53,7 +56,8 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     model: str = "llama31_8b_chat",
     count: int | None = None,
     slower: float = 1.0,
-    hash_block: int = 512,
+    hash_block: int | None = None,
+    unit: Literal["ms", "s"] | None = None,
     rate: float = 1.0,
     characters: float = 4.0,
 ) -> Imported:
@@ -71,9 +75,11 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     slower
         Factor that stretches the time between arrivals, such as 8 to serve with one of a cluster's eight servers.
     hash_block
-        With Mooncake: tokens of a prompt that each id in ``hash_ids`` stands for.
+        Tokens of a prompt that each id in ``hash_ids`` stands for; default: 512, as in Mooncake, and 16 in Bailian.
+    unit
+        What a ``timestamp`` of JSON counts; default: ms, as in Mooncake, and s in Bailian.
     rate
-        With ShareGPT and lengths, which have no times: requests per second, on average; they arrive at random.
+        With ShareGPT and lengths without times: requests per second, on average; they arrive at random.
     characters
         With ShareGPT: characters per token.
 
@@ -92,18 +98,20 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         records = iter(jsonl.objects(path) if start == b"{" else enumerate(listed, 1))
         head = list(islice(records, 1))
         keys = {key for _, record in head for key in record}
-        undated, is_timed = partial(_undated_request, characters=characters), "timestamp" in keys
-        read = partial(_dated_request, size=hash_block, numbers=tables_csv.Numbers()) if is_timed else undated
+        size, counted_in = (hash_block or 16, unit or "s") if "chat_id" in keys else (hash_block or 512, unit or "ms")
+        time = next((name for name in _TIMES if name in keys), "")
+        timing, numbers = (time, _TIMES.get(time) or _UNITS[counted_in]), tables_csv.Numbers()
+        undated = partial(_undated_request, characters=characters)
+        read = partial(_dated_request, time=timing, size=size, numbers=numbers) if time else undated
         trace = Arriving.first(_requests(path, chain(head, records), read, dropped), most)
         must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
         insist(trace.requests, where, must, "none", "choose another file")
-        if is_timed:
-            block = hash_block
+        derived += [f"A timestamp counts {counted_in} (--unit)."] * (time == "timestamp")
+        if "hash_ids" in keys:
+            block = size
             derived.append(f"An id of hash_ids, and a block of the KV cache, are {block:,} tokens (--hash-block).")
-        else:
-            gaps = np.random.default_rng(_SEED).standard_exponential(len(trace.requests)) * _NS_PER_S / rate
-            dated = zip(trace.requests, np.cumsum(gaps) - gaps[0], strict=True)
-            trace = trace._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
+        if not time:
+            trace = _at_random(trace, rate)
             derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
             if {"conversations", "messages"} & keys:
                 derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
@@ -121,6 +129,13 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     derived.append(f"The model is that of {model} (--model); batch limits are hosim's defaults.")
     files: dict[str, bytes | Workload] = {".yaml": _workload(path, model, block), ".csv": requests_csv(requests)}
     return Imported(files, _summary(requests), tuple(derived), +dropped)
+
+
+def _at_random(trace: Arriving, rate: float) -> Arriving:
+    """Let requests come at random, so many in a second on average."""
+    gaps = np.random.default_rng(_SEED).standard_exponential(len(trace.requests)) * _NS_PER_S / rate
+    dated = zip(trace.requests, np.cumsum(gaps) - gaps[0], strict=True)
+    return trace._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
 
 
 def _first_character(path: Path) -> bytes:
@@ -153,8 +168,17 @@ def _workload(path: Path, name: str, block: int) -> Workload:
     return Workload(name=named(path.name.partition(".")[0]), title=title, **about)
 
 
-_LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
-_KEYS = {"timestamp", "hash_ids", "conversations", "messages"}.union(*_LENGTHS)
+_LENGTHS = (
+    ("input_length", "output_length"), ("prompt_len", "output_len"), ("prompt_length", "output_length"),
+    ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"), ("input_toks", "output_toks"),
+    ("num_prefill_tokens", "num_decode_tokens"),
+)  # fmt: skip
+"""Names of the tokens of a prompt and of an answer."""
+_TIMES = {"timestamp": 0, "timestamp_ms": _NS_PER_MS, "arrival_time_ns": 1}
+_TIMES |= dict.fromkeys(("arrival_time", "arrived_at", "arrival"), _NS_PER_S)
+"""Names of times of arrival, and what each counts [ns]; 0: an option tells."""
+_OF_LENGTHS = {name for names in _LENGTHS for name in names}
+_KEYS = {"hash_ids", "chat_id", "conversations", "messages", *_TIMES, *_OF_LENGTHS}
 
 
 def _requests(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
@@ -200,14 +224,22 @@ class _Blocks(Sequence[tuple[int, int]]):
         return self._ids[position], (position + 1) * self._size
 
 
-def _dated_request(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -> tuple[Request | None, int]:
+def _lengths(record: dict[str, Any]) -> tuple[int, int]:
+    """Read the tokens of the prompt and of the answer, by the names that fit best."""
+    prompt, output = max(_LENGTHS, key=lambda names: len(record.keys() & {*names}))
+    return _tokens(record, prompt), _tokens(record, output)
+
+
+def _dated_request(
+    record: dict[str, Any], time: tuple[str, int], size: int, numbers: tables_csv.Numbers
+) -> tuple[Request | None, int]:
     """Read a request whose prompt names its blocks; `numbers` replace ids that are strings, huge or negative.
 
     The ids serve as prefix numbers and become names in the table that is written. There a name stands for a block and
     all blocks before it, as an id does here, so the tree is built only when the table is read.
     """
-    arrival_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
-    prompt, output = _tokens(record, "input_length"), _tokens(record, "output_length")
+    arrival_ns = round(_number(record, time[0], _MOST_MS * _NS_PER_MS // time[1]) * time[1])
+    prompt, output = _lengths(record)
     ids = record.get("hash_ids", [])
     is_list = type(ids) is list and all(type(block_id) in (int, str) for block_id in ids)
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
@@ -224,9 +256,8 @@ _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 def _undated_request(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
     """Return a request with the stated lengths or a conversation's first question; and the number of later turns."""
-    for keys in _LENGTHS:
-        if not record.keys().isdisjoint(keys):
-            return Request(0, _tokens(record, keys[0]), _tokens(record, keys[1])), 0
+    if record.keys() & _OF_LENGTHS:
+        return Request(0, *_lengths(record)), 0
     turns = record.get("conversations", record.get("messages"))
     turns = [turn for turn in turns if type(turn) is dict] if type(turns) is list else []
     spoken = [(turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))) for turn in turns]

@@ -69,7 +69,7 @@ def capture(
     *inputs
         Arguments of the step: tensors, of which only shape and type matter, or other values.
     optimizer
-        For a module: an optimizer over its parameters, or a function that makes one from them, such as
+        For a module: an optimizer over its parameters, or a function that makes one from them, or its name, such as
         ``torch.optim.AdamW``; default: none, the step ends with the gradients.
     loss
         For a module: computes the loss from what the module returns; default: its attribute ``loss``, or else that
@@ -97,6 +97,9 @@ def capture(
     is_module, kind = isinstance(step, run.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
+    if isinstance(optimizer, str):
+        kinds = {name.lower(): kind for name, kind in vars(run.torch.optim).items() if isinstance(kind, type)}
+        optimizer = kinds.get(optimizer.lower(), optimizer)
     for option, given, such in (("optimizer", optimizer, "torch.optim.AdamW"), ("loss", loss, "my_loss")):
         fits = given is None or callable(given) or isinstance(given, run.Optimizer)
         must, found = f"{option} is a function, such as {such}", repr(given)

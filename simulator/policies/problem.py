@@ -15,12 +15,13 @@ from itertools import accumulate, pairwise
 from simulator.bounds import Limits, Precedence, Timing, streams_of
 from simulator.cost.service import transfer_ns
 from simulator.errors import ConfigError, Shortfall
-from simulator.graph import Graph
+from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware, Link
 from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
 from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import Trace
+from simulator.units import human
 
 REHEARSED = 16
 """Most steps in which policies try their plans.
@@ -31,6 +32,8 @@ that holds more than this many steps choose is judged while it still fills. The 
 all steps.
 """
 
+_OF_MODEL = {TensorKind.WEIGHT, TensorKind.EXPERT, TensorKind.GRADIENT, TensorKind.OPTIMIZER_STATE}
+"""Kinds of tensors whose sizes no batch changes."""
 Hop = tuple[int, int]
 """Two tiers that a link joins, the source first."""
 
@@ -285,11 +288,14 @@ class Problem:
         held
             The tensors that it would hold.
         levers, full
-            As for `Shortfall`; a smaller batch is always among the levers.
+            As for `Shortfall`; a smaller batch is among the levers where it would leave enough room.
         """
         order = sorted(held, key=lambda t: (-self.sizes[t], t))
         largest = tuple((self.graph.tensors[t].name, self.sizes[t]) for t in order[:5])
-        levers = (*levers, "a smaller batch or a shorter sequence needs less")
+        kept = sum(self.sizes[t] for t in held if self.graph.tensors[t].kind in _OF_MODEL)
+        alone = f"the model takes {human(kept, 'B')} whatever the batch: more ranks, or a smaller format, need less"
+        fits = kept <= self.capacities[tier]
+        levers = (*levers, "a smaller batch or a shorter sequence needs less" if fits else alone)
         return Shortfall(self.tiers[tier], demand_bytes, int(self.capacities[tier]), moment, largest, levers, full=full)
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:

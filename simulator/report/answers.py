@@ -323,32 +323,19 @@ def layouts_view(rows: Rows, screened: Rows, names: Sequence[str], tier: str, ti
         The title.
     """
     peak, ran = f"peak_{tier}_bytes", [row for row in rows if row["status"] == "ok"]
-    columns = [
-        *figures(rows, ("policy",)),
-        *(Column(name, (row.get(name, ABSENT) for row in rows), left=False) for name in names),
-    ]
-    columns += figures(
-        rows,
-        {
-            "estimated_step_ns": "estimate",
-            **{key: figure_of(key).head for key in ("status", "step_ns", "tokens_per_s", peak)},
-        },
-    )
+    columns = [*figures(rows, ("policy",))]
+    columns += [Column(name, (row.get(name, ABSENT) for row in rows), left=False) for name in names]
+    of_all = {key: figure_of(key).head for key in ("status", "step_ns", "tokens_per_s", peak)}
+    columns += figures(rows, {"estimated_step_ns": "estimate"} | of_all)
     columns += figures(rows, occurring(rows, ("bubble_fraction", *WAITS)))
     columns.append(Column("front", ("*" if row.get("front") else "" for row in rows)))
     table = [Section(columns=filled(columns))]
     front = [{**row, "set": "Pareto front"} for row in ran if row["front"]]
-    points = [*front, *({**row, "set": "replayed"} for row in ran if not row["front"])]
-    made = [row for row in screened if row["status"] == "estimated"]
-    points += [
-        {
-            peak: row[f"estimated_{peak}"],
-            "tokens_per_s": row["estimated_tokens_per_s"],
-            "set": "estimated, if nothing moves",
-        }
-        for row in made
-    ]
     loose = ("replayed", "estimated, if nothing moves")
+    points = [*front, *({**row, "set": loose[0]} for row in ran if not row["front"])]
+    made = [row for row in screened if row["status"] == "estimated"]
+    drawn = {peak: f"estimated_{peak}", "tokens_per_s": "estimated_tokens_per_s"}
+    points += [{key: row[column] for key, column in drawn.items()} | {"set": loose[1]} for row in made]
     panel = Panel("tokens/s", f"peak of {tier}", "", points, peak, "tokens_per_s", "B", of="set", loose=loose)
     sentences = [*_layouts_found(ran, front, names, peak), *_layouts_left(ran, screened, made, names)]
     return SweepView(title, table, sentences, [panel] if points else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +23,30 @@ from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
 """Name of an amount -> the amount for people, in the order of the card."""
+Amounts = dict[str, tuple[str, dict[str, Any]]]
+"""Name of an amount -> the amount for people, and its numbers by name, for programs."""
 
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
 _MOST_MEMBERS, _MOST_RANKS = 3, 8
 """Most members of a group, and most ranks, that are listed: more do not fit in a line."""
 
 
+def texts(amounts: Amounts) -> Card:
+    """Return amounts for people."""
+    return {name: text for name, (text, _) in amounts.items()}
+
+
+def plain(amounts: Amounts) -> dict[str, Any]:
+    """Return all numbers of amounts, for programs."""
+    return {name: number for _, of in amounts.values() for name, number in of.items()}
+
+
 def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card:
+    """Describe a model for people: see `model_amounts`."""
+    return texts(model_amounts(workload, job))
+
+
+def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> Amounts:
     """Describe a model: parameters (all, and active per token), weights, KV cache, FLOPs per token, ops, tensors.
 
     Parameters
@@ -38,41 +56,48 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
     job
         The graphs of all ranks; None for requests, whose weights and arithmetic are those of the smallest iteration.
     """
-    card, tokens = Card(), None if workload is None else workload.tokens
+    card, tokens = Amounts(), None if workload is None else workload.tokens
     work = workload if isinstance(workload, Workload) else None
     if isinstance(workload, JobDocument):
-        card["programs"] = _programs(workload)
+        card["programs"] = _programs(workload), {"programs": {n: [*ranks] for n, ranks in workload.placed.items()}}
     is_served = job is None and work is not None and work.requests is not None
     if work is not None and is_served:
         job = Job.of(iteration(work, least_iteration(work), 0), work.ranks)
     if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
-        card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
+        text = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
+        card["parameters"] = text, {"parameters": counts[0], "active_parameters": counts[1]}
     elif work is not None and isinstance(work.model, DlrmModel):
-        card["parameters"] = amount(work.model.parameters)
+        card["parameters"] = amount(work.model.parameters), {"parameters": work.model.parameters}
     whose = " a rank" if job and job.ranks > 1 else ""
     if job is not None:
         weights, persistent = (max(_bytes(g, kinds) for g in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind)))
         if persistent:
-            card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
+            name, size = ("weights", weights) if weights else ("persistent tensors", persistent)
+            card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
     if work is not None and work.decoder is not None and work.phase != "train":
         card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
         theirs = max(sum(graph.tensors[t].size_bytes for t in graph.of_host) for graph in job.graphs)
-        card["on the host"] = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
+        text = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
+        card["on the host"] = text, {"host_ops": ops, "host_bytes": theirs}
     if is_served:
-        card["arithmetic"] += ", the first of a sequence"
+        text, flops = card["arithmetic"]
+        card["arithmetic"] = f"{text}, the first of a sequence", flops
     elif job is not None:
-        sizes = ((counted(len(graph.ops), "op"), counted(len(graph.tensors), "tensor")) for graph in job.graphs[:4])
-        card["graph"] = ", ".join(map(" and ".join, sizes)) + (f" in {counted(job.ranks, 'rank')}" if whose else "")
+        sizes = [(len(graph.ops), len(graph.tensors)) for graph in job.graphs]
+        text = ", ".join(f"{counted(ops, 'op')} and {counted(tensors, 'tensor')}" for ops, tensors in sizes[:4])
+        text += f" in {counted(job.ranks, 'rank')}" if whose else ""
+        ops_of, tensors_of = zip(*sizes, strict=True)
+        card["graph"] = text, {"ops": ops_of, "tensors": tensors_of, "ranks": job.ranks}
     return card
 
 
-def _cache(model: DecoderModel, dtypes: Dtypes) -> str:
+def _cache(model: DecoderModel, dtypes: Dtypes) -> tuple[str, dict[str, Any]]:
     """Write the size of the KV cache per token, over all layers, which layers keep only a window, and which a state."""
-    every, near, stateful = human(model.kv_elements * dtypes.kv_bytes, "B"), Counter[int](), Counter[str]()
+    token_bytes, near, stateful = model.kv_elements * dtypes.kv_bytes, Counter[int](), Counter[str]()
     for (part, _), layers in model.kinds.items():
         near[part.window or 0] += layers
         if part.state:
@@ -80,23 +105,31 @@ def _cache(model: DecoderModel, dtypes: Dtypes) -> str:
             stateful.update(layers=layers, bytes=layers * sum(kept.values()))
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
-    return ", ".join((f"{every} a token", *windows, *(states if stateful else ())))
+    text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows, *(states if stateful else ())))
+    counts = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
+    return text, counts | ({"state_bytes": stateful["bytes"]} if stateful else {})
 
 
 def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:
     return sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent and tensor.kind in kinds)
 
 
-def _arithmetic(job: Job, tokens: int | None) -> Card:
+def _arithmetic(job: Job, tokens: int | None) -> Amounts:
     """Write the arithmetic of all ranks (`Graph.arithmetic`), per token where tokens are known."""
     flops = sum(ranks * sum(job.graphs[index].arithmetic.values()) for index, ranks in Counter(job.graph_of).items())
     if not flops:
         return {}
     much = human(flops / (tokens or 1), "FLOP/s").removesuffix("/s")
-    return {"arithmetic": f"{much} a {'token' if tokens else 'step'}"}
+    numbers = {"flops": flops, "tokens": tokens}
+    return {"arithmetic": (f"{much} a {'token' if tokens else 'step'}", numbers)}
 
 
 def machine_card(hardware: Hardware) -> Card:
+    """Describe a machine for people: see `machine_amounts`."""
+    return texts(machine_amounts(hardware))
+
+
+def machine_amounts(hardware: Hardware) -> Amounts:
     """Describe a machine: peak arithmetic, capacity and bandwidth of each tier, and the costs of a device, if stated.
 
     Parameters
@@ -105,26 +138,28 @@ def machine_card(hardware: Hardware) -> Card:
         The machine.
     """
     peaks = (f"{dtype} {human(rate, 'FLOP/s')}" for dtype, rate in hardware.compute.peak_flops.items())
-    card = {"peak arithmetic": ", ".join(peaks)}
+    card: Amounts = {"peak arithmetic": (", ".join(peaks), {"peak_flops_per_s": dict(hardware.compute.peak_flops)})}
     for name, tier in hardware.tiers.items():
         reading = [link.bandwidth_bytes_per_s for link in hardware.links.values() if link.source == name]
         rate = tier.bandwidth_bytes_per_s or max(reading, default=None)
-        card[name] = human(tier.capacity_bytes, "B") + ("" if rate is None else f", {human(rate, 'B/s')}")
+        text = human(tier.capacity_bytes, "B") + ("" if rate is None else f", {human(rate, 'B/s')}")
         if tier.endurance_bytes is not None:
-            card[name] += f", endures {human(tier.endurance_bytes, 'B')}"
+            text += f", endures {human(tier.endurance_bytes, 'B')}"
         if tier.price_nusd_per_gb_month:  # 0: it is part of the price of a device
-            card[name] += f", {exact(tier.price_nusd_per_gb_month, 'nUSD/GB/month')}"
-    costs = ((hardware.compute.power_mw, "mW"), (hardware.compute.price_uusd_per_h, "uUSD/h"))
-    if stated := [exact(cost, unit) for cost, unit in costs if cost is not None]:
-        card["a device"] = ", ".join(stated)
+            text += f", {exact(tier.price_nusd_per_gb_month, 'nUSD/GB/month')}"
+        size = int(tier.capacity_bytes) if tier.capacity_bytes < math.inf else None
+        card[name] = text, {f"{name}_bytes": size, f"{name}_bytes_per_s": rate}
+    costs = {"mW": hardware.compute.power_mw, "uUSD/h": hardware.compute.price_uusd_per_h}
+    if stated := [exact(cost, unit) for unit, cost in costs.items() if cost is not None]:
+        card["a device"] = ", ".join(stated), dict(zip(("power_mw", "price_uusd_per_h"), costs.values(), strict=True))
     return card
 
 
-def cards(model: Card, machine: Hardware, software: Software | None) -> dict[str, Card]:
+def cards(model: Amounts, machine: Hardware, software: Software | None) -> dict[str, Amounts]:
     """Return the cards of a run: model, machine, and what drives it, which is the best case if nothing is named."""
-    driver = {"best case:": "pinned copies, best kernels (no software named)"}
-    driver = {f"{software.name}:": software.heading} if software else driver
-    return {"model": model, "machine": machine_card(machine), "software": driver}
+    driver: Amounts = {"best case:": ("pinned copies, best kernels (no software named)", {"name": None})}
+    driver = {f"{software.name}:": (software.heading, {"name": software.name})} if software else driver
+    return {"model": model, "machine": machine_amounts(machine), "software": driver}
 
 
 def line(card: Card) -> str:

@@ -332,7 +332,7 @@ def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
     insist(len(lengths) == 1, f"{where}, list", rule, " and ".join(map(str, sorted(lengths))), do)
     cells = math.prod([*(len(values) for _, values in crossed), *lengths, sample.size if sample else 1])
     rule = f"at most {at_most:,} cells are run unless more are asked for"
-    insist(cells <= at_most, where, rule, f"{cells:,}", f"ask for fewer, or say --at-most {cells}")
+    insist(cells <= at_most, where, rule, f"{cells:,}", f"ask for fewer, or say --most-cells {cells}")
     of_draws, draws = drawn(sample, f"{where}, sample") if sample is not None else ((), [()])
     together = list(zip(*(values for _, values in listed), strict=True)) or [()]
     cross = product(product(*(values for _, values in crossed)), together, draws)

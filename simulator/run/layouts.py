@@ -91,7 +91,7 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     made, where = [*_made(loaded, listed, question)], loaded.place("layout")
     must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
     insist(made, where, must, f"none to {question.devices:,}", do)
-    must, do = f"at most {MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --over parallel.tensor=2,4,8"
+    must, do = f"at most {MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --grid parallel.tensor=2,4,8"
     insist(len(made) <= MOST_LAYOUTS, where, must, f"{len(made):,}", do)
     rows = loaded.scenario.policies
     if names := names_in(policies):

@@ -16,7 +16,7 @@ from simulator.metrics.rows import Row, by_place
 from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files
-from simulator.report.card import Card, cards, model_card
+from simulator.report.card import Amounts, Card, cards, model_amounts, plain, texts
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.sentences import pointer, sentences
@@ -257,12 +257,16 @@ class Results(dict[str, Result]):
             of_rows.append(asked._replace(seconds=seconds.pop(expected.row, 0.0)))  # later checks of the row take none
         return [Check("a row runs to its end", failure, seconds=sum(seconds.values())), *of_rows]
 
-    @cached_property
+    @property
     def card(self) -> dict[str, Card]:
         """Cards of the ``model``, the ``machine`` and the ``software``: parameters, weights, peaks, tiers."""
+        return {name: texts(amounts) for name, amounts in self._amounts.items()}
+
+    @cached_property
+    def _amounts(self) -> dict[str, Amounts]:
         loaded = self.case.loaded
         work = None if loaded.is_job_given else loaded.workload
-        return cards(model_card(work, self.case.job), self.case.hardware, loaded.software)
+        return cards(model_amounts(work, self.case.job), self.case.hardware, loaded.software)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -273,7 +277,7 @@ class Results(dict[str, Result]):
     def more(self) -> dict[str, Any]:
         """Contents of ``summary.json`` besides the rows, among them each row's stalls by cause and place."""
         return {
-            "card": self.card,
+            "card": {name: plain(amounts) for name, amounts in self._amounts.items()},
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
             "stalls": {label: by_place(row) for label, row in self.items() if row.status == "ok"},
@@ -329,7 +333,7 @@ class Results(dict[str, Result]):
             (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
         drawn = [(also.view, picture(also.figure()).png() if also.view.panels else None) for also in self._also()]
         of_rows = [section | {"row": row} for row, section in zip(rows, sections, strict=True)]
-        pages.report(case.loaded.scenario, self.more, of_rows, drawn, command)
+        pages.report(case.loaded.scenario, self.more | {"card": self.card}, of_rows, drawn, command)
         files.write_summary(folder, [row.summary for row in rows], self.more)
 
 

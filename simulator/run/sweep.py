@@ -23,7 +23,7 @@ from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
 from simulator.processes import Make, spawned
 from simulator.report import files
-from simulator.report.card import Card, cards, model_card
+from simulator.report.card import Card, cards, model_amounts, texts
 from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import SweepView
@@ -336,9 +336,8 @@ class Sweep:
     @property
     def card(self) -> dict[str, Card]:
         """Model, machine and software of a single scenario, before anything varies; empty for several scenarios."""
-        if len(self.loaded) > 1:
-            return {}
-        return cards(model_card(self.loaded[0].workload, None), self.loaded[0].hardware, self.loaded[0].software)
+        of_all = [cards(model_amounts(each.workload, None), each.hardware, each.software) for each in self.loaded[:1]]
+        return {name: texts(amounts) for name, amounts in of_all[0].items()} if len(self.loaded) == 1 else {}
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()

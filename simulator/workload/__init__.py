@@ -306,6 +306,9 @@ class Workload(Document):
         require(has, must, f"{self.experts} of a model without experts", "experts", do="remove it")
         must, do = "a rank that reads experts each for itself has all of them", "say together or grouped"
         require(self.experts != "each" or spread == {1}, must, "some on other ranks", "experts", do=do)
+        is_even = not any(isinstance(part, Experts) and part.skew for _, part in decoder.kinds)
+        must, do = "draws of the scenario say how skewed experts are that are tensors of their own", "remove skew there"
+        require(is_even or (self.experts != "each" and not self.on.share("experts")), must, "a skew", "model", do=do)
         self.on.check_layers(
             decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
+from math import fsum
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StrictBool
@@ -78,6 +80,9 @@ class Experts(_FeedForward):
     buffers
         ``fused``: tokens are written straight to where their experts read them, and back; ``apart``: they are copied
         there from a buffer at the sender, and back into one.
+    skew
+        The r-th most popular expert is chosen in proportion to r to the power of minus this; 0: all are alike. Ranks
+        have experts in turn by popularity, and each is built as the busiest, for which all others wait.
     """
 
     kind: Literal["experts"]
@@ -91,6 +96,18 @@ class Experts(_FeedForward):
     ranks: Ranks = 1
     copies: FewOrNone = 0
     buffers: Literal["fused", "apart"] = "fused"
+    skew: Annotated[float, Field(ge=0, le=4)] = 0.0
+
+    @property
+    def likely(self) -> list[float]:
+        """How likely a token chooses each expert, the most popular first."""
+        weights = [rank**-self.skew for rank in range(1, self.routed + 1)]
+        each = self.top_k / fsum(weights)
+        return [each * weight for weight in weights]
+
+    def busiest(self, ranks: int) -> Fraction:
+        """Return the rows that the busiest of so many ranks takes in, over those of all on average."""
+        return Fraction(fsum(self.likely[::ranks]) * ranks / self.top_k if self.skew else 1).limit_denominator(10**6)
 
     @property
     def places(self) -> int:
@@ -108,6 +125,10 @@ class Experts(_FeedForward):
         require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
+        must, found = "a token chooses no expert more than once", f"the first one {self.likely[0]:.2f} times on average"
+        require(self.likely[0] <= 1 + 1e-9, must, found, "skew", do="lower it")
+        must, do = "copies are for experts that are alike", "remove one of the two"
+        require(not (self.copies and self.skew), must, f"a skew of {self.skew:g}", "skew", do=do)
 
 
 def family(model: object) -> object:

@@ -2,12 +2,15 @@
 
 import json
 import os
+from collections.abc import Iterator
 
 import chain
+import click
 import pytest
 
 import simulator as hosim_api
 from simulator import engine
+from simulator.cli import hosim as group
 from simulator.engine import reference, replay
 from simulator.policies import POLICIES
 
@@ -48,6 +51,32 @@ def test_help_has_examples(command, hosim):
     done = hosim(*command, "--help")
     assert done.code == 0
     assert "Examples:\n    hosim " in done.out
+
+
+def commands(command: click.Command, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Each command that is no group, with its name."""
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        yield from commands(command.get_command(context, name), *path, name)
+
+
+TWO_MEANINGS = {"--step": "a step of yours, or the number of one that was recorded", "--tensor": "its name, or ranks"}
+
+
+def test_an_option_means_the_same_in_all_commands():
+    """By the name that help prints first; further names are those of earlier versions."""
+    meanings: dict[str, dict[str, list[str]]] = {}
+    for name, command in commands(group):
+        for option in (given for given in command.params if isinstance(given, click.Option)):
+            first = next(opt for opt in (*option.opts, *option.secondary_opts) if opt.startswith("--"))
+            meaning = option.make_metavar(click.Context(command)).replace("FILE", "PATH").replace("TEXT", "NAME")
+            meanings.setdefault(first, {}).setdefault(meaning, []).append(name)
+    assert {"--out", "--of", "--over", "--at-most", "--budget", "--grid", "--policy"} <= meanings.keys()
+    assert {name for name, of in meanings.items() if len(of) > 1} == TWO_MEANINGS.keys(), meanings
+    assert "--output" not in meanings, "what is written goes --out"
 
 
 def test_list_names_everything_with_its_assumptions(hosim):

@@ -71,7 +71,13 @@ def only_options():
     return {"loss": None},
 
 def word():
+    return nn.Linear(8, 8), torch.empty(2, 8), {"loss": torch.sum, "optimizer": "adamx"}
+
+def named():
     return nn.Linear(8, 8), torch.empty(2, 8), {"loss": torch.sum, "optimizer": "adamw"}
+
+def unnamed():
+    return nn.Linear(8, 8), torch.empty(2, 8), {"loss": torch.sum, "optimizer": torch.optim.AdamW}
 
 def word_loss():
     return nn.Linear(8, 8), torch.empty(2, 8), {"loss": "mse"}
@@ -149,6 +155,16 @@ def test_what_a_function_may_return(hosim, mine, function, name, outputs):
 
 
 @NEEDS_TORCH
+def test_an_optimizer_may_be_named(hosim, mine):
+    texts = []
+    for function in ("named", "unnamed"):
+        assert hosim("import", "torch", f"mine_steps:{function}", "-o", "mine.yaml", "--force").code == 0
+        texts.append((mine / "mine.jsonl").read_text(encoding="utf-8"))
+    assert texts[0] == texts[1]
+    assert "exp_avg" in texts[0]
+
+
+@NEEDS_TORCH
 def test_options_reach_the_capture(hosim, mine):
     done = hosim("import", "torch", "mine_steps:alone", "-o", "mine.yaml", "--name", "other", "--free-early")
     assert done.code == 0
@@ -169,7 +185,7 @@ def test_options_reach_the_capture(hosim, mine):
         ("mine_steps:only_options", "the function returns a module or a step, and its inputs, found tuple"),
         (
             "mine_steps:word",
-            "optimizer is a function, such as torch.optim.AdamW, found 'adamw'; write it without quotes",
+            "optimizer is a function, such as torch.optim.AdamW, found 'adamx'; write it without quotes",
         ),
         ("mine_steps:word_loss", "loss is a function, such as my_loss, found 'mse'; write it without quotes"),
         ("mine_steps:ends", r"mine_steps.py:\d+: .*found SystemExit: the code ends"),

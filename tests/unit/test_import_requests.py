@@ -11,7 +11,7 @@ from mutations import broken, changed, fields, lines, packed
 from recorded import ABSENT, DATA, piece
 
 import simulator as hosim
-from simulator import importers, inputs
+from simulator import catalog, importers, inputs
 from simulator.errors import ConfigError
 from simulator.formats import read_requests, tables_csv
 from simulator.importers import request_traces
@@ -176,6 +176,46 @@ def test_each_dialect_is_read_as_a_list_and_line_by_line(as_text, record, import
     assert found.dropped["requests without a prompt or an output token"] == 1
     assert found.dropped.get("key 'prompt'", 0) == ("prompt" in record)
     assert found.dropped.get("later turns of conversations", 0) == (len(record.get("conversations", ())) == 3)
+
+
+BAILIAN = {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 40, "output_length": 13,
+           "type": "text", "turn": 1, "hash_ids": [7, 8, 9]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "gap_ns"),
+    [
+        ({"timestamp": 1500}, {}, 1_500_000_000),
+        ({"timestamp": 1500}, {"unit": "s"}, 1_500_000_000_000),
+        ({"timestamp_ms": 1500}, {}, 1_500_000_000),
+        ({"arrival_time": 1.5}, {}, 1_500_000_000),
+        ({"arrived_at": 1.5}, {}, 1_500_000_000),
+        ({"arrival_time_ns": 1500}, {}, 1500),
+    ],
+)
+@pytest.mark.parametrize("names", request_traces._LENGTHS)
+def test_times_and_lengths_go_by_the_names_that_tools_use(times, options, gap_ns, names, imported):
+    tokens = dict(zip(names, (30, 4), strict=True))
+    found, come = imported(jsonl([{**dict.fromkeys(times, 0), **tokens}, times | tokens]), **options)
+    assert [tuple(one[:3]) for one in come.requests] == [(0, 30, 4), (gap_ns, 30, 4)]
+    assert not found.dropped
+    assert ("--unit" in str(found)) == ("timestamp" in times)
+
+
+def test_bailian_counts_seconds_and_blocks_of_16_tokens(imported):
+    found, come = imported(jsonl([BAILIAN, BAILIAN | {"timestamp": 63.0}]))
+    assert come.requests[1].arrival_ns == 1_886_000_000
+    assert found.workload.requests.block == 16
+    assert come.requests[1].shared == 39, "all of the prompt but its last token"
+
+
+def test_a_table_is_read_into_the_workload_of_its_name(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("arrival,prompt,output\n0,177,2\n")
+    files = hosim.read_request_trace(path).write(tmp_path / "mine.yaml", source=path)
+    assert [file.name for file in files] == ["mine.yaml", "mine.imported.csv"]
+    assert path.read_text().endswith("0,177,2\n"), "what is read is not written over"
+    assert catalog.load(files[0]).document.requests.file == "mine.imported.csv"
 
 
 def test_what_has_times_has_them_in_a_list_too(imported):

@@ -9,6 +9,7 @@ from stories import graph
 
 from simulator import catalog
 from simulator.errors import CapacityError, ConfigError
+from simulator.graph_builder import GraphBuilder
 from simulator.policies import FREE, POLICIES
 from simulator.policies.decide import tune
 from simulator.run import prepare, run_case
@@ -114,6 +115,20 @@ def test_resident_that_does_not_fit_says_by_how_much_where_and_what_would_help()
     assert report.at == "op 'b2'"
     assert report.largest[0] == ("a0", 10)
     assert report.levers[0] == "a policy that moves more data, such as 'static', needs less"
+
+
+def test_no_smaller_batch_is_advised_where_the_model_alone_has_no_room():
+    builder = GraphBuilder("two weights")
+    for name, size in {"w": 40, "v": 30}.items():
+        builder.tensor(name, size, "weight", persistent=True)
+    builder.tensor("a", 5)
+    builder.op("f", ["w", "v"], ["a"], duration_ns=10)
+    weights = builder.build()
+    for budget, advised in ((60, "the model takes 70 B whatever the batch: more ranks"), (72, "a smaller batch")):
+        with pytest.raises(CapacityError) as caught:
+            POLICIES["resident"].plan(problem(weights, budget=budget))
+        assert [lever for lever in caught.value.report.levers if lever.startswith(advised)]
+        assert any("a smaller batch" in lever for lever in caught.value.report.levers) == (budget == 72)
 
 
 def test_offload_saved_stores_after_forward_and_fetches_in_order_of_use():

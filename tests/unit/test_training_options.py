@@ -73,6 +73,7 @@ def test_states_of_every_parameter(optimizer: dict[str, Any], each: float, shard
 
 def test_the_usual_optimizer_is_adamw_with_a_master_weight() -> None:
     assert build(workload()) == build(workload(optimizer={}))
+    assert build(workload(optimizer="muon")) == build(workload(optimizer={"kind": "muon"})) != build(workload())
     small = {"optimizer_bytes_per_parameter": 8}
     assert build(workload(dtypes=small)) == build(workload(optimizer={"master": False}))
     graph = build(workload(optimizer={"kind": "sgd", "master": False}))
