@@ -212,6 +212,8 @@ class Recording:
         As for an `Imported`; the method `imported` adds to `kept` what the graph tells.
     step_ns, peak_bytes
         Recorded time of the step [ns] and peak of the memory [B]; 0 if unknown.
+    marked_ns
+        As for an `Imported`.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -222,6 +224,7 @@ class Recording:
     dropped: Counter[str] = field(default_factory=Counter)
     step_ns: int = 0
     peak_bytes: int = 0
+    marked_ns: int = 0
 
     def storage(self, size_bytes: int, kind: str = "activation", *, persistent: bool = False) -> Storage:
         """Add a storage."""
@@ -286,13 +289,15 @@ class Recording:
             "most at once": human(most, "B") if most else "",
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
+            "marked step": human(self.marked_ns, "ns") if self.marked_ns else "",
         }
         frees = any(not graph.tensors[t].persistent for t in graph.inputs)
         why = "it frees what was there before it" if frees else "the first warms up, the last is counted"
         about = {"name": name, "title": f"{noun} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
-        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)
+        known = self.step_ns, self.peak_bytes, self.marked_ns
+        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, *known)
 
 
 def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[Event], groups: Groups) -> Graph:

@@ -15,6 +15,7 @@ from recorded import (
     chakra,
     chakra_node,
     message,
+    of_1_9,
     piece,
     profiled,
     saved,
@@ -79,6 +80,7 @@ KINDS = {
     "chakra": (chakra_bytes, lambda path: hosim.read_chakra(path, ranks=2)),
     "pytorch": (lambda random: json_bytes(trace(training()), random), hosim.read_pytorch_trace),
     "kineto": (lambda random: json_bytes(remembered(), random), hosim.read_kineto),
+    "kineto of 1.9": (lambda random: json_bytes(of_1_9(remembered()), random), hosim.read_kineto),
     "joined": (
         lambda random: json_bytes(profiled().document, random),
         lambda path: hosim.read_pytorch_trace(saved(path.with_name("et.json"), trace(training())), kineto=path),
