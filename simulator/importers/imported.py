@@ -142,7 +142,8 @@ class Imported:
 
     def _document(self, workload: Workload, places: Mapping[str, Path]) -> bytes:
         """Return the workload as YAML, preceded by comments that say what was derived."""
-        changes: dict[str, Any] = {"graph": places[workload.graph or ""].name} if workload.graph in places else {}
+        named = {"graph": workload.graph or "", "plan": workload.plan or ""}
+        changes: dict[str, Any] = {key: places[end].name for key, end in named.items() if end in places}
         if (requests := workload.requests) is not None and requests.file in places:
             changes["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})
         comments = "".join(f"# {_printable(line)}\n" for line in self.derived)
