@@ -19,8 +19,8 @@ from simulator.importers.chakra_nodes import LOAD, STORE, ChakraNode
 from simulator.importers.recordings import Event, Recording, Storage, whole
 from simulator.units import human
 
-_MOST_FOLLOWED = 20_000_000
-"""Most dependencies that are followed to find out what loads bring back."""
+_MOST_FOLLOWED = 100_000_000
+"""Most dependencies that are followed to find out what loads bring back, and what the host waits for."""
 _DEVICE, _BELOW = "compute", "below"
 REMOTE = "remote"
 """What the names of tensors begin with that were below before the step."""
@@ -70,7 +70,7 @@ class RecordedMoves:
                 self._moved[node.id] = self._tensor(node, makers[-1].op if makers else begin)
             elif node.op:
                 node.op.reads.update((self._moved[other.id], None) for other in before if other.type == LOAD)
-            awaited = [other for other in before if other.id not in ended and self._must_wait(node, other, makers)]
+            awaited = [other for other in before if other.id not in ended and self._must_wait(node, other, before)]
             issued.setdefault(node.op or node, []).extend(self._mark(other) for other in awaited)
             ended.update(other.id for other in awaited)
         read = {storage for op in recording.ops for storage in op.reads}
@@ -122,18 +122,25 @@ class RecordedMoves:
                 return self._nodes[place].id
             fresh = {-self._places[other.id] for other in self._before(self._nodes[place])} - seen
             seen |= fresh
-            self._followed += 1 + len(fresh)
-            must, do = f"what loads bring back is found within {_MOST_FOLLOWED:,} dependencies", "record fewer steps"
-            insist(self._followed <= _MOST_FOLLOWED, self._where, must, "more", do)
+            self._follow(1 + len(fresh))
             for other in fresh:
                 heapq.heappush(left, other)
         return None
 
-    def _must_wait(self, node: ChakraNode, other: ChakraNode, makers: list[ChakraNode]) -> bool:
-        """Return whether the host must wait for a node before it issues another one."""
-        is_maker = node.type == STORE and other in makers[-1:]
+    def _must_wait(self, node: ChakraNode, other: ChakraNode, before: list[ChakraNode]) -> bool:
+        """Return whether the host must wait for a node before it issues another, which no third node between does."""
+        is_maker = node.type == STORE and other in [third for third in before if third.op][-1:]
         has_same = node.moves and self._moved[node.id] is self._moved.get(other.id)
-        return waits_for_host(node, other) and not (is_maker or has_same)
+        if is_maker or has_same or not waits_for_host(node, other):
+            return False
+        self._follow(sum(len(third.after) for third in before))
+        return not any(other.id in third.after for third in before)
+
+    def _follow(self, count: int) -> None:
+        """Count dependencies that were followed; refuse too many."""
+        self._followed += count
+        must = f"the order of loads and stores is found within {_MOST_FOLLOWED:,} dependencies"
+        insist(self._followed <= _MOST_FOLLOWED, self._where, must, "more", "record fewer steps")
 
     def _mark(self, node: ChakraNode) -> Storage:
         """Return what the host waits for: the tensor of a copy, or one of no bytes that an op writes for it alone."""

@@ -124,19 +124,22 @@ def _messages(path: Path, data: bytes) -> Iterator[bytes]:
             message, offset = chunk(data, offset)
             yield message
     elif b'"workload_graph"' in data:
+        nodes = records_of(path).get("workload_graph")
+        if not isinstance(nodes, list):
+            raise ValueError(_NO_FORM)
         yield b""
-        nodes = records_of(path).get("workload_graph") or ()
         yield from map(_encoded, objects(nodes, f"{shown(path)}: workload_graph", "a node is an object"))
     else:
         text, offset, read = data.decode(), 0, json.JSONDecoder().raw_decode
         while match := re.compile(r"\s*(?=\S)").match(text, offset):
             record, end = read(text, match.end())
             if not isinstance(record, dict) or (not offset and record.keys() - {"version", "attr"}):
-                raise ValueError("JSON that is none of Chakra's forms")
+                raise ValueError(_NO_FORM)
             yield _encoded(record) if offset else field(1, str(record.get("version", "")).encode())
             offset = end
 
 
+_NO_FORM = "JSON that is none of Chakra's forms"
 _FIELDS = {"id": 1, "name": 2, "nodetype": 3, "type": 3, "ctrldeps": 4, "datadeps": 5, "starttimemicros": 6}
 _FIELDS |= {"runtime": 7, "durationmicros": 7, "inputs": 8, "outputs": 9}
 
