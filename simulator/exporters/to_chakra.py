@@ -22,7 +22,6 @@ import orjson
 from simulator.cost.service import transfer_ns
 from simulator.errors import insist
 from simulator.formats import graph_jsonl, plan_jsonl
-from simulator.formats.protobuf import delimited, field
 from simulator.hardware import Link, asked_bytes_per_s
 from simulator.outputs import written
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Plan
@@ -42,7 +41,7 @@ Links = dict[tuple[int, int], Link]
 
 
 def _join(*clocks: Clock) -> Clock:
-    return tuple(map(max, _NOTHING, *clocks))
+    return tuple(map(max, _NOTHING, _NOTHING, *clocks))
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     insist(count < _WINDOW, where, f"ASTRA-sim runs fewer than {_WINDOW:,} nodes", f"{count:,}", "export fewer steps")
     with written(path, option="-o") as (part,), part.open("wb") as file:
         for message in _messages(task, plan, nodes, start_ns, (rate, latency_ns)):
-            file.write(delimited(message))
+            file.write(_varint(len(message)) + message)
     kind, latency = '"memory-type": "PER_NPU_MEMORY_EXPANSION"', f'"remote-mem-latency": {1000 * latency_ns}'
     return [
         f"{count:,} nodes; 1 us there is 1 ns here, so ASTRA-sim ends after {1000 * end_ns} cycles, as hosim does.",
@@ -223,7 +222,7 @@ def _messages(task: Task, plan: Plan, nodes: list[_Timed], start_ns: int, memory
     starts = [index for index, (kind, *_) in enumerate(plan.fixed or ()) if kind in (COMPUTE, COPY)]
     ends = dict(zip(starts, [*starts[1:], actions], strict=False))
     texts = {"hosim_graph": ops[:first], "hosim_plan": lines[: homes + (starts or [actions])[0]]}
-    yield field(1, b"0.0.4") + b"".join(field(2, _attribute(key, _TEXT, _text(of))) for key, of in texts.items())
+    yield _field(1, b"0.0.4") + b"".join(_field(2, _attribute(key, _TEXT, _text(of))) for key, of in texts.items())
     gap = int(start_ns > 0)
     if gap:
         yield _node(0, b"launch", (_COMPUTE, start_ns), (), {"is_cpu_op": (_FLAG, 1), "tensor_size": (_WHOLE, 0)})
@@ -250,8 +249,8 @@ def _node(
     index: int, name: bytes, kind: tuple[int, int], after: Iterable[int], attributes: dict[str, tuple[int, int | bytes]]
 ) -> bytes:
     type_, duration = kind
-    parts = [field(1, index), field(2, name), field(3, type_), *(field(5, other) for other in sorted({*after}))]
-    parts += [field(7, duration), *(field(10, _attribute(key, *value)) for key, value in attributes.items())]
+    parts = [_field(1, index), _field(2, name), _field(3, type_), *(_field(5, other) for other in sorted({*after}))]
+    parts += [_field(7, duration), *(_field(10, _attribute(key, *value)) for key, value in attributes.items())]
     return b"".join(parts)
 
 
@@ -259,5 +258,20 @@ def _text(records: Iterable[dict[str, object]]) -> bytes:
     return b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records)
 
 
-def _attribute(name: str, kind: int, value: int | bytes) -> bytes:
-    return field(1, name.encode()) + field(kind, value)
+def _attribute(name: str, field: int, value: int | bytes) -> bytes:
+    return _field(1, name.encode()) + _field(field, value)
+
+
+def _field(field: int, value: int | bytes) -> bytes:
+    """Encode a field: a whole number as a varint, text after its length."""
+    if isinstance(value, int):
+        return _varint(field << 3) + _varint(value)
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 127:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*groups, value])

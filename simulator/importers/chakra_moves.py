@@ -53,21 +53,16 @@ class RecordedMoves:
         self._nodes, self._recording, self._where = nodes, recording, where
         self._places = {node.id: place for place, node in enumerate(nodes)}
         self._moved, self._marks = dict[int, Storage](), dict[int, Storage]()
-        self._through, self._streams = (
-            dict[int, set[int]](),
-            1 + max((op.more.get("stream", 0) for op in recording.ops), default=0),
-        )
-        self._away, self._followed, ended = dict[int, Storage](), 0, set[int]()
-        begin, end = (Event(name, more={"duration_ns": 0}) for name in ("begin", "end"))
+        self._through, self._away, self._followed, ended = dict[int, set[int]](), dict[int, Storage](), 0, set[int]()
+        begin, end = (Event(name, more={"duration_ns": 0, "stream": 0}) for name in ("begin", "end"))
         issued = dict[Event | ChakraNode, list[Storage]]()  # with what the host waits for before
         for node in nodes:
             before = self._before(node)
-            makers = [other for other in before if other.op]
             if not (node.op or node.moves):  # what is behind it is behind what was before it
                 self._through[node.id] = {self._places[other.id] for other in before}
                 continue
             if node.moves:
-                self._moved[node.id] = self._tensor(node, makers[-1].op if makers else begin)
+                self._moved[node.id] = self._tensor(node, next((other.op for other in before[::-1] if other.op), begin))
             elif node.op:
                 node.op.reads.update((self._moved[other.id], None) for other in before if other.type == LOAD)
             awaited = [other for other in before if other.id not in ended and self._must_wait(node, other, before)]
@@ -76,43 +71,37 @@ class RecordedMoves:
         read = {storage for op in recording.ops for storage in op.reads}
         self._loaded = dict.fromkeys(self._moved[node.id] for node in nodes if node.type == LOAD)
         end.reads.update((storage, None) for storage in self._loaded if storage not in read)
-        ends = [op for op in (begin, end) if op.reads or op.writes]
-        recording.ops = [*ends[: bool(begin.writes)], *recording.ops, *ends[bool(begin.writes) :]]
-        self._issued = dict[Event | ChakraNode, list[Storage]]((op, []) for op in ends[: bool(begin.writes)]) | issued
-        self._issued |= {op: [] for op in ends[bool(begin.writes) :]}
-        stored = [self._moved[node.id] for node in nodes if node.type == STORE]
-        for name, storages in (("memory loads", [*self._loaded]), ("memory stores", stored)):
-            total_bytes = sum(storage.size_bytes for storage in storages)
-            recording.kept[name] = f"{len(storages):,} of {human(total_bytes, 'B')}" if storages else ""
+        recording.ops = [begin, *recording.ops, end]
+        self._issued: dict[Event | ChakraNode, list[Storage]] = {begin: [], **issued, end: []}
+        for name, moves in (("loads", LOAD), ("stores", STORE)):
+            sizes = [self._moved[node.id].size_bytes for node in nodes if node.type == moves]
+            recording.kept[f"memory {name}"] = f"{len(sizes):,} of {human(sum(sizes), 'B')}"
 
     def _before(self, node: ChakraNode) -> list[ChakraNode]:
         """Return the nodes that a node depends on, in order."""
         others, place = (*node.after, *node.under), self._places[node.id]
-        direct = {other: self._places[other] for other in others if self._places.get(other, place) < place}
-        places = {end for other, at in direct.items() for end in self._through.get(other, (at,))}
+        known = [other for other in others if self._places.get(other, place) < place]
+        places = {end for other in known for end in self._through.get(other, (self._places[other],))}
         return [self._nodes[end] for end in sorted(places)]
 
-    def _tensor(self, node: ChakraNode, maker: Event | None) -> Storage:
+    def _tensor(self, node: ChakraNode, maker: Event) -> Storage:
         """Return what a node moves: a store what its maker then writes, a load what a store moved, or its own."""
         size_bytes = whole(node.attrs.get("tensor_size"))
         where, do = f"{self._where}: node {node.id}", "state it, in bytes"
         insist(size_bytes, where, "a load or store states its tensor_size", "none", do)
         if node.type == LOAD:
-            store_id = self._store_before(node, size_bytes)
-            if store_id is None:
+            storage = self._away.pop(self._store_before(node, size_bytes), None)
+            if storage is None:
                 storage = self._recording.storage(size_bytes, "weight", persistent=True)
                 storage.name = REMOTE
-                return storage
-            self._away[store_id].stays = False
-            return self._away.pop(store_id)
-        storage = self._away[node.id] = self._recording.storage(size_bytes)
-        storage.stays = True
-        if maker:
-            maker.writes[storage] = None
+            storage.stays = storage.persistent
+        else:
+            storage = self._away[node.id] = self._recording.storage(size_bytes)
+            storage.stays, maker.writes[storage] = True, None
         return storage
 
-    def _store_before(self, node: ChakraNode, size_bytes: int) -> int | None:
-        """Return the id of the newest store of a size that a load follows, and that none has brought back; or None."""
+    def _store_before(self, node: ChakraNode, size_bytes: int) -> int:
+        """Return the id of the newest store of a size that a load follows, and that none has brought back; or -1."""
         left, seen = [-self._places[other.id] for other in self._before(node)], set[int]()
         heapq.heapify(left)
         while left and self._away:
@@ -125,7 +114,7 @@ class RecordedMoves:
             self._follow(1 + len(fresh))
             for other in fresh:
                 heapq.heappush(left, other)
-        return None
+        return -1
 
     def _must_wait(self, node: ChakraNode, other: ChakraNode, before: list[ChakraNode]) -> bool:
         """Return whether the host must wait for a node before it issues another, which no third node between does."""
@@ -153,9 +142,7 @@ class RecordedMoves:
         """Yield the lines of the plan; ops and tensors have their names by now."""
         ops = [item for item in self._issued if isinstance(item, Event)]
         last = {storage: op for op in ops for storage in (*op.reads, *op.writes)}
-        homes = [
-            (storage.name, _BELOW if storage in self._loaded else _DEVICE) for storage in last if storage.persistent
-        ]
+        homes = {s.name: _BELOW if s in self._loaded else _DEVICE for s in last if s.persistent}
         actions = list[dict[str, Any]]()
         for item, syncs in self._issued.items():
             actions += ({"sync": storage.name} for storage in syncs)
@@ -163,7 +150,7 @@ class RecordedMoves:
         actions += ({"detach": storage.name, "tier": _BELOW} for storage in self._away.values())
         header = {"schema": SCHEMA, "policy": "recorded", "tiers": [_DEVICE, _BELOW], "repeats": 1}
         yield {**header, "homes": len(homes), "actions": len(actions)}
-        yield from ({"home": name, "tier": tier} for name, tier in homes)
+        yield from ({"home": name, "tier": tier} for name, tier in homes.items())
         yield from actions
 
     def _copy(self, node: ChakraNode) -> Iterator[dict[str, Any]]:
@@ -174,9 +161,8 @@ class RecordedMoves:
 
     def _compute(self, op: Event, last: dict[Storage, Event]) -> Iterator[dict[str, Any]]:
         """Yield an op on its stream, and the end of the tensors that nothing uses behind it."""
-        groups, collective = list(self._recording.groups), op.more.get("collective")
-        stream = op.more.get("stream", 0) if collective is None else self._streams + groups.index(collective.group)
-        yield {"compute": op.name} | ({"stream": stream} if stream else {})
+        groups, collective = ["", "", "", *self._recording.groups], op.more.get("collective")
+        yield {"compute": op.name, "stream": groups.index(collective.group) if collective else op.more["stream"]}
         for storage in {**op.reads, **op.writes}:
             if last[storage] is op and (storage in self._loaded or not storage.stays):
                 yield {"detach": storage.name, "tier": _DEVICE}

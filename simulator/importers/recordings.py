@@ -296,8 +296,8 @@ class Recording:
         about = {"name": name, "title": f"{noun} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
-        known = self.step_ns, self.peak_bytes, self.marked_ns
-        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, *known)
+        figures = self.step_ns, self.peak_bytes, self.marked_ns
+        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, *figures)
 
 
 def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[Event], groups: Groups) -> Graph:

@@ -315,35 +315,14 @@ def _contradiction(found: int, recorded: int, unit: str, both: str, most: float)
     return f"warning: {both} contradict one another: {shown}" if abs(off) > most else ""
 
 
-@dataclass(frozen=True)
-class ReplayCheck:
-    """What the replay of an imported step says of it; empty if no time is known.
+def replayed(imported: Imported) -> dict[str, Any]:
+    """Return what the replay of an imported step tells: its text, who explains it, warnings; nothing without times.
 
-    Attributes
-    ----------
-    shares
-        As for `step_shares`.
-    lines
-        What `as_recorded` tells: the replay, and warnings.
+    Parameters and errors as for `replay_recording`.
     """
-
-    shares: dict[str, float]
-    lines: tuple[str, ...] = ()
-
-    def json(self) -> dict[str, Any]:
-        """Return all by name."""
-        return {"replay": self.lines[0], "explained": self.shares, "warnings": self.lines[1:]} if self.lines else {}
-
-    def __str__(self) -> str:
-        shares = ", ".join(f"{name} {percent(share)}" for name, share in self.shares.items())
-        return "\n".join((f"explained by: {shares}", *self.lines)) if self.lines else ""
-
-
-def replayed(imported: Imported) -> ReplayCheck:
-    """Replay an imported step; errors as for `replay_recording`."""
-    graph, recorded_ns = imported.graph, imported.recorded_ns
-    if graph is None or not recorded_ns:
-        return ReplayCheck({})
+    if imported.graph is None or not imported.recorded_ns:
+        return {}
     figures = {"peak_bytes": imported.recorded_bytes, "marked_ns": imported.marked_ns}
-    lines = as_recorded(graph, recorded_ns, imported.dropped.get(UNTIMED, 0), **figures)
-    return ReplayCheck(step_shares(graph), tuple(lines.splitlines()))
+    text = as_recorded(imported.graph, imported.recorded_ns, imported.dropped.get(UNTIMED, 0), **figures)
+    replay, *warnings = text.splitlines()
+    return {"explained": step_shares(imported.graph), "replay": replay, "warnings": warnings}

@@ -231,7 +231,7 @@ BROKEN_HEADER = message((1, "0.0.4"), (2, b"W"))
         (chakra(chakra_node(1, "x", 1)), "a recording has ops of a device, found none; record with"),
         (chakra(chakra_node(1, "x", 7, comm_type=0)), "found none; say how many ranks meet: --ranks"),
         (b'{"schema": "1.1.0-chakra.0.0.4", "nodes": []}', "message 0"),
-        (varint(len(BROKEN_HEADER)) + BROKEN_HEADER, "message 1: .* found a field of wire type 7"),
+        (varint(len(BROKEN_HEADER)) + BROKEN_HEADER, "message 0: .* found a field of wire type 7"),
         (b"\x80\x04\x95", "an input is data, not a program, found a pickle, or an archive"),
     ],
 )
