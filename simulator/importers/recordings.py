@@ -160,7 +160,7 @@ class Storage:
     is_written
         Whether an op has written it so far.
     name
-        Name of its tensor.
+        Name of its tensor, or until the graph is made what that begins with, if not with ``s``.
     """
 
     size_bytes: int
@@ -212,6 +212,8 @@ class Recording:
         As for an `Imported`; the method `imported` adds to `kept` what the graph tells.
     step_ns, peak_bytes
         Recorded time of the step [ns] and peak of the memory [B]; 0 if unknown.
+    marked_ns
+        As for an `Imported`.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -222,6 +224,7 @@ class Recording:
     dropped: Counter[str] = field(default_factory=Counter)
     step_ns: int = 0
     peak_bytes: int = 0
+    marked_ns: int = 0
 
     def storage(self, size_bytes: int, kind: str = "activation", *, persistent: bool = False) -> Storage:
         """Add a storage."""
@@ -254,7 +257,7 @@ class Recording:
         storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         for position, storage in enumerate(storages):
-            storage.name = f"s{position:0{len(str(len(self.storages)))}d}"
+            storage.name = f"{storage.name or 's'}{position:0{len(str(len(self.storages)))}d}"
         for position, op in enumerate(self.ops):
             op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()
@@ -286,13 +289,15 @@ class Recording:
             "most at once": human(most, "B") if most else "",
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
+            "marked step": human(self.marked_ns, "ns") if self.marked_ns else "",
         }
         frees = any(not graph.tensors[t].persistent for t in graph.inputs)
         why = "it frees what was there before it" if frees else "the first warms up, the last is counted"
         about = {"name": name, "title": f"{noun} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
-        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)
+        figures = self.step_ns, self.peak_bytes, self.marked_ns
+        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, *figures)
 
 
 def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[Event], groups: Groups) -> Graph:
