@@ -81,7 +81,10 @@ KINDS: dict[str, ImportKind] = {
         '"messages" & "assistant" | num_prefill_tokens & num_decode_tokens | arrival,prompt,output',
         "read_request_trace",
     ),
-    "torch": ImportKind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
+    "torch": ImportKind(
+        "torch",
+        "a function that makes a PyTorch model, as package.module:function, or a program of torch.export (.pt2)",
+    ),
 }
 """Name on the command line -> kind."""
 
