@@ -154,6 +154,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     ----------
     calls
         The ops in the order in which they ran.
+    before
+        Storages that inputs, modules and optimizers hold when the step begins, whether an op uses them or not; without
+        counts of steps, which the host keeps.
     died
         Storage -> number of ops that had run when PyTorch freed it; storages without an entry outlive the step.
     folded
@@ -173,10 +176,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
         self._last = "optimizer"
-        for position, tensor in enumerate(tensors(inputs)):
-            self._storage(tensor, f"input{position}", "input", persistent=True)
-        for name, kind, tensor in watch.owned():
-            self._storage(tensor, name, kind, persistent=True)
+        given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
+        self.before = dict[Storage, None]()
+        for name, kind, tensor in (*given, *watch.owned()):
+            storage = self._storage(tensor, name, kind, persistent=True)
+            if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
+                self.before[storage] = None
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
         """Return the storage of a tensor; add it if it is new."""

@@ -1,7 +1,9 @@
 """Capture of PyTorch: kinds, names, arithmetic and liveness against PyTorch's own, and refusals with the line."""
 
+import re
 import resource
 from collections import Counter
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -36,6 +38,85 @@ def test_the_peak_of_what_is_live_is_that_of_pytorchs_memory_tracker(name):
         torch_steps.tracked_bytes(torch_steps.made(name)),
     )
     assert ours == pytest.approx(theirs, rel=1e-3)  # counts of steps, 4 B a parameter, are left out
+
+
+def test_what_no_op_uses_takes_room_and_may_lie_below(tmp_path):
+    found = torch_steps.captured("partly")
+    there = {tensor.name: tensor for tensor in found.graph.tensors if tensor.persistent}
+    assert {name: there[name].size_bytes for name in ("tower.weight", "tower.bias", "table")} == {
+        "tower.weight": 4 * 256 * 1024, "tower.bias": 4 * 1024, "table": 4 * 512 * 64,
+    }  # fmt: skip
+    assert all(there[name].kind == "weight" for name in ("tower.weight", "table"))
+    assert not any(name.endswith(".step") for name in there)  # which the host keeps
+    found.write(tmp_path / "mine.yaml")
+    story, about = tmp_path / "story.yaml", "schema: hosim/scenario/1\nname: story\nhardware: h100_sxm\n"
+    for homes, policies in (("{}", ["resident"]), ("{weight: ddr}", ["static", "reactive"])):
+        story.write_text(f"{about}workload: mine.yaml\nhomes: {homes}\npolicies: [{', '.join(policies)}]\n")
+        for row in hosim.run(story).values():
+            above = live_bytes(found.graph).max() - (0 if homes == "{}" else 4 * (256 * 1024 + 1024 + 512 * 64))
+            assert (row.status, row.summary["peak_hbm_bytes"] <= above) == ("ok", True)
+            assert (row.summary["peak_hbm_bytes"] == live_bytes(found.graph).max()) == (homes == "{}")
+
+
+@pytest.mark.parametrize("frees", ["between", "after", "never"])
+def test_old_gradients_take_room_until_they_are_freed(frees):
+    def step(x):
+        out = model(x)
+        if frees == "between":
+            optimizer.zero_grad()
+        mean(out).backward()
+        optimizer.step()
+        if frees == "after":
+            optimizer.zero_grad()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(4, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step(x)
+        tracker = torch_steps.MemTracker()
+        held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        tracker.track_external(model, optimizer, x, *held)
+        held.clear()  # else they would stay
+        with tracker:
+            step(x)
+        theirs = sum(found["Total"] for found in tracker.get_tracker_snapshot("peak").values())
+    assert int(live_bytes(graph_of(step, x)).max()) == theirs
+
+
+COPIED = {
+    "encoder": lambda: (nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 2), 1),
+    "both": lambda: (nn.Transformer(32, 4, 2, 2, 64), 2),
+    "without dropout": lambda: (nn.Transformer(32, 4, 1, 1, 64, dropout=0.0, batch_first=True), 2),
+    "attention and its weights": lambda: (deepcopy(nn.MultiheadAttention(32, 4, dropout=0.1)), 3),
+    "layers": lambda: (nn.Sequential(*(deepcopy(small()[0]) for _ in range(2)))[:1], 1),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # without a batch first
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", COPIED)
+def test_views_of_a_copied_layer_are_no_storages_of_their_own(name, training):
+    def step(*inputs):
+        model.zero_grad()
+        squares(model(*inputs)).backward()
+
+    def squares(out):
+        return (out[0] if isinstance(out, tuple) else out).square().mean()
+
+    real, number = COPIED[name]()
+    with hosim.torch.fake():
+        model, inputs = COPIED[name]()[0].train(training), [torch.randn(6, 5, 32)] * number
+    captured, expected = graph_of(step, *inputs), graph_of(real.train(training), *inputs, loss=squares)
+    ran, would_run = ([re.split("[@#]", op.name)[0] for op in graph.ops] for graph in (captured, expected))
+    assert ran == would_run
+    assert sizes(captured) == sizes(expected)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_copied_model_is_cast_after_it_was_made():
+    with hosim.torch.fake():
+        model = nn.Transformer(32, 4, 1, 1, 64).to(torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.slow
