@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
+from itertools import zip_longest
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
-from simulator.graph import LARGEST_RUN
+from simulator.graph import LARGEST_RUN, chosen_number
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, unique
@@ -45,6 +47,19 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
 # Ops that read at most as many bytes of their first argument as they write.
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
+# Ops that change, of their first argument, entries at indices; entries at an index along a dimension; elements.
+_PUTS, _PLACES = frozenset((_aten.index_put_, _aten._index_put_impl_)), frozenset((_aten.scatter_, _aten.scatter_add_))
+_ALONG = frozenset((_aten.index_copy_, _aten.index_add_, _aten.index_fill_, _aten.index_reduce_))
+_ENTRIES = {_aten.index, *_PUTS}
+# Matmuls of groups of rows, each with a matrix of its own -> the argument that tells where groups end.
+_GROUPS = {_aten._grouped_mm: 2, _aten._scaled_grouped_mm: 4}
+# Ops that change entries of their first argument: those that indices name, those at an index along a dimension, or as
+# many elements as there are indices.
+_PUTS, _PLACES = frozenset((_aten.index_put_, _aten._index_put_impl_)), frozenset((_aten.scatter_, _aten.scatter_add_))
+_ALONG = frozenset((_aten.index_copy_, _aten.index_add_, _aten.index_fill_, _aten.index_reduce_))
+_ENTRIES = {_aten.index, *_PUTS}
+# Matmuls of groups of rows, each with a matrix of its own -> the argument that tells where groups end.
+_GROUPS = {_aten._grouped_mm: 2, _aten._scaled_grouped_mm: 4}
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
@@ -140,6 +155,57 @@ def _touched(tensor: torch.Tensor) -> int:
     return min(shown, int(tensor.untyped_storage().nbytes()))
 
 
+def _experts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> tuple[torch.Tensor, int] | None:
+    """Return the experts of which an op uses some, and how many: as real indices name, or else as are expected.
+
+    Parameters
+    ----------
+    ran
+        The op; None is returned if it is none on experts.
+    each
+        Number of choices that all tokens make together, and of what they choose from -> of choices that one makes.
+    """
+    args = (*ran.args, None, None, None)
+    if ran.packet in _GROUPS and {args[0].dim(), args[1].dim()} == {2, 3}:
+        experts, rows = sorted(args[:2], key=torch.Tensor.dim, reverse=True)
+        uses, tells = rows.shape[0 if rows is args[0] else 1], ran.kwargs.get("offs", args[_GROUPS[ran.packet]])
+    elif (
+        ran.packet in _ENTRIES
+        and args[0].dim() == 3
+        and args[1][0] is not None
+        and (args[1][0].numel(), len(args[0])) in each
+    ):
+        experts, tells = args[0], args[1][0]
+        uses = tells.numel()
+    else:
+        return None
+    if not isinstance(tells, FakeTensor):
+        different = {*tells.flatten().tolist()}
+        return experts, len(different - {0} if ran.packet in _GROUPS else different)  # groups are told by their ends
+    chosen = each.get((uses, len(experts)), 1)
+    return experts, chosen_number(len(experts), uses // chosen, chosen)
+
+
+def _parts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> dict[int, int]:
+    """Return how many bytes an op touches of a tensor, by its id, where that is a part; `each` as for `_experts`."""
+    packet, args = ran.packet, ran.args
+    if found := _experts(ran, each):
+        return {id(found[0]): _touched(found[0]) // len(found[0]) * found[1]}
+    if packet in _PICKS:
+        most = sum(map(_touched, ran.new))
+    elif packet in _PLACES:
+        most = args[2].numel() * args[0].element_size()
+    elif packet in _ALONG:
+        most = args[2].numel() * _touched(args[0]) // max(args[0].shape[args[1]], 1)
+    elif packet in _PUTS and all(index is None or index.dtype is torch.int64 for index in args[1]):
+        whole = (size for size, index in zip_longest(args[0].shape, args[1]) if index is None)
+        named = torch.broadcast_shapes(*(index.shape for index in args[1] if index is not None))
+        most = named.numel() * prod(whole) * args[0].element_size()
+    else:
+        return {}
+    return {id(args[0]): min(most, _touched(args[0]))}
+
+
 class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Records the ops that run while it is entered.
 
@@ -175,7 +241,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
-        self._last = "optimizer"
+        self._last, self._each = "optimizer", dict[tuple[int, int], int]()
         given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
         self.before = dict[Storage, None]()
         for name, kind, tensor in (*given, *watch.owned()):
@@ -242,6 +308,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if reason := self._reason_to_fold(ran):
             self.folded[reason] += 1
             return
+        if ran.packet is _aten.topk:
+            self._each[ran.made[1].numel(), ran.args[0].shape[-1]] = ran.args[1]
         changed, fresh = (dict.fromkeys(map(self._storage, part)) for part in (ran.changed, ran.new))
         is_whole = ran.packet in _FILLS and all(_touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
@@ -266,7 +334,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.copied += is_backward and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))
+        self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources, self._each)}))
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
 
@@ -307,18 +375,17 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         return site
 
 
-def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
-    """Return traffic, FLOPs, class and data type of an op that reads `sources`."""
+def _numbers(ran: DispatchedOp, sources: list[torch.Tensor], each: Mapping[tuple[int, int], int]) -> OpFields:
+    """Return traffic, FLOPs, class and data type of an op that reads `sources`; `each` as for `_experts`."""
     flops, name, targets = _COUNTED.get(ran.packet), ran.packet.__name__, [*ran.changed, *ran.new]
-    write_bytes = sum(map(_touched, targets))
-    read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
-    if ran.packet in _PICKS:
-        read_bytes[0] = min(read_bytes[0], write_bytes)
+    parts = _parts(ran, each)
+    write_bytes = sum(parts.get(id(tensor), _touched(tensor)) for tensor in targets)
+    read = {id(tensor): parts.get(id(tensor), _touched(tensor)) for tensor in sources}
     dtype = next((_DTYPES[t.dtype] for t in (*sources, *targets) if t.dtype in _DTYPES), "fp32")
     if flops and dtype == "fp32":
         backend = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         dtype = "tf32" if backend.allow_tf32 else dtype
-    fields: OpFields = {"read_bytes": sum(read_bytes), "write_bytes": write_bytes, "dtype": dtype}
+    fields: OpFields = {"read_bytes": sum(read.values()), "write_bytes": write_bytes, "dtype": dtype}
     fields["flops"] = int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0
     fields["op_class"] = "vector" if not flops else "attention" if "attention" in name else "matmul"
     fields["repeatable"] = torch.Tag.nondeterministic_seeded not in ran.func.tags
