@@ -33,15 +33,20 @@ from simulator.workload import Workload
 __all__ = ["capture", "fake"]
 
 
-def fake() -> AbstractContextManager[None]:
+def fake(ranks: int | None = None) -> AbstractContextManager[None]:
     """Create models, optimizers and inputs of any size in this context: their tensors have shapes but no memory.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks that a step is for, of which the first runs; default: those of the process group that there is.
 
     Raises
     ------
     ConfigError
         If torch is not installed.
     """
-    context: AbstractContextManager[None] = _part("torch_run").fake_mode()
+    context: AbstractContextManager[None] = _part("torch_run").fake_mode(ranks)
     return context
 
 
@@ -114,7 +119,7 @@ def capture(
     return imported(name or kind, record, free_early=free_early, how=how)
 
 
-def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
+def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: int = 1) -> Imported:
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
     The function's code runs with your permissions: name only one that you trust. It returns a module, or a function
@@ -129,6 +134,8 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
         Name of the workload; default: that of the module's class, or of the step.
     free_early
         Whether to free each storage after its last use, even if PyTorch keeps it longer.
+    ranks
+        Number of ranks that the step is for, of which the first runs.
 
     Raises
     ------
@@ -137,7 +144,7 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     """
     where = f"import torch {source}"
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
-        with _part("torch_run").config_errors(where), fake():
+        with _part("torch_run").config_errors(where), fake(ranks):
             made = find()()
         if isinstance(made, Imported):
             return made
@@ -229,6 +236,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
+    if met := sum(map(len, next(iter(record.groups.values()), []))):
+        derived.append(f"All {met:,} ranks do what the first does; where they share data, batch is that of each.")
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
@@ -268,4 +277,4 @@ def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
     for storage in storages:
         storage.stays = storage.is_written and storage not in record.died
         storage.name = unique(storage.name, taken)
-    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, {})
+    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, record.groups)

@@ -16,15 +16,16 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, run_fallback_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.errors import insist
-from simulator.graph import LARGEST_RUN
+from simulator.graph import LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
-from simulator.importers.recordings import Event, Storage, unique
+from simulator.importers.recordings import Event, Storage, blocks, unique
 from simulator.importers.torch_numbers import RECURRENT, RECURRENT_BACK, DispatchedOp, numbers, touched
-from simulator.importers.torch_run import ModuleWatch, Site, line_of, tensors
+from simulator.importers.torch_ranks import met, number, runs_backward, tensors
+from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
 # Ops that only allocate.
@@ -37,6 +38,8 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 # Ops that update the running statistics that they are given, which their schema does not say, if what follows those (to
 # train, or a momentum) is not zero.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
+# How FSDP copies shards into what is gathered, which it does not say that it writes, and weights out of that.
+_COPY_IN, _COPY_OUT = "fsdp.all_gather_copy_in.default", "fsdp.split_with_sizes_copy.default"
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
@@ -71,7 +74,9 @@ def _as_real(packet: Any, args: Any, made: Any) -> Any:
 
 @cache
 def _writes(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return position and name of the arguments that an op writes."""
+    """Return position and name of the arguments that an op writes; collectives do not say so."""
+    if func.namespace == "c10d":
+        return ((0, ""),)
     arguments = enumerate(func._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
@@ -126,27 +131,45 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
-        self._last, self._each = "optimizer", dict[tuple[int, int], int]()
+        self._last, self.groups, self._events = "optimizer", dict[str, list[list[int]]](), list[Storage]()
+        self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
         given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
-        self.before = dict[Storage, None]()
-        for name, kind, tensor in (*given, *watch.owned()):
-            storage = self._storage(tensor, name, kind, persistent=True)
-            if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
-                self.before[storage] = None
+        for name, kind, owned in (*given, *watch.owned()):
+            for tensor in tensors([owned]):
+                storage = self._storage(tensor, name, kind, persistent=True)
+                if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
+                    self.before[storage] = None
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
         """Return the storage of a tensor; add it if it is new."""
         memory = tensor.untyped_storage()
         if id(memory) not in self._by_id:
-            storage = Storage(self.size_of(memory), kind or "activation", persistent, name=name)
-            self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._note_death, id(memory), storage))
+            self._add(memory, Storage(self.size_of(memory), kind or "activation", persistent, name=name))
         return self._by_id[id(memory)][0]
+
+    def _add(self, memory: Any, storage: Storage) -> None:
+        self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._note_death, id(memory), storage))
+
+    def _note_resize(self, memory: Any, size: int) -> Any:
+        """Resize a storage: so FSDP frees weights that it gathered, and makes room for them again."""
+        before, made = memory.nbytes(), self._resize(memory, size)
+        if id(memory) in self._by_id:
+            self._note_death(id(memory), self._by_id[id(memory)][0], None)
+        if not before:
+            self._add(memory, Storage(size, "weight"))
+        return made
 
     def size_of(self, memory: Any) -> int:
         """Return the size of a storage [B]."""
         return int(memory.nbytes())
 
+    def __enter__(self) -> Any:
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = lambda memory, size: self._note_resize(memory, int(size))
+        return super().__enter__()
+
     def __exit__(self, *raised: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize
         super().__exit__(*raised)
         self._by_id.clear()  # storages that still exist outlive the step
 
@@ -154,7 +177,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.died[storage] = len(self.calls)
         self._by_id.pop(key, None)
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # it calls ops on what it wraps
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
         # An argument that no op of the step has made existed before.
@@ -165,6 +190,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
         if func._overloadpacket in UPDATES and args[5]:
             changed += tensors(args[3:5])
+        if str(func) == _COPY_IN:
+            changed += tensors(made[:1])
         ops_before = len(self.calls)
         if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
@@ -187,6 +214,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Record a call as an op, unless it folds; `arguments` are storages that existed before the call."""
         node = torch._C._current_autograd_node()
         is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
+        is_backward |= number() > 1 and runs_backward(sys._getframe(2))
         site = self._site(node, arguments, is_update=is_update)
         if hasattr(node, "variable"):
             self._name_gradients(node.variable, ran.changed or list(tensors(ran.made)))
@@ -198,6 +226,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         changed, fresh = (dict.fromkeys(map(self._storage, part)) for part in (ran.changed, ran.new))
         is_whole = ran.packet in _FILLS and all(touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
+        for shard in arguments if is_update and number() > 1 else ():
+            shard.kind = "gradient" if shard.kind == "activation" else shard.kind
         reads = [s for s in arguments if s not in blind and s.name and s.size_bytes]
         written = fresh | changed if ran.packet in UPDATES else changed | fresh
         writes = [s for s in written if s.size_bytes]
@@ -216,12 +246,38 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 storage.kind = "workspace" if phase == "update" else storage.kind
         self.lines += bool(site.line)
         self.again += is_again
-        self.copied += is_backward and node.name().endswith("CopySlices")
+        self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
         self.calls.append(Event(name, *used, {"phase": phase, **numbers(ran, sources, self._each)}))
+        if ran.func.namespace not in ("aten", "prims"):
+            self._meet(ran, self.calls[-1], site.line or name)
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
+
+    def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
+        """Make an op a collective, if it is one; let FSDP gather on streams of its own, after an event.
+
+        That is that it has copied out the unit before; forward, where none is gathered ahead, the one before that
+        (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+        """
+        is_backward, func = op.more["phase"] == "backward", str(ran.func)
+        if meeting := met(ran.func, ran.args, where):
+            kind, group, ranks = meeting
+            self.groups.setdefault(group, blocks(number(), ranks))
+            got = [*ran.changed, *ran.new]
+            sent = [tensor for tensor in ran.given if all(tensor is not other for other in got)]
+            size_bytes = max(sum(map(touched, sent)), sum(map(touched, got)))
+            op.is_collective, op.more["collective"] = True, Collective(kind, group, size_bytes)
+            for bucket in op.writes if is_backward else ():
+                bucket.kind = "gradient" if bucket.kind == "input" else bucket.kind
+        if func == _COPY_IN:
+            op.more["stream"] = 1
+            op.reads |= dict.fromkeys(self._events[-1:] if is_backward else self._events[-2:-1])
+        elif func == _COPY_OUT:
+            self._events.append(Storage(0, "workspace", is_written=True, name=f"{op.name}.event"))
+            self.died[self._events[-1]] = 0
+            op.writes[self._events[-1]] = None
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:
         """Return the reason why a call is no op of the graph; empty if it is one."""
@@ -237,7 +293,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Name the storages that become the gradient of a parameter."""
         for storage in map(self._storage, grads):
             if storage.kind == "activation":
-                storage.kind, storage.name = "gradient", f"{self._storage(parameter).name}.grad"
+                storage.kind, storage.name = "gradient", f"{self._storage(*tensors([parameter])).name}.grad"
 
     def _site(self, node: Any, arguments: list[Storage], *, is_update: bool) -> Site:
         """Return the source of the op that runs now; `node` is its node of backward, or None."""
@@ -247,7 +303,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 self._last = (owned.kind != "weight" and owned.name.rpartition(".")[0]) or owned.name
             return Site(self._last, line_of(sys._getframe(2)))
         if hasattr(node, "variable"):
-            return Site(self._storage(node.variable).name, "")
+            return Site(self._storage(*tensors([node.variable])).name, "")
         if node is None or self.watch.stack:
             site = Site(self.watch.stack[-1] if self.watch.stack else "step", line_of(sys._getframe(2)))
             first = self._first.setdefault(site.path, site)
