@@ -300,11 +300,12 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
 
 def _held_bytes(record: Any) -> list[int]:
     """Return, for each op, the bytes of storages that PyTorch still holds after their last use [B]."""
-    last = {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
+    last = dict.fromkeys(record.before, -1)  # unless an op uses them
+    last |= {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
     change = [0] * (len(record.calls) + 1)
     for storage, use in last.items():
         died = record.died.get(storage, 0)
-        if died > use + 1 and not storage.persistent:
+        if died > use + 1 and (use < 0 or not storage.persistent):
             change[use + 1] += storage.size_bytes
             change[died] -= storage.size_bytes
     return list(accumulate(change[:-1]))
@@ -316,6 +317,7 @@ def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
     for call, size_bytes in zip(record.calls, held_bytes, strict=True):
         call.more["workspace_bytes"] = size_bytes
         storages |= call.reads | call.writes
+    storages |= {storage: None for storage in record.before if storage not in record.died}  # perhaps no op uses them
     for storage in storages:
         storage.stays = storage.is_written and storage not in record.died
         storage.name = unique(storage.name, taken)

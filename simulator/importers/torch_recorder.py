@@ -12,28 +12,22 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, run_fallback_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
 from simulator.graph import LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
-from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, blocks, unique
+from simulator.importers.torch_numbers import RECURRENT, RECURRENT_BACK, DispatchedOp, numbers, touched
 from simulator.importers.torch_ranks import met, number, runs_backward, tensors
 from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
-# Data type -> key of a machine's peaks.
-_DTYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "int8",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
 # Ops that only allocate.
 _ROOM = {
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
@@ -44,26 +38,12 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 # Ops that update the running statistics that they are given, which their schema does not say, if what follows those (to
 # train, or a momentum) is not zero.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
-# Ops that read at most as many bytes of their first argument as they write.
-_PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
 # How FSDP copies shards into what is gathered, which it does not say that it writes, and weights out of that.
 _COPY_IN, _COPY_OUT = "fsdp.all_gather_copy_in.default", "fsdp.split_with_sizes_copy.default"
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
 
-def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count the FLOPs of a grouped matmul: its groups of rows, or columns, together are all rows, or columns."""
-    return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
-
-
-def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count the FLOPs of a recurrent layer: each token meets both of its matrices."""
-    return 2 * int(first.shape[0] * first.shape[1] * (into.numel() + within.numel()))
-
-
-# A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors.
-_RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
 # Op -> the argument whose type some of its results have, and which; of arguments of several types they have another one
 # under fake tensors.
 _STATISTICS, _FIRST = slice(1, None), slice(1)
@@ -72,29 +52,6 @@ _TYPES = {
     _aten.native_batch_norm: (1, _STATISTICS), _aten.native_group_norm_backward: (1, _FIRST),
     _aten.mse_loss_backward: (1, _FIRST), _aten.smooth_l1_loss_backward: (1, _FIRST),
 }  # fmt: skip
-# Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
-_COUNTED = {**flop_registry, _aten._grouped_mm: _grouped_flops, _RECURRENT: _recurrent_flops}
-_COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
-_FLASH = "_scaled_dot_product_flash_attention"
-for _back in ("", "_backward"):
-    _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
-
-
-class DispatchedOp(NamedTuple):
-    """A call of PyTorch: function, arguments and result; and the tensors that it was given, changed, and made."""
-
-    func: Any
-    args: Any
-    kwargs: Any
-    made: Any
-    given: list[torch.Tensor]
-    changed: list[torch.Tensor]
-    new: list[torch.Tensor]
-
-    @property
-    def packet(self) -> Any:
-        """The function, whatever its overload."""
-        return self.func._overloadpacket
 
 
 def _as_real(packet: Any, args: Any, made: Any) -> Any:
@@ -139,12 +96,6 @@ def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
     return dict(zip(("batch", "sequence"), first.shape[: 1 + is_ids], strict=False))
 
 
-def _touched(tensor: torch.Tensor) -> int:
-    """Return how many bytes of its storage a tensor covers [B]."""
-    shown: int = tensor.numel() * tensor.element_size()
-    return min(shown, int(tensor.untyped_storage().nbytes()))
-
-
 class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Records the ops that run while it is entered.
 
@@ -159,6 +110,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     ----------
     calls
         The ops in the order in which they ran.
+    before
+        Storages that inputs, modules and optimizers hold when the step begins, whether an op uses them or not; without
+        counts of steps, which the host keeps.
     died
         Storage -> number of ops that had run when PyTorch freed it; storages without an entry outlive the step.
     folded
@@ -178,11 +132,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
         self._last, self.groups, self._events = "optimizer", dict[str, list[list[int]]](), list[Storage]()
-        for position, tensor in enumerate(tensors(inputs)):
-            self._storage(tensor, f"input{position}", "input", persistent=True)
-        for name, kind, owned in watch.owned():
+        self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
+        given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
+        for name, kind, owned in (*given, *watch.owned()):
             for tensor in tensors([owned]):
-                self._storage(tensor, name, kind, persistent=True)
+                storage = self._storage(tensor, name, kind, persistent=True)
+                if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
+                    self.before[storage] = None
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
         """Return the storage of a tensor; add it if it is new."""
@@ -245,7 +201,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Call a function of PyTorch, which is given these tensors."""
-        if func._overloadpacket in (_RECURRENT, _RECURRENT_BACK) and isinstance(given[0], FakeTensor):
+        if func._overloadpacket in (RECURRENT, RECURRENT_BACK) and isinstance(given[0], FakeTensor):
             return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
         made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
         if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
@@ -266,8 +222,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if reason := self._reason_to_fold(ran):
             self.folded[reason] += 1
             return
+        if ran.packet is _aten.topk:
+            self._each[ran.made[1].numel(), ran.args[0].shape[-1]] = ran.args[1]
         changed, fresh = (dict.fromkeys(map(self._storage, part)) for part in (ran.changed, ran.new))
-        is_whole = ran.packet in _FILLS and all(_touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
+        is_whole = ran.packet in _FILLS and all(touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
         for shard in arguments if is_update and number() > 1 else ():
             shard.kind = "gradient" if shard.kind == "activation" else shard.kind
@@ -292,7 +250,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))
+        self.calls.append(Event(name, *used, {"phase": phase, **numbers(ran, sources, self._each)}))
         if ran.func.namespace not in ("aten", "prims"):
             self._meet(ran, self.calls[-1], site.line or name)
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
@@ -310,7 +268,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             self.groups.setdefault(group, blocks(number(), ranks))
             got = [*ran.changed, *ran.new]
             sent = [tensor for tensor in ran.given if all(tensor is not other for other in got)]
-            size_bytes = max(sum(map(_touched, sent)), sum(map(_touched, got)))
+            size_bytes = max(sum(map(touched, sent)), sum(map(touched, got)))
             op.is_collective, op.more["collective"] = True, Collective(kind, group, size_bytes)
             for bucket in op.writes if is_backward else ():
                 bucket.kind = "gradient" if bucket.kind == "input" else bucket.kind
@@ -357,24 +315,6 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             site = next(filter(None, near), Site(node.name(), ""))
         self._sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # for the node that was made for this op
         return site
-
-
-def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
-    """Return traffic, FLOPs, class and data type of an op that reads `sources`."""
-    flops, name, targets = _COUNTED.get(ran.packet), ran.packet.__name__, [*ran.changed, *ran.new]
-    write_bytes = sum(map(_touched, targets))
-    read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
-    if ran.packet in _PICKS:
-        read_bytes[0] = min(read_bytes[0], write_bytes)
-    dtype = next((_DTYPES[t.dtype] for t in (*sources, *targets) if t.dtype in _DTYPES), "fp32")
-    if flops and dtype == "fp32":
-        backend = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
-        dtype = "tf32" if backend.allow_tf32 else dtype
-    fields: OpFields = {"read_bytes": sum(read_bytes), "write_bytes": write_bytes, "dtype": dtype}
-    fields["flops"] = int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0
-    fields["op_class"] = "vector" if not flops else "attention" if "attention" in name else "matmul"
-    fields["repeatable"] = torch.Tag.nondeterministic_seeded not in ran.func.tags
-    return fields
 
 
 # Phase -> its short form in names of ops.

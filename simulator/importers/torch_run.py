@@ -269,10 +269,17 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
+class _OneMode(FakeTensorMode):  # type: ignore[misc]
+    """A mode that a copy of a fake tensor shares: under one of its own, its views had storages of their own."""
+
+    def __deepcopy__(self, _memo: object) -> _OneMode:
+        return self
+
+
 @cache
 def mode() -> FakeTensorMode:
     """Return the process's only mode, so that fake tensors of different calls can be mixed."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _OneMode(allow_non_fake_inputs=True)
 
 
 @contextmanager
