@@ -131,6 +131,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
+        self.shares = dict[str, int]()  # groups that reduce gradients of samples that each rank has alone
         self._last, self.groups, self._events = "optimizer", dict[str, list[list[int]]](), list[Storage]()
         self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
         given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
@@ -266,6 +267,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if meeting := met(ran.func, ran.args, where):
             kind, group, ranks = meeting
             self.groups.setdefault(group, blocks(number(), ranks))
+            if is_backward and "reduce" in kind and ran.func.namespace == "c10d":  # of FSDP or DDP
+                self.shares[group] = len(ranks)
             got = [*ran.changed, *ran.new]
             sent = [tensor for tensor in ran.given if all(tensor is not other for other in got)]
             size_bytes = max(sum(map(touched, sent)), sum(map(touched, got)))

@@ -210,9 +210,12 @@ def test_two_axes_meet_apart():
     assert ((0, 1, 2, 3), (4, 5, 6, 7)) in members
 
 
-@pytest.mark.parametrize("make", [sharded, tensor_parallel, replicated, both])
-def test_what_was_captured_runs_on_as_many_ranks(make, tmp_path):
-    captured(make)[0].write(tmp_path / "mine.yaml")
+@pytest.mark.parametrize(("make", "shares"), [(sharded, 8), (tensor_parallel, 1), (replicated, 8), (both, 2)])
+def test_what_was_captured_runs_on_as_many_ranks(make, shares, tmp_path):
+    made = captured(make)[0]
+    made.write(tmp_path / "mine.yaml")
+    assert made.workload.batch == ROWS * shares
+    assert any(f"All 8 ranks do what the first does; {shares} of them" in sentence for sentence in made.derived)
     found = hosim.run(hardware="dgx_h100", workload=tmp_path / "mine.yaml", policies=["resident", "static"])
     rows = found.summary
     assert set(rows["status"]) == {"ok"}
