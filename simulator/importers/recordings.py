@@ -7,7 +7,7 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 import orjson
 
 from simulator import formats, inputs
+from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, residency_json
 from simulator.graph import LARGEST, LARGEST_RUN, CollectiveKind, Graph
@@ -257,7 +258,11 @@ class Recording:
         storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         for position, storage in enumerate(storages):
+<<<<<<< HEAD
             storage.name = f"{storage.name or 's'}{position:0{len(str(len(self.storages)))}d}"
+=======
+            storage.name = storage.name or f"s{position:0{len(str(len(self.storages)))}d}"
+>>>>>>> dist
         for position, op in enumerate(self.ops):
             op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()
@@ -330,15 +335,16 @@ def collective_kind(name: object) -> CollectiveKind | None:
     return KINDS.get(max(filter(plain.startswith, KINDS), key=len, default=""))
 
 
-def blocks(world: int, start: int, stride: int, size: int) -> list[list[int]]:
-    """Divide all ranks into groups like that of the `size` ranks from `start` on, `stride` apart.
-
-    If the ranks do not divide so, return that group alone.
-    """
-    span = stride * size
-    if world % span or start + span - stride >= world:
-        return [[start + i * stride for i in range(size)]]
-    return [[base + off + i * stride for i in range(size)] for base in range(0, world, span) for off in range(stride)]
+def blocks(world: int, ranks: Sequence[int]) -> list[list[int]]:
+    """Divide all ranks into groups like that of some, each shifted; if they do not divide so, return that alone."""
+    taken, alike = set[int](), list[list[int]]()
+    for first in range(world if world <= MOST_RANKS else 0):
+        if first not in taken:
+            alike.append([first + rank - ranks[0] for rank in ranks])
+            if not taken.isdisjoint(alike[-1]) or not 0 <= min(alike[-1]) <= max(alike[-1]) < world:
+                return [list(ranks)]
+            taken.update(alike[-1])
+    return alike if list(ranks) in alike else [list(ranks)]
 
 
 def read_graph(source: str | Path, *, views: residency_json.Views = "reads") -> Imported:

@@ -9,7 +9,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -17,9 +21,12 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from simulator import inputs
 from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
@@ -33,15 +40,20 @@ from simulator.workload import Workload
 __all__ = ["capture", "fake"]
 
 
-def fake() -> AbstractContextManager[None]:
+def fake(ranks: int | None = None) -> AbstractContextManager[None]:
     """Create models, optimizers and inputs of any size in this context: their tensors have shapes but no memory.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks that a step is for, of which the first runs; default: those of the process group that there is.
 
     Raises
     ------
     ConfigError
         If torch is not installed.
     """
-    context: AbstractContextManager[None] = _part("torch_run").fake_mode()
+    context: AbstractContextManager[None] = _part("torch_run").fake_mode(ranks)
     return context
 
 
@@ -117,21 +129,26 @@ def capture(
     return imported(name or kind, record, free_early=free_early, how=how)
 
 
-def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
+def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: int = 1) -> Imported:
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
     The function's code runs with your permissions: name only one that you trust. It returns a module, or a function
     that runs a step, and its inputs: ``return model, tokens``. A dictionary at the end holds keyword inputs and options
     of `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
 
+    Of a program that `torch.export.save` wrote, one run on its example inputs is captured, without gradients. PyTorch
+    loads it, weights alone where it would unpickle, but evaluates what the file states as a symbolic size.
+
     Parameters
     ----------
     source
-        The function, as ``package.module:function``.
+        The function, as ``package.module:function``, or the program, a file whose name ends in ``.pt2``.
     name
         Name of the workload; default: that of the module's class, or of the step.
     free_early
         Whether to free each storage after its last use, even if PyTorch keeps it longer.
+    ranks
+        Number of ranks that the step is for, of which the first runs.
 
     Raises
     ------
@@ -139,13 +156,47 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
         If there is no such function, or as for `hosim.torch.capture`.
     """
     where = f"import torch {source}"
+    if source.endswith(".pt2"):
+        step, args, named_inputs = _program(Path(source))
+        return capture(step, *args, **named_inputs, name=name or named(Path(source).stem), free_early=free_early)
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
-        with _part("torch_run").config_errors(where), fake():
+        with _part("torch_run").config_errors(where), fake(ranks):
             made = find()()
         if isinstance(made, Imported):
             return made
         parts, options = parts_of(where, made)
         return capture(*parts, **{"name": name, "free_early": free_early, **options})
+
+
+def _program(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return what runs a program of torch.export, with fake weights, and its example inputs by position and name."""
+    run, where, level = _part("torch_run"), inputs.shown(path), logging.root.manager.disable
+    must, do = "torch.export.load reads the file", "save it again, by the PyTorch that is installed here"
+    try:
+        with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
+            unpacked, size = sum(item.file_size for item in archive.infolist()), path.stat().st_size
+        insist(unpacked <= size, where, "what a program holds is stored as it is", "packed", do)
+        logging.disable()  # it also logs what is raised
+        with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"), warnings.catch_warnings(action="ignore"):
+            program = run.torch.export.load(path)
+            module = run.torch.export.unflatten(program)
+        args, named_inputs = program.example_inputs
+    except ConfigError:
+        raise
+    except Exception as error:
+        found = error.__context__ or error  # PyTorch raises another one
+        raise ConfigError(where, must, f"{type(found).__name__}: {found}", do) from None
+    finally:
+        logging.disable(level)
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            held.update(run.faked(held))
+
+    def step(*args: Any, **named_inputs: Any) -> Any:
+        with run.torch.no_grad():
+            return module(*args, **named_inputs)
+
+    return step, args, named_inputs
 
 
 @contextmanager
@@ -232,6 +283,12 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
+    if met := sum(map(len, next(iter(record.groups.values()), []))):
+        shares = prod(record.shares.values())
+        derived.append(
+            f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."
+        )
+        record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
@@ -241,7 +298,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
         derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
     if record.again:
         derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
-    about = {"name": named(name), "title": f"A training step of {name}, captured from PyTorch", "graph": ".jsonl"}
+    kind = "A training step" if any(op.phase == "backward" for op in graph.ops) else "A run"
+    about = {"name": named(name), "title": f"{kind} of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
     outputs = "freed" if free_early else "kept"
     workload = Workload.model_validate({**about, "outputs": outputs, "assumed": assumed, **record.batch})
@@ -250,11 +308,12 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
 
 def _held_bytes(record: Any) -> list[int]:
     """Return, for each op, the bytes of storages that PyTorch still holds after their last use [B]."""
-    last = {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
+    last = dict.fromkeys(record.before, -1)  # unless an op uses them
+    last |= {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
     change = [0] * (len(record.calls) + 1)
     for storage, use in last.items():
         died = record.died.get(storage, 0)
-        if died > use + 1 and not storage.persistent:
+        if died > use + 1 and (use < 0 or not storage.persistent):
             change[use + 1] += storage.size_bytes
             change[died] -= storage.size_bytes
     return list(accumulate(change[:-1]))
@@ -266,7 +325,8 @@ def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
     for call, size_bytes in zip(record.calls, held_bytes, strict=True):
         call.more["workspace_bytes"] = size_bytes
         storages |= call.reads | call.writes
+    storages |= {storage: None for storage in record.before if storage not in record.died}  # perhaps no op uses them
     for storage in storages:
         storage.stays = storage.is_written and storage not in record.died
         storage.name = unique(storage.name, taken)
-    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, {})
+    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, record.groups)

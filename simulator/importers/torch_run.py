@@ -14,7 +14,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -38,9 +38,10 @@ from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from simulator.errors import ConfigError, insist
+from simulator.importers.torch_ranks import alone, tensors
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS, _PARTS = str(Path(__file__).parents[1]), str(Path(__file__).with_name("torch_"))
@@ -58,11 +59,6 @@ _IN_FP32 = """
     soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
 """
 _FP32_FUNCTIONS = frozenset(_IN_FP32.split())
-
-
-def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Iterate over the tensors in nested containers."""
-    return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
 class Site(NamedTuple):
@@ -171,7 +167,9 @@ class ModuleWatch:
         """Add a module that is part of no known one, with all its submodules."""
         alike = sum(type(root) is type(module) for _, root in self._roots)
         prefix = f"{path}{alike or ''}." if self._roots else ""
-        real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
+        real = next(
+            (name for name, p in module.named_parameters() for t in tensors([p]) if not isinstance(t, FakeTensor)), None
+        )
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
         insist(self.has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
@@ -271,15 +269,22 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
+class _OneMode(FakeTensorMode):  # type: ignore[misc]
+    """A mode that a copy of a fake tensor shares: under one of its own, its views had storages of their own."""
+
+    def __deepcopy__(self, _memo: object) -> _OneMode:
+        return self
+
+
 @cache
 def mode() -> FakeTensorMode:
     """Return the process's only mode, so that fake tensors of different calls can be mixed."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _OneMode(allow_non_fake_inputs=True)
 
 
 @contextmanager
-def fake_mode() -> Iterator[None]:
-    """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as it would run there."""
+def fake_mode(ranks: int | None = None) -> Iterator[None]:
+    """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as the first of `ranks`."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
     accelerated, overrides = _Accelerated(), torch.overrides.has_torch_function
     run_backward = torch.autograd._engine_run_backward
@@ -318,6 +323,7 @@ def fake_mode() -> Iterator[None]:
         stack.enter_context(patch.object(torch.overrides, "has_torch_function", has_override))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(alone(ranks))
         stack.enter_context(accelerated)
         stack.enter_context(mode())
         yield
@@ -330,7 +336,7 @@ def faked(values: Any) -> Any:
 
 def _fake(tensor: Any) -> Any:
     """Return a fake tensor like this one, on the CPU."""
-    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode():
+    if all(isinstance(part, FakeTensor) and part.fake_mode is mode() for part in tensors([tensor])):
         return tensor
     if tensor.device.type == "cpu":
         return mode().from_tensor(tensor, static_shapes=True)
