@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph
+from simulator.graph import HOST, Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import Storage, graph_of, unique
@@ -223,7 +223,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
     kept = {"parameters": amount(parameters)} if parameters else {}
-    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph).max()), "B")
+    here = (t for t in range(len(graph.tensors)) if t not in graph.made_on_host)
+    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph, here).max()), "B")
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
@@ -234,6 +235,9 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     ]
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
+    if left := [graph.tensors[t].size_bytes for index in graph.on_host for t in graph.ops[index].writes]:
+        how = "What lies there is copied in where it is read; ops on it run on the accelerator."
+        derived.append(f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {how}")
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
     if met := sum(map(len, next(iter(record.groups.values()), []))):
@@ -254,14 +258,19 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 
 
+def _leaves(call: Any) -> bool:
+    """Tell whether an op that was recorded is a copy to the host."""
+    return bool(call.more.get("device") == HOST)
+
+
 def _held_bytes(record: Any) -> list[int]:
     """Return, for each op, the bytes of storages that PyTorch still holds after their last use [B]."""
     last = dict.fromkeys(record.before, -1)  # unless an op uses them
     last |= {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
-    change = [0] * (len(record.calls) + 1)
+    change, on_host = [0] * (len(record.calls) + 1), {s for call in record.calls if _leaves(call) for s in call.writes}
     for storage, use in last.items():
         died = record.died.get(storage, 0)
-        if died > use + 1 and (use < 0 or not storage.persistent):
+        if died > use + 1 and (use < 0 or not storage.persistent) and storage not in on_host:
             change[use + 1] += storage.size_bytes
             change[died] -= storage.size_bytes
     return list(accumulate(change[:-1]))

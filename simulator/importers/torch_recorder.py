@@ -20,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.errors import insist
-from simulator.graph import LARGEST_RUN, Collective
+from simulator.graph import HOST, LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
+from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, blocks, unique
+from simulator.importers.torch_devices import Accelerated
 from simulator.importers.torch_numbers import RECURRENT, RECURRENT_BACK, DispatchedOp, numbers, touched
 from simulator.importers.torch_ranks import met, number, runs_backward, tensors
 from simulator.importers.torch_run import ModuleWatch, Site, line_of
@@ -40,6 +42,8 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
 # How FSDP copies shards into what is gathered, which it does not say that it writes, and weights out of that.
 _COPY_IN, _COPY_OUT = "fsdp.all_gather_copy_in.default", "fsdp.split_with_sizes_copy.default"
+# A copy to the host: what it reads is brought there, which takes the time.
+_OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
@@ -235,9 +239,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if not (writes or (is_read and reads)):
             return
         phase = "update" if is_update else "backward" if is_backward else "forward"
-        line = f"@{site.line}" if site.line else ""
-        is_again = is_backward and bool(self.watch.stack)
-        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{ran.packet.__name__}{line}"
+        is_again, is_copy = is_backward and bool(self.watch.stack), Accelerated.to_host
+        did = "to_host" if is_copy else ran.packet.__name__
+        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{did}{site.line and f'@{site.line}'}"
         name = unique(name, self._taken)
         for position, storage in enumerate(writes):
             storage.is_written = True
@@ -249,11 +253,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        self.calls.append(Event(name, *used, {"phase": phase, **numbers(ran, sources, self._each)}))
+        work = _OF_HOST if is_copy else numbers(ran, sources, self._each)
+        self.calls.append(Event(name, *used, {"phase": phase, **work}))
         if ran.func.namespace not in ("aten", "prims"):
             self._meet(ran, self.calls[-1], site.line or name)
-        must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
-        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
+        must = f"a step has at most {LARGEST_RUN // 2:,} ops"
+        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", "capture a smaller one")
 
     def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
         """Make an op a collective, if it is one; let FSDP gather on streams of its own, after an event.
