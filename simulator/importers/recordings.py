@@ -255,7 +255,7 @@ class Recording:
         storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         for position, storage in enumerate(storages):
-            storage.name = f"s{position:0{len(str(len(self.storages)))}d}"
+            storage.name = storage.name or f"s{position:0{len(str(len(self.storages)))}d}"
         for position, op in enumerate(self.ops):
             op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()

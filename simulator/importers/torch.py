@@ -9,7 +9,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -19,7 +23,9 @@ from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from simulator import inputs
 from simulator.errors import ConfigError, insist
 from simulator.graph import HOST, Graph
 from simulator.graph_builder import GraphBuilder
@@ -126,10 +132,13 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: 
     that runs a step, and its inputs: ``return model, tokens``. A dictionary at the end holds keyword inputs and options
     of `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
 
+    Of a program that `torch.export.save` wrote, one run on its example inputs is captured, without gradients. PyTorch
+    loads it, weights alone where it would unpickle, but evaluates what the file states as a symbolic size.
+
     Parameters
     ----------
     source
-        The function, as ``package.module:function``.
+        The function, as ``package.module:function``, or the program, a file whose name ends in ``.pt2``.
     name
         Name of the workload; default: that of the module's class, or of the step.
     free_early
@@ -143,6 +152,9 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: 
         If there is no such function, or as for `hosim.torch.capture`.
     """
     where = f"import torch {source}"
+    if source.endswith(".pt2"):
+        step, args, named_inputs = _program(Path(source))
+        return capture(step, *args, **named_inputs, name=name or named(Path(source).stem), free_early=free_early)
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
         with _part("torch_run").config_errors(where), fake(ranks):
             made = find()()
@@ -150,6 +162,37 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: 
             return made
         parts, options = parts_of(where, made)
         return capture(*parts, **{"name": name, "free_early": free_early, **options})
+
+
+def _program(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return what runs a program of torch.export, with fake weights, and its example inputs by position and name."""
+    run, where, level = _part("torch_run"), inputs.shown(path), logging.root.manager.disable
+    must, do = "torch.export.load reads the file", "save it again, by the PyTorch that is installed here"
+    try:
+        with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
+            unpacked, size = sum(item.file_size for item in archive.infolist()), path.stat().st_size
+        insist(unpacked <= size, where, "what a program holds is stored as it is", "packed", do)
+        logging.disable()  # it also logs what is raised
+        with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"), warnings.catch_warnings(action="ignore"):
+            program = run.torch.export.load(path)
+            module = run.torch.export.unflatten(program)
+        args, named_inputs = program.example_inputs
+    except ConfigError:
+        raise
+    except Exception as error:
+        found = error.__context__ or error  # PyTorch raises another one
+        raise ConfigError(where, must, f"{type(found).__name__}: {found}", do) from None
+    finally:
+        logging.disable(level)
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            held.update(run.faked(held))
+
+    def step(*args: Any, **named_inputs: Any) -> Any:
+        with run.torch.no_grad():
+            return module(*args, **named_inputs)
+
+    return step, args, named_inputs
 
 
 @contextmanager
@@ -251,7 +294,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
         derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
     if record.again:
         derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
-    about = {"name": named(name), "title": f"A training step of {name}, captured from PyTorch", "graph": ".jsonl"}
+    kind = "A training step" if any(op.phase == "backward" for op in graph.ops) else "A run"
+    about = {"name": named(name), "title": f"{kind} of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
     outputs = "freed" if free_early else "kept"
     workload = Workload.model_validate({**about, "outputs": outputs, "assumed": assumed, **record.batch})

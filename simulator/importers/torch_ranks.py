@@ -7,11 +7,10 @@ first of them: each tensor is its part. PyTorch's fake process group ends each c
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial, partialmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -19,8 +18,6 @@ from unittest.mock import patch
 import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import distributed as replicas
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -28,8 +25,6 @@ from simulator.document import MOST_RANKS
 from simulator.errors import insist
 from simulator.graph import CollectiveKind
 from simulator.importers.recordings import collective_kind
-
-_make_group = distributed.init_process_group
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -50,33 +45,25 @@ def runs_backward(frame: FrameType | None) -> bool:
 
 def number() -> int:
     """Return how many ranks there are, of which the first runs."""
-    return distributed.get_world_size() if _backend() == "fake" else 1
-
-
-def _backend() -> str:
-    return str(distributed.get_backend()) if distributed.is_initialized() else ""
+    is_fake = distributed.is_initialized() and distributed.get_backend() == "fake"
+    return distributed.get_world_size() if is_fake else 1
 
 
 def _start(ranks: int) -> None:
     """Make the process group, if there is none of so many ranks."""
     insist(1 <= ranks <= MOST_RANKS, "ranks", f"a step has from 1 to {MOST_RANKS:,} ranks", repr(ranks), "correct it")
-    must, do = "a captured rank runs alone", "capture it in a program without a process group"
-    insist(_backend() in ("", "fake") or ranks == 1, "ranks", must, f"one of {_backend()}", do)
-    if number() not in (1, ranks):
+    if ranks == number():
+        return
+    if number() > 1:
         distributed.destroy_process_group()
-    if number() < ranks:
+    must, do = "a captured rank runs alone", "capture it in a program without one"
+    insist(not distributed.is_initialized(), "ranks", must, "a process group", do)
+    if ranks > 1:
         store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()  # the module registers it
-        _make_group("fake", rank=0, world_size=ranks, store=store)
+        distributed.init_process_group("fake", rank=0, world_size=ranks, store=store)
 
 
-def _join(*_: Any, world_size: int = -1, **__: Any) -> None:
-    """Join the ranks that there are, where code makes a process group."""
-    ranks, do = world_size if world_size > 0 else number(), "say how many: --ranks 8, or hosim.torch.fake(ranks=8)"
-    insist(ranks > 1, "init_process_group", "a captured step knows how many ranks there are", "no number", do)
-    _start(ranks)
-
-
-def _make_mesh(self: Any, make: Any, device_type: str, *mesh: Any, **more: Any) -> None:
+def _mesh(make: Any, self: Any, device_type: str, *mesh: Any, **more: Any) -> None:
     """Make a mesh whose ranks have values, on the CPU."""
     with unset_fake_temporarily():
         if isinstance(more.get("_rank_map"), FakeTensor):  # that of init_device_mesh, which counts
@@ -84,7 +71,7 @@ def _make_mesh(self: Any, make: Any, device_type: str, *mesh: Any, **more: Any) 
         make(self, "cpu" if device_type == "cuda" else device_type, *mesh, **more)
 
 
-def _bucket_limits(self: Any, limits: Any, **_: Any) -> Any:
+def _limits(limits: Any, self: Any, **_: Any) -> Any:
     """Return the limits of buckets that all steps but the first have."""
     return limits(self, static_graph=False, find_unused_parameters=True)
 
@@ -95,38 +82,41 @@ def _buckets(assign: Any, parameters: Any, *more: Any) -> Any:
     return [[last - index for index in bucket] for bucket in reversed(buckets)], sizes[::-1]
 
 
-def _before_forward(self: Any, run: Any, *inputs: Any, **named: Any) -> Any:
+def _reduce(_, bucket):  # type: ignore[no-untyped-def]
+    distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
+    done = torch.futures.Future[torch.Tensor]()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _forward(run: Any, self: Any, *inputs: Any, **named: Any) -> Any:
     """Let DistributedDataParallel reduce its buckets by a hook: by itself it asks for their values."""
-
-    def reduce(_, bucket):  # type: ignore[no-untyped-def]
-        distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
-        done = torch.futures.Future[torch.Tensor]()
-        done.set_result(bucket.buffer())
-        return done
-
     if not self._comm_hooks:
-        self.register_comm_hook(None, reduce)
+        self.register_comm_hook(None, _reduce)
     return run(self, *inputs, **named)
 
 
-def _without_modes(self: Any, run: Any, *given: Any) -> Any:
+def _shapes(run: Any, *given: Any) -> Any:
     """Find what an op makes of whole tensors, of which each rank has a part: that is no op of the step."""
     with _disable_current_modes():
-        return run(self, *given)
+        return run(*given)
 
 
-_ASSIGN = "_compute_bucket_assignment_by_size"
-_REPLACED: list[tuple[Any, str, Any]] = [
-    (distributed, "init_process_group", _join),
-    (distributed, _ASSIGN, partial(_buckets, getattr(distributed, _ASSIGN, None))),
-    (getattr(distributed, "Reducer", None), "_rebuild_buckets", lambda _: False),  # it would make them of real memory
-    (replicas, "_verify_param_shape_across_processes", lambda *_: None),
-]
-_AROUND: list[tuple[Any, str, Any]] = [
-    (DeviceMesh, "__init__", _make_mesh),
-    (getattr(replicas, "_BucketCapacityConfig", None), "compute_bucket_size_limits", _bucket_limits),
-    (replicas.DistributedDataParallel, "_pre_forward", _before_forward),
-]
+def _around(instead: Callable[..., Any], run: Any) -> Callable[..., Any]:
+    return lambda *given, **named: instead(run, *given, **named)
+
+
+# Name of a function or method of PyTorch -> what runs instead, which is given that.
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    "torch.distributed.init_process_group": lambda *_, **__: None,
+    "torch.distributed._compute_bucket_assignment_by_size": _buckets,
+    "torch.distributed.Reducer._rebuild_buckets": lambda *_: False,  # it would make them of real memory
+    "torch.distributed.device_mesh.DeviceMesh.__init__": _mesh,
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": _shapes,
+    "torch.nn.parallel.distributed.DistributedDataParallel._pre_forward": _forward,
+    "torch.nn.parallel.distributed._BucketCapacityConfig.compute_bucket_size_limits": _limits,
+    "torch.nn.parallel.distributed._verify_param_shape_across_processes": lambda *_: None,
+}
 
 
 @contextmanager
@@ -134,13 +124,10 @@ def alone(ranks: int | None) -> Iterator[None]:
     """Let code for several ranks run as the first of so many; None: of those that there are."""
     if ranks is not None:
         _start(ranks)
-    sharding = getattr(sys.modules.get("torch.distributed.tensor._sharding_prop"), "ShardingPropagator", None)
-    around = [*_AROUND, (sharding, "_propagate_tensor_meta_non_cached", _without_modes)]
-    methods = [(owner, name, partialmethod(method, getattr(owner, name, None))) for owner, name, method in around]
     with ExitStack() as stack:
-        for owner, name, instead in (*_REPLACED, *methods):
-            if hasattr(owner, name):  # not all versions of PyTorch have all
-                stack.enter_context(patch.object(owner, name, instead))
+        for name, instead in _INSTEAD.items() if number() > 1 else ():
+            with suppress(AttributeError):  # not all versions have all
+                stack.enter_context(patch(name, _around(instead, resolve_name(name))))
         if number() > 1:
             stack.enter_context(patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(number())))
         yield
@@ -158,12 +145,10 @@ def met(func: Any, args: Any, where: str) -> tuple[CollectiveKind, str, list[int
     if True not in named:
         return None
     name, group = func._overloadpacket.__name__, args[named.index(True)]
-    do = "make model and step in hosim.torch.fake(ranks=8), or with --ranks 8"
-    insist(_backend() == "fake", where, "a captured rank runs alone", f"{name} over {_backend()}", do)
-    kind = collective_kind(name.removeprefix("shard_dim_"))
-    do = "capture what has none, such as one stage of a pipeline"
+    kind, do = collective_kind(name.removeprefix("shard_dim_")), "leave it out, or capture one stage of a pipeline"
     insist(kind is not None, where, "all ranks of a captured step do the same", f"{name}, of one rank", do)
     by_name = distributed.distributed_c10d._resolve_process_group
     group = by_name(group) if isinstance(group, str) else distributed.ProcessGroup.unbox(group)
-    ranks = distributed.get_process_group_ranks(group)
+    ranks, do = distributed.get_process_group_ranks(group), "say how many there are: --ranks 8, or fake(ranks=8)"
+    insist(number() > 1 or len(ranks) == 1, where, "a captured rank runs alone", f"{name} with others", do)
     return (kind, f"{group.group_desc} {group.group_name}", ranks) if kind and len(ranks) > 1 else None

@@ -169,7 +169,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __enter__(self) -> Any:
         self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = lambda memory, size: self._note_resize(memory, int(size))
+        if number() > 1:
+            torch.UntypedStorage.resize_ = lambda memory, size: self._note_resize(memory, int(size))
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
