@@ -93,7 +93,7 @@ class RecordedMoves:
             storage = self._away.pop(self._store_before(node, size_bytes), None)
             if storage is None:
                 storage = self._recording.storage(size_bytes, "weight", persistent=True)
-                storage.name = REMOTE
+                storage.name = f"{REMOTE}{node.id}"
             storage.stays = storage.persistent
         else:
             storage = self._away[node.id] = self._recording.storage(size_bytes)

@@ -161,7 +161,7 @@ class Storage:
     is_written
         Whether an op has written it so far.
     name
-        Name of its tensor, or until the graph is made what that begins with, if not with ``s``.
+        Name of its tensor; default: its number.
     """
 
     size_bytes: int
@@ -258,11 +258,7 @@ class Recording:
         storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         for position, storage in enumerate(storages):
-<<<<<<< HEAD
-            storage.name = f"{storage.name or 's'}{position:0{len(str(len(self.storages)))}d}"
-=======
             storage.name = storage.name or f"s{position:0{len(str(len(self.storages)))}d}"
->>>>>>> dist
         for position, op in enumerate(self.ops):
             op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()
