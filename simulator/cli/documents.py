@@ -324,7 +324,7 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
     def read(source: str, out: Path, force: bool, as_json: bool, **given: Any) -> None:
         import orjson
 
-        from simulator.report.rows import percent
+        from simulator.report.words import percent
         from simulator.run.stories import replayed
 
         imported = reader(source, **given)
