@@ -29,6 +29,7 @@ _NAMES = {
     "importers.hf": "read_hf",
     "importers.kineto": "read_kineto",
     "importers.pytorch_trace": "read_pytorch_trace",
+    "importers.onnx": "read_onnx",
     "importers.torch": "read_torch",
     "importers.recordings": "read_graph",
     "importers.request_traces": "read_request_trace",

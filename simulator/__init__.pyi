@@ -57,6 +57,7 @@ from simulator.importers.chakra import read_chakra as read_chakra
 from simulator.importers.hf import read_hf as read_hf
 from simulator.importers.imported import Imported as Imported
 from simulator.importers.kineto import read_kineto as read_kineto
+from simulator.importers.onnx import read_onnx as read_onnx
 from simulator.importers.pytorch_trace import read_pytorch_trace as read_pytorch_trace
 from simulator.importers.recordings import read_graph as read_graph
 from simulator.importers.request_traces import read_request_trace as read_request_trace

@@ -163,6 +163,20 @@ class Profile:
         return {"schemaVersion": 1, "deviceProperties": [], "traceEvents": self.events}
 
 
+def of_1_9(document: dict[str, Any]) -> dict[str, Any]:
+    """The same as PyTorch 1.9 wrote it: other categories, steps are operators, no addresses and no totals."""
+    cats = {"gpu_memcpy": "Memcpy", "gpu_memset": "Memset", "cpu_op": "Operator", "cuda_runtime": "Runtime"}
+    cats |= {"kernel": "Kernel", "user_annotation": "Operator"}
+    events = [
+        event | ({"cat": cats[event["cat"]]} if event.get("cat") in cats else {}) for event in document["traceEvents"]
+    ]
+    for event in events:
+        event["args"] = {
+            key: value for key, value in event.get("args", {}).items() if key not in ("Addr", "Total Allocated")
+        }
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
 def profiled() -> Profile:
     """What the kernels of `training` took, with ids of record functions: 5 ops launch, one of them twice."""
     found = Profile()

@@ -129,6 +129,30 @@ def mixed_precision():
     return Mixed(), torch.randn(16384, 256)
 
 
+class Partly(nn.Module):
+    """A module of which a batch uses a part, as of text alone through a model with a tower for pictures."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.tower = nn.Linear(256, 256), nn.Linear(256, 1024)
+        self.register_buffer("table", torch.zeros(512, 64))
+
+    def forward(self, x, picture=None):
+        return self.used(x).pow(2).mean() + (0 if picture is None else self.tower(picture).mean())
+
+
+def partly():
+    return Partly(), torch.randn(16, 256)
+
+
+def transformer():
+    mask = nn.Transformer.generate_square_subsequent_mask(64)  # no op reads it
+    given = {"tgt_mask": mask, "tgt_is_causal": True, "loss": lambda out: out.pow(2).mean()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "enable_nested_tensor")  # without a batch first
+        return nn.Transformer(64, 4, 2, 2, 128), torch.randn(10, 8, 64), torch.randn(64, 8, 64), given
+
+
 STEPS = {
     made.__name__: made
     for made in (
@@ -139,6 +163,8 @@ STEPS = {
         checkpointed,
         checkpointed_reentrant,
         mixed_precision,
+        partly,
+        transformer,
     )
 }
 """Name -> a function that makes a model and its inputs, as ``hosim import torch`` takes it."""

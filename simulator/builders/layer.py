@@ -178,7 +178,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
-    each = ceil(-(-own_tokens * part.top_k // ranks) * part.busiest(ranks * part.ranks))
+    each = ceil(Fraction(own_tokens * part.top_k, ranks) * part.busiest(ranks * part.ranks))
     rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)

@@ -42,8 +42,8 @@ def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, i
     """
     ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
     if part.skew:
-        law = tuple((1, share) for share in part.likely[::ranks])
-        return ceil(touched(law, tokens * replicas)), part.places // ranks
+        busiest = tuple((1, share) for share in part.likely[::ranks])
+        return ceil(touched(busiest, tokens * replicas)), part.places // ranks
     chosen = chosen_number(part.routed, tokens * replicas, part.top_k)
     return -(-chosen * part.places // (part.routed * ranks)), part.places // ranks
 

@@ -145,7 +145,8 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
     hardware, workload
         Names in the catalogue, or paths that end in ``.yaml``, relative to the working directory.
     policies
-        Its rows, each with its default options; default: ``resident``, ``reactive`` and ``static``.
+        Its rows, each with its default options; default: ``resident``, ``reactive`` and ``static``, behind the plan
+        that was ``recorded``, if the workload names one.
 
     Raises
     ------
@@ -154,7 +155,10 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
     """
     stems = [path_of(ref, kind).stem for ref, kind in ((workload, "workload"), (hardware, "hardware"))]
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(stems)).lstrip("_.-")
-    rows = [{"policy": policy} for policy in [*policies] or _ROWS]
+    path = path_of(workload, "workload")
+    plan = getattr(load(path, "workload").document, "plan", None)
+    named = {"recorded": {"policy": str(path.parent / plan), "label": "recorded"}} if plan else {}
+    rows = [named.get(policy, {"policy": policy}) for policy in [*policies] or (*named, *_ROWS)]
     document: dict[str, Any] = {"name": name, "title": " on ".join(stems), "hardware": str(hardware)}
     document |= {"workload": str(workload), "policies": rows}
     return validated(Scenario, document, "scenario", lambda *keys: ".".join(("scenario", *keys)))

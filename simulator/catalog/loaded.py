@@ -187,7 +187,7 @@ class Loaded:
         refs |= {"software": "software.yaml"} if self.software else {}
         if "draws" in named:
             refs["draws"] = DrawsOrigin(file=named["draws"])
-        work: dict[str, Any] = {"graph": named["graph"]} if "graph" in named else {}
+        work: dict[str, Any] = {"graph": named["graph"], "plan": None} if "graph" in named else {}
         if isinstance(self.workload, JobDocument):
             work["programs"] = {
                 name: program.model_copy(update={"workload": program.work.model_copy(update={"graph": graph})})

@@ -148,7 +148,7 @@ def plan_for(path: Path, scenario: catalog.Named, report: referee.Report = refer
     names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
     matching = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
     task = next(matching, case.tasks[0])
-    plan = replace(formats.read_plan(path, task.graph, task.problem.tiers), file=path.name)
+    plan = replace(formats.read_plan(path, task.graph, task.problem.tiers, case.hardware.roles), file=path.name)
     _check_plan(case, task, plan, report)
     return case, task, plan
 
@@ -181,7 +181,7 @@ def lint(path: Path, scenario: str | None, graph: Path | None, hardware: str | N
         else:
             ops = formats.read_graph(cast(Path, graph))
             machine = _plain(path) if hardware is None else cast(Hardware, catalog.load(hardware, "hardware").document)
-            plan = replace(formats.read_plan(path, ops, machine.tier_names), file=path.name)
+            plan = replace(formats.read_plan(path, ops, machine.tier_names, machine.roles), file=path.name)
             room = machine.tiers[machine.compute_tier].usable_bytes
             referee.check_plan(ops, machine, plan, report=faults.append)
     except PlanError as error:  # of its homes, without which no action can be judged

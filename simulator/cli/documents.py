@@ -324,19 +324,19 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
     def read(source: str, out: Path, force: bool, as_json: bool, **given: Any) -> None:
         import orjson
 
-        from simulator.importers.kineto import UNTIMED
-        from simulator.run.stories import as_recorded
+        from simulator.report.words import percent
+        from simulator.run.stories import replayed
 
         imported = reader(source, **given)
-        files = imported.write(out, force=force, source=source)
-        graph, recorded_ns, untimed = imported.graph, imported.recorded_ns, imported.dropped.get(UNTIMED, 0)
-        replay = as_recorded(graph, recorded_ns, untimed) if graph and recorded_ns else ""
+        files, replay = imported.write(out, force=force, source=source), replayed(imported)
         if as_json:
-            json = imported.json() | {"files": [str(file) for file in files]} | ({"replay": replay} if replay else {})
+            json = imported.json() | {"files": [str(file) for file in files]} | replay
             click.echo(orjson.dumps(json, option=orjson.OPT_INDENT_2).decode())
             return
         written = "\n".join(("written:", *(f"  {file}" for file in files)))
-        click.echo("\n".join(filter(None, (f"{source}: {about}", str(imported), written, replay))))
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in replay.get("explained", {}).items())
+        explained = (f"explained by: {shares}", replay["replay"], *replay["warnings"]) if replay else ()
+        click.echo("\n".join(filter(None, (f"{source}: {about}", str(imported), written, *explained))))
 
     summary = (inspect.getdoc(reader) or "").partition("\n\nParameters")[0].replace("``", "")
     piped = "" if name == "torch" else "; - reads standard input"

@@ -31,7 +31,8 @@ from simulator.graph import Graph
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Storage
 from simulator.importers.torch import imported
-from simulator.importers.torch_run import ModuleWatch, tensors
+from simulator.importers.torch_ranks import tensors
+from simulator.importers.torch_run import ModuleWatch
 from simulator.outputs import written
 from simulator.plan import Actions, Code, Plan
 from simulator.run import run
@@ -354,7 +355,8 @@ class Offloaded:
         graph = replace(planning.graph, ops=tuple(ops))
         planning.imported = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
         by_name = {tensor.name: t for t, tensor in enumerate(planning.graph.tensors)}
-        planning.ids = {s: by_name[s.name] for call in record.calls for s in (*call.reads, *call.writes)}
+        used = dict.fromkeys(storage for call in record.calls for storage in (*call.reads, *call.writes))
+        planning.ids = {s: by_name[s.name] for s in used | {s: None for s in record.before if s not in record.died}}
         beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
         with tempfile.TemporaryDirectory() as folder:

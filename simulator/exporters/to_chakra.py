@@ -41,7 +41,7 @@ Links = dict[tuple[int, int], Link]
 
 
 def _join(*clocks: Clock) -> Clock:
-    return tuple(map(max, _NOTHING, *clocks))
+    return tuple(map(max, _NOTHING, _NOTHING, *clocks))
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ def read_graph(path: Path, views: residency_json.Views = "reads") -> Graph:
     return residency_json.read(path, views) if _is_trace(path) else graph_jsonl.read(path)
 
 
-def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
+def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...], roles: plan_jsonl.Ids | None = None) -> Plan:
     """Read a plan of any format that holds one.
 
     Parameters
@@ -93,12 +93,14 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
         The file.
     graph
         The graph that the plan is for.
-    tiers
-        Tiers of the machine, by id.
+    tiers, roles
+        Tiers of the machine, by id; see `Hardware.roles`.
 
     Raises
     ------
     ConfigError
         If the file is wrong, or for another graph or machine.
     """
-    return residency_json.read_plan(path, graph, tiers) if _is_trace(path) else plan_jsonl.read(path, graph, tiers)
+    if _is_trace(path):
+        return residency_json.read_plan(path, graph, tiers)
+    return plan_jsonl.read(path, graph, tiers, roles)

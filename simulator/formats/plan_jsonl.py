@@ -20,7 +20,8 @@ Everything is referred to by name, so a plan does not depend on the ids of a run
 line     key                 value                                                           default
 =======  ==================  ==============================================================  =============
 header   `policy`            name of the policy, for people                                  file's name
-header   `tiers`             the tiers that it uses                                          not checked
+header   `tiers`             the tiers that it uses; on any machine `compute` is the         not checked
+                             compute tier, and `below` that to which its first link leads
 header   `repeats`           number of times that the host issues the actions                  graph's steps
 header   `starts_ns`         start times of the ranks that run it [ns], such as "0 3000"       "0"
 header   `notes`             the policy's notes on its decisions                             none
@@ -102,7 +103,7 @@ Ids = Mapping[str, int]
 _ACTIONS = {"copy": COPY, "detach": DETACH, "sync": SYNC}
 
 
-def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
+def read(path: Path, graph: Graph, tiers: Sequence[str], roles: Ids | None = None) -> Plan:
     """Read a plan.
 
     Parameters
@@ -113,6 +114,8 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
         The graph whose ops and tensors it names.
     tiers
         Tiers of the machine, by id.
+    roles
+        Other names of tiers: ``compute`` and ``below``.
 
     Raises
     ------
@@ -121,7 +124,8 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
         line.
     """
     names = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors], tiers
-    header, homes, actions = _read(path, *({name: index for index, name in enumerate(part)} for part in names))
+    ops, tensors, ids = ({name: index for index, name in enumerate(part)} for part in names)
+    header, homes, actions = _read(path, ops, tensors, {**(roles or {}), **ids})
     policy, repeats = header.get("policy", path.name.split(".")[0]), header.get("repeats", graph.steps)
     home = tuple(homes.get(tensor, NOWHERE) for tensor in range(len(graph.tensors)))
     notes, starts_ns = tuple(header.get("notes", ())), tuple(map(int, header.get("starts_ns", "0").split()))

@@ -179,6 +179,12 @@ class Hardware(Document):
         return tuple((tier(link.source), tier(link.target)) for link in self.links.values())
 
     @property
+    def roles(self) -> dict[str, int]:
+        """Ids of tiers by role in plans for any machine: ``compute``, and ``below``, to which its first link leads."""
+        first = next((target for source, target in self.hops if source == self.compute_tier_id), None)
+        return {"compute": self.compute_tier_id} | ({} if first is None else {"below": first})
+
+    @property
     def loads(self) -> dict[int, int]:
         """Tier -> link (ids), the first over which kernels load from there; tiers in order."""
         over = enumerate(zip(self.hops, self.links.values(), strict=True))

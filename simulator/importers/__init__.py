@@ -81,7 +81,11 @@ KINDS: dict[str, ImportKind] = {
         '"messages" & "assistant" | num_prefill_tokens & num_decode_tokens | arrival,prompt,output',
         "read_request_trace",
     ),
-    "torch": ImportKind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
+    "torch": ImportKind(
+        "torch",
+        "a function that makes a PyTorch model, as package.module:function, or a program of torch.export (.pt2)",
+    ),
+    "onnx": ImportKind("onnx", "a model in ONNX"),
 }
 """Name on the command line -> kind."""
 
@@ -132,7 +136,7 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
     stem, about = path.name.partition(".")[0] or "mine", _NEVER.get(path.suffix)
     if about:
         do = f"run `hosim import torch {stem}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
-    elif name := sniff(path):
+    elif name := {".onnx": "onnx", ".pt2": "torch"}.get(path.suffix) or sniff(path):
         do, about = f"run `hosim import {name} {inputs.shown(path)} -o {stem}.yaml`", KINDS[name].about
     elif not path.suffix:
         return

@@ -45,8 +45,10 @@ class Imported:
         Sentences that say what was derived, and from what.
     dropped
         Name of what the file holds but hosim does not use -> number of times.
-    recorded_ns
-        Recorded time of the step [ns]; 0 if unknown.
+    recorded_ns, recorded_bytes
+        Recorded time of the step [ns], and peak of its memory [B]; 0 if unknown.
+    marked_ns
+        What the recording itself says that the step took, by marks of the program [ns]; 0 if it has none.
     """
 
     files: Mapping[str, bytes | Graph | Workload]
@@ -54,6 +56,8 @@ class Imported:
     derived: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     recorded_ns: int = 0
+    recorded_bytes: int = 0
+    marked_ns: int = 0
 
     @property
     def workload(self) -> Workload:
@@ -146,7 +150,8 @@ class Imported:
 
     def _document(self, workload: Workload, places: Mapping[str, Path]) -> bytes:
         """Return the workload as YAML, preceded by comments that say what was derived."""
-        changes: dict[str, Any] = {"graph": places[workload.graph or ""].name} if workload.graph in places else {}
+        named = {"graph": workload.graph or "", "plan": workload.plan or ""}
+        changes: dict[str, Any] = {key: places[end].name for key, end in named.items() if end in places}
         if (requests := workload.requests) is not None and requests.file in places:
             changes["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})
         comments = "".join(f"# {_printable(line)}\n" for line in self.derived)

@@ -22,6 +22,8 @@ from simulator.units import counted, human
 
 ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
+_OLD = {"memcpy": "gpu_memcpy", "memset": "gpu_memset", "operator": "cpu_op", "runtime": "cuda_runtime"}
+"""Categories as PyTorch 1.8 to 1.11 wrote them (in lower case) -> as later versions do."""
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
 # Arguments that a span keeps: with the others, such as shapes, spans would take several times the file's size.
@@ -99,7 +101,7 @@ class Timeline:
         must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
         insist(isinstance(events, list), where, must, type(events).__name__, do)
         self.path, self.device, self.ops, self.marks = path, Spans(), Spans(), Spans()
-        self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
+        self._memory = defaultdict[int, list[tuple[int, int, int, int]]](list)  # by device; -1 is the host
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
         self._stream_waits = dict[int, dict[str, Any]]()  # by correlation
         for event in objects(events, f"{where}: traceEvents", "an event is an object"):
@@ -112,16 +114,18 @@ class Timeline:
         self.device = [span for span in self.device if whole(span.args.get("device")) == busiest]
         for spans in (self.device, self.ops, self.marks):
             spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
-        self.memory = sorted(self._memory[not self.device], key=itemgetter(0))
+        self.memory = sorted(self._memory[busiest if self.device else -1], key=itemgetter(0))
 
     def _add(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
+        cat = _OLD.get(cat, cat)
         args = event["args"] if isinstance(event.get("args"), dict) else {}
         start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur"))
         change = args.get("Bytes")
         if name == "[memory]" and start_ns is not None and type(change) is int and whole(abs(change)):
-            held, on_host = whole(args.get("Total Allocated")), args.get("Device Type") == 0
-            self._memory[on_host].append((start_ns, change, whole(args.get("Addr")), held))
+            device = -1 if args.get("Device Type") == 0 else whole(args.get("Device Id"))
+            held = whole(args.get("Total Allocated"))
+            self._memory[device].append((start_ns, change, whole(args.get("Addr")), held))
             return
         if event.get("ph") != "X":
             self.others[f"events {cat or name[:40]!r}" if event.get("ph") != "M" else "names of threads"] += 1
@@ -134,10 +138,10 @@ class Timeline:
         span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), thread, facts)
         if cat in ON_DEVICE:
             self.device.append(span)
+        elif cat == "user_annotation" or (cat == "cpu_op" and name.startswith(STEP)):
+            self.marks.append(span)
         elif cat == "cpu_op":
             self.ops.append(span)
-        elif cat == "user_annotation":
-            self.marks.append(span)
         elif cat in _CALLS:
             self.launched[span.correlation] = span
         elif args.get("cuda_sync_kind") == "Stream Wait Event":
@@ -213,6 +217,7 @@ def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -
     insist(spans, where, must, "neither kernels, nor operators of the host", do)
     marks = [(mark.name, mark.start_ns) for mark in timeline.marks if mark.name.startswith(STEP)]
     name, window_ns = chosen_step(marks, step, where, recording)
+    recording.marked_ns = len(window_ns) if window_ns.stop < LARGEST else 0
     of_step = [span for span in spans if timeline.launch_ns(span) in window_ns]
     insist(of_step, where, "something runs in the step", f"nothing in {name}", "choose another --step")
     recording.dropped["what ran in other steps"] += len(spans) - len(of_step)
@@ -286,21 +291,36 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
     of_stream = defaultdict[int, list[tuple[int, int]]](list)
     for begin in begins:
         of_stream[ops[begin[1]].more.get("stream", 0)].append(begin)
-    held = before = max(0, changes[0][3] - changes[0][1])
-    live: dict[int, tuple[int, int]] = {}
-    for time_ns, change, address, _ in changes:
-        held += change
-        recording.peak_bytes = max(recording.peak_bytes, held)
+    if not changes[0][3]:
+        text = "The recording states no totals: of what was there before it, only what it frees is known."
+        recording.derived.append(text)
+    held = before = max(0, changes[0][3] - changes[0][1]) if changes[0][3] else _held(timeline, window_ns)
+    live = defaultdict[int, list[tuple[int, int]]](list)  # by address, or by size if none is told: the newest last
+    for time_ns, change, address, total in changes:
+        held = total or held + change
+        recording.peak_bytes, place = max(recording.peak_bytes, held), address or -abs(change)
         if change > 0 and (following := bisect_left(ends, (time_ns, 0))) < len(ends):
-            live[address] = change, ends[following][1]
+            live[place].append((change, ends[following][1]))
         elif change < 0:
-            size, first = live.pop(address, (-change, -1))
+            size, first = live[place].pop() if live[place] else (-change, -1)
             before += change if first < 0 else 0
             launched = begins if first < 0 else of_stream[ops[first].more.get("stream", 0)]
             last = max(first, launched[max(0, bisect_left(launched, (time_ns, 0)) - 1)][1])
             recording.add_lifetime(size, "activation", ops[first] if first >= 0 else None, ops[last])
-    for size, first in live.values():
+    for size, first in (stay for stays in live.values() for stay in stays):
         recording.add_lifetime(size, "activation", ops[first], None)
     if before > 0:
         recording.add_lifetime(before, "weight", None, None)
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
+
+
+def _held(timeline: Timeline, window_ns: range) -> int:
+    """Return what a trace without totals knows to be allocated before a step: by itself, or by what it frees later."""
+    live, held = Counter[int](), 0
+    for time_ns, change, *_ in timeline.memory:
+        held += change if time_ns < window_ns.start else 0
+        if change < 0 and not live[-change]:
+            held -= change
+        else:
+            live[abs(change)] += 1 if change > 0 else -1
+    return held

@@ -121,7 +121,8 @@ def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: 
         return
     group = f"group {short(node.more.get('pg_name') or 'default')}"
     start, stride = (whole(node.more.get(f"global_rank_{key}")) for key in ("start", "stride"))
-    recording.groups.setdefault(group, blocks(world, start, max(1, stride), size))
+    ranks = [start + max(1, stride) * position for position in range(size)]
+    recording.groups.setdefault(group, blocks(world, ranks))
     elements = max(whole(node.more.get(f"{key}_msg_nelems")) for key in ("in", "out"))
     sizes = [view.size_bytes // max(1, elements) for some in (*node.reads, node.writes) for view in some]
     total = sum(storage.size_bytes for storage in op.writes) if not sizes else 0

@@ -7,7 +7,7 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 import orjson
 
 from simulator import formats, inputs
+from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, residency_json
 from simulator.graph import LARGEST, LARGEST_RUN, CollectiveKind, Graph
@@ -160,7 +161,7 @@ class Storage:
     is_written
         Whether an op has written it so far.
     name
-        Name of its tensor.
+        Name of its tensor; default: its number.
     """
 
     size_bytes: int
@@ -212,6 +213,8 @@ class Recording:
         As for an `Imported`; the method `imported` adds to `kept` what the graph tells.
     step_ns, peak_bytes
         Recorded time of the step [ns] and peak of the memory [B]; 0 if unknown.
+    marked_ns
+        As for an `Imported`.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -222,6 +225,7 @@ class Recording:
     dropped: Counter[str] = field(default_factory=Counter)
     step_ns: int = 0
     peak_bytes: int = 0
+    marked_ns: int = 0
 
     def storage(self, size_bytes: int, kind: str = "activation", *, persistent: bool = False) -> Storage:
         """Add a storage."""
@@ -254,7 +258,7 @@ class Recording:
         storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         for position, storage in enumerate(storages):
-            storage.name = f"s{position:0{len(str(len(self.storages)))}d}"
+            storage.name = storage.name or f"s{position:0{len(str(len(self.storages)))}d}"
         for position, op in enumerate(self.ops):
             op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()
@@ -286,13 +290,15 @@ class Recording:
             "most at once": human(most, "B") if most else "",
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
+            "marked step": human(self.marked_ns, "ns") if self.marked_ns else "",
         }
         frees = any(not graph.tensors[t].persistent for t in graph.inputs)
         why = "it frees what was there before it" if frees else "the first warms up, the last is counted"
         about = {"name": name, "title": f"{noun} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
-        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)
+        figures = self.step_ns, self.peak_bytes, self.marked_ns
+        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, *figures)
 
 
 def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[Event], groups: Groups) -> Graph:
@@ -325,15 +331,16 @@ def collective_kind(name: object) -> CollectiveKind | None:
     return KINDS.get(max(filter(plain.startswith, KINDS), key=len, default=""))
 
 
-def blocks(world: int, start: int, stride: int, size: int) -> list[list[int]]:
-    """Divide all ranks into groups like that of the `size` ranks from `start` on, `stride` apart.
-
-    If the ranks do not divide so, return that group alone.
-    """
-    span = stride * size
-    if world % span or start + span - stride >= world:
-        return [[start + i * stride for i in range(size)]]
-    return [[base + off + i * stride for i in range(size)] for base in range(0, world, span) for off in range(stride)]
+def blocks(world: int, ranks: Sequence[int]) -> list[list[int]]:
+    """Divide all ranks into groups like that of some, each shifted; if they do not divide so, return that alone."""
+    taken, alike = set[int](), list[list[int]]()
+    for first in range(world if world <= MOST_RANKS else 0):
+        if first not in taken:
+            alike.append([first + rank - ranks[0] for rank in ranks])
+            if not taken.isdisjoint(alike[-1]) or not 0 <= min(alike[-1]) <= max(alike[-1]) < world:
+                return [list(ranks)]
+            taken.update(alike[-1])
+    return alike if list(ranks) in alike else [list(ranks)]
 
 
 def read_graph(source: str | Path, *, views: residency_json.Views = "reads") -> Imported:

@@ -9,7 +9,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -17,11 +21,14 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
+from simulator import inputs
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph
+from simulator.graph import HOST, Graph, TensorKind
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import Storage, graph_of, unique
@@ -32,16 +39,26 @@ from simulator.workload import Workload
 
 __all__ = ["capture", "fake"]
 
+Captured = Literal["train", "prefill", "decode"]
+"""What a step is."""
+_PHASES = {"train": "forward", "prefill": "prefill", "decode": "decode"}
+_TITLES = {"prefill": "A prefill", "decode": "A step of decode"}
 
-def fake() -> AbstractContextManager[None]:
+
+def fake(ranks: int | None = None) -> AbstractContextManager[None]:
     """Create models, optimizers and inputs of any size in this context: their tensors have shapes but no memory.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks that a step is for, of which the first runs; default: those of the process group that there is.
 
     Raises
     ------
     ConfigError
         If torch is not installed.
     """
-    context: AbstractContextManager[None] = _part("torch_run").fake_mode()
+    context: AbstractContextManager[None] = _part("torch_run").fake_mode(ranks)
     return context
 
 
@@ -52,9 +69,10 @@ def capture(
     loss: Callable[[Any], Any] | None = None,
     name: str = "",
     free_early: bool = False,
+    phase: Captured = "train",
     **named_inputs: Any,
 ) -> Imported:
-    """Capture a training step as a graph: forward, backward and the optimizer's step.
+    """Capture a training step as a graph: forward, backward and the optimizer's step; or a step of inference.
 
     The step runs twice under fake tensors, which use no memory; the second run is recorded, as the optimizer then has
     its state. A module that was made outside `fake` is copied and stays unchanged. Ops are those of a real step on the
@@ -78,6 +96,10 @@ def capture(
         Name of the workload; default: that of the module's class, or of the function.
     free_early
         Whether to free each storage after its last use, even if PyTorch keeps it longer.
+    phase
+        What the step is: training (train); or, without gradients, reading prompts (prefill) or adding tokens (decode).
+        What its caches hold is then a KV cache: inputs of a class named so, or given as ``past_key_values`` or
+        ``cache``.
     **named_inputs
         Keyword arguments of the step, such as ``labels``.
 
@@ -100,38 +122,53 @@ def capture(
     if isinstance(optimizer, str):
         kinds = {name.lower(): kind for name, kind in vars(run.torch.optim).items() if isinstance(kind, type)}
         optimizer = kinds.get(optimizer.lower(), optimizer)
+    insist(phase in _PHASES, f"capture of {kind}, phase", f"it is {', '.join(_PHASES)}", repr(phase), "choose one")
+    must, found = f"a step of {phase} has neither loss nor optimizer", "one beside it"
+    insist(phase == "train" or (optimizer is None and loss is None), f"capture of {kind}", must, found, "remove it")
     for option, given, such in (("optimizer", optimizer, "torch.optim.AdamW"), ("loss", loss, "my_loss")):
         fits = given is None or callable(given) or isinstance(given, run.Optimizer)
         must, found = f"{option} is a function, such as {such}", repr(given)
         insist(fits, f"capture of {kind}, {option}", must, found, "write it without quotes, or leave it out")
     with run.config_errors(kind), run.fake_mode():
         if is_module:
-            step = run.step_of(*run.copied(step, optimizer), loss)
+            module, optimizer = run.copied(step, optimizer)
+            step = run.step_of(module, optimizer, loss) if phase == "train" else module
+        step = step if phase == "train" else run.torch.no_grad()(step)
         args, kwargs = run.faked((inputs, named_inputs))
         with run.ModuleWatch() as watched:
             watched.compiled = compiled
             step(*args, **kwargs)
-            with recorder.OpRecorder(watched, (args, kwargs)) as record:
-                _returned = step(*args, **kwargs)  # alive until the step ends
+            with recorder.OpRecorder(watched, (args, kwargs), _PHASES[phase]) as record:
+                returned = step(*args, **kwargs)  # alive until the step ends
+                record.grow(returned)
     how = "The second of two steps was recorded, on fake CPU tensors; code that asks for CUDA gets these, too."
     return imported(name or kind, record, free_early=free_early, how=how)
 
 
-def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
+def read_torch(
+    source: str, *, phase: Captured = "train", name: str = "", free_early: bool = False, ranks: int = 1
+) -> Imported:
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
     The function's code runs with your permissions: name only one that you trust. It returns a module, or a function
     that runs a step, and its inputs: ``return model, tokens``. A dictionary at the end holds keyword inputs and options
     of `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
 
+    Of a program that `torch.export.save` wrote, one run on its example inputs is captured, without gradients. PyTorch
+    loads it, weights alone where it would unpickle, but evaluates what the file states as a symbolic size.
+
     Parameters
     ----------
     source
-        The function, as ``package.module:function``.
+        The function, as ``package.module:function``, or the program, a file whose name ends in ``.pt2``.
+    phase
+        What the step is: training (train); or, without gradients, reading prompts (prefill) or adding tokens (decode).
     name
         Name of the workload; default: that of the module's class, or of the step.
     free_early
         Whether to free each storage after its last use, even if PyTorch keeps it longer.
+    ranks
+        Number of ranks that the step is for, of which the first runs.
 
     Raises
     ------
@@ -139,13 +176,48 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
         If there is no such function, or as for `hosim.torch.capture`.
     """
     where = f"import torch {source}"
+    if source.endswith(".pt2"):
+        step, args, named_inputs = _program(Path(source))
+        return capture(step, *args, **named_inputs, name=name or named(Path(source).stem), free_early=free_early)
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
-        with _part("torch_run").config_errors(where), fake():
-            made = find()()
+        with _part("torch_run").config_errors(where), fake(ranks):
+            found = find()
+            made = found() if phase == "train" else _part("torch_run").torch.no_grad()(found)()
         if isinstance(made, Imported):
             return made
         parts, options = parts_of(where, made)
-        return capture(*parts, **{"name": name, "free_early": free_early, **options})
+        return capture(*parts, **{"phase": phase, "name": name, "free_early": free_early, **options})
+
+
+def _program(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return what runs a program of torch.export, with fake weights, and its example inputs by position and name."""
+    run, where, level = _part("torch_run"), inputs.shown(path), logging.root.manager.disable
+    must, do = "torch.export.load reads the file", "save it again, by the PyTorch that is installed here"
+    try:
+        with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
+            unpacked, size = sum(item.file_size for item in archive.infolist()), path.stat().st_size
+        insist(unpacked <= size, where, "what a program holds is stored as it is", "packed", do)
+        logging.disable()  # it also logs what is raised
+        with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"), warnings.catch_warnings(action="ignore"):
+            program = run.torch.export.load(path)
+            module = run.torch.export.unflatten(program)
+        args, named_inputs = program.example_inputs
+    except ConfigError:
+        raise
+    except Exception as error:
+        found = error.__context__ or error  # PyTorch raises another one
+        raise ConfigError(where, must, f"{type(found).__name__}: {found}", do) from None
+    finally:
+        logging.disable(level)
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            held.update(run.faked(held))
+
+    def step(*args: Any, **named_inputs: Any) -> Any:
+        with run.torch.no_grad():
+            return module(*args, **named_inputs)
+
+    return step, args, named_inputs
 
 
 @contextmanager
@@ -219,7 +291,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
     kept = {"parameters": amount(parameters)} if parameters else {}
-    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph).max()), "B")
+    here = (t for t in range(len(graph.tensors)) if t not in graph.made_on_host)
+    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph, here).max()), "B")
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
@@ -230,8 +303,17 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     ]
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
+    if left := [graph.tensors[t].size_bytes for index in graph.on_host for t in graph.ops[index].writes]:
+        how = "What lies there is copied in where it is read; ops on it run on the accelerator."
+        derived.append(f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {how}")
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
+    if met := sum(map(len, next(iter(record.groups.values()), []))):
+        shares = prod(record.shares.values())
+        derived.append(
+            f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."
+        )
+        record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
@@ -241,20 +323,31 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
         derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
     if record.again:
         derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
-    about = {"name": named(name), "title": f"A training step of {name}, captured from PyTorch", "graph": ".jsonl"}
+    if caches := sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE):
+        how = "one that grows by copies is one tensor, and its old copy a workspace."
+        derived.append(f"Caches, {human(caches, 'B')}, are as long as they are after this step; {how}")
+    kind = "A training step" if any(op.phase == "backward" for op in graph.ops) else _TITLES.get(record.phase, "A run")
+    about = {"name": named(name), "title": f"{kind} of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
     outputs = "freed" if free_early else "kept"
     workload = Workload.model_validate({**about, "outputs": outputs, "assumed": assumed, **record.batch})
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 
 
+def _leaves(call: Any) -> bool:
+    """Tell whether an op that was recorded is a copy to the host."""
+    return bool(call.more.get("device") == HOST)
+
+
 def _held_bytes(record: Any) -> list[int]:
     """Return, for each op, the bytes of storages that PyTorch still holds after their last use [B]."""
-    last = {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
-    change = [0] * (len(record.calls) + 1)
+    last = dict.fromkeys(record.before, -1)  # unless an op uses them
+    last |= {old: index - 1 for old, index in record.replaced.items()}
+    last |= {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
+    change, on_host = [0] * (len(record.calls) + 1), {s for call in record.calls if _leaves(call) for s in call.writes}
     for storage, use in last.items():
         died = record.died.get(storage, 0)
-        if died > use + 1 and not storage.persistent:
+        if died > use + 1 and (use < 0 or not storage.persistent) and storage not in on_host:
             change[use + 1] += storage.size_bytes
             change[died] -= storage.size_bytes
     return list(accumulate(change[:-1]))
@@ -266,7 +359,8 @@ def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
     for call, size_bytes in zip(record.calls, held_bytes, strict=True):
         call.more["workspace_bytes"] = size_bytes
         storages |= call.reads | call.writes
+    storages |= {storage: None for storage in record.before if storage not in record.died}  # perhaps no op uses them
     for storage in storages:
         storage.stays = storage.is_written and storage not in record.died
         storage.name = unique(storage.name, taken)
-    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, {})
+    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, record.groups)

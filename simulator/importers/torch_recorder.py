@@ -12,27 +12,25 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, run_fallback_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
-from simulator.graph import LARGEST_RUN
+from simulator.graph import HOST, LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
-from simulator.importers.recordings import Event, Storage, unique
-from simulator.importers.torch_run import ModuleWatch, Site, line_of, tensors
+from simulator.importers.recordings import Event, Storage, blocks, unique
+from simulator.importers.torch_caches import cached
+from simulator.importers.torch_devices import Accelerated
+from simulator.importers.torch_numbers import RECURRENT, RECURRENT_BACK, DispatchedOp, numbers, touched
+from simulator.importers.torch_ranks import met, number, runs_backward, tensors
+from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
-# Data type -> key of a machine's peaks.
-_DTYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "int8",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
 # Ops that only allocate.
 _ROOM = {
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
@@ -43,24 +41,16 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 # Ops that update the running statistics that they are given, which their schema does not say, if what follows those (to
 # train, or a momentum) is not zero.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
-# Ops that read at most as many bytes of their first argument as they write.
-_PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
+# FSDP's copy of shards into what is gathered, which it does not say that it writes.
+_COPY_IN = "fsdp.all_gather_copy_in.default"
+# A copy to the host: what it reads is brought there, which takes the time.
+_OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
+# Phases with caches.
+_CACHED = ("prefill", "decode")
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
 
-def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count the FLOPs of a grouped matmul: its groups of rows, or columns, together are all rows, or columns."""
-    return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
-
-
-def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count the FLOPs of a recurrent layer: each token meets both of its matrices."""
-    return 2 * int(first.shape[0] * first.shape[1] * (into.numel() + within.numel()))
-
-
-# A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors.
-_RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
 # Op -> the argument whose type some of its results have, and which; of arguments of several types they have another one
 # under fake tensors.
 _STATISTICS, _FIRST = slice(1, None), slice(1)
@@ -69,29 +59,6 @@ _TYPES = {
     _aten.native_batch_norm: (1, _STATISTICS), _aten.native_group_norm_backward: (1, _FIRST),
     _aten.mse_loss_backward: (1, _FIRST), _aten.smooth_l1_loss_backward: (1, _FIRST),
 }  # fmt: skip
-# Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
-_COUNTED = {**flop_registry, _aten._grouped_mm: _grouped_flops, _RECURRENT: _recurrent_flops}
-_COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
-_FLASH = "_scaled_dot_product_flash_attention"
-for _back in ("", "_backward"):
-    _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
-
-
-class DispatchedOp(NamedTuple):
-    """A call of PyTorch: function, arguments and result; and the tensors that it was given, changed, and made."""
-
-    func: Any
-    args: Any
-    kwargs: Any
-    made: Any
-    given: list[torch.Tensor]
-    changed: list[torch.Tensor]
-    new: list[torch.Tensor]
-
-    @property
-    def packet(self) -> Any:
-        """The function, whatever its overload."""
-        return self.func._overloadpacket
 
 
 def _as_real(packet: Any, args: Any, made: Any) -> Any:
@@ -114,7 +81,9 @@ def _as_real(packet: Any, args: Any, made: Any) -> Any:
 
 @cache
 def _writes(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return position and name of the arguments that an op writes."""
+    """Return position and name of the arguments that an op writes; collectives do not say so."""
+    if func.namespace == "c10d":
+        return ((0, ""),)
     arguments = enumerate(func._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
@@ -134,12 +103,6 @@ def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
     return dict(zip(("batch", "sequence"), first.shape[: 1 + is_ids], strict=False))
 
 
-def _touched(tensor: torch.Tensor) -> int:
-    """Return how many bytes of its storage a tensor covers [B]."""
-    shown: int = tensor.numel() * tensor.element_size()
-    return min(shown, int(tensor.untyped_storage().nbytes()))
-
-
 class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Records the ops that run while it is entered.
 
@@ -149,48 +112,104 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         Follows modules and optimizers.
     inputs
         The user's arguments of the step.
+    phase
+        Phase of ops that are neither backward nor the optimizer's.
 
     Attributes
     ----------
     calls
         The ops in the order in which they ran.
+    before
+        Storages that inputs, modules and optimizers hold when the step begins, whether an op uses them or not; without
+        counts of steps, which the host keeps.
+    replaced
+        Storage of a cache that a larger one replaced, which is its tensor -> number of ops before that was made.
     died
         Storage -> number of ops that had run when PyTorch freed it; storages without an entry outlive the step.
     folded
         Reason why a call is no op of the graph -> number of calls.
     batch
         Batch and sequence of the step, as far as its inputs tell.
+    phase
+        As given.
     lines, again, copied
         Number of ops with a source line; of ops in backward that run forward ops again, and that copy for updates in
         place of views.
     """
 
-    def __init__(self, watch: ModuleWatch, inputs: Any) -> None:
+    def __init__(self, watch: ModuleWatch, inputs: Any, phase: str = "forward") -> None:
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
         self.lines = self.again = self.copied = 0
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
-        self._last = "optimizer"
-        for position, tensor in enumerate(tensors(inputs)):
-            self._storage(tensor, f"input{position}", "input", persistent=True)
-        for name, kind, tensor in watch.owned():
-            self._storage(tensor, name, kind, persistent=True)
+        self.shares = dict[str, int]()  # groups that reduce gradients of samples that each rank has alone
+        self._last, self.groups = "optimizer", dict[str, list[list[int]]]()
+        self._ranges, self._copied_out = list[str](), 0  # names of profiler ranges; where ops gather that come later
+        self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
+        self._inputs, self.phase, self.replaced = inputs, phase, dict[Storage, int]()
+        caches = [
+            (path, "kv_cache", tensor) for path, tensor in (cached(inputs[1], inputs) if phase in _CACHED else ())
+        ]
+        given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
+        for name, kind, owned in (*caches, *given, *watch.owned()):
+            for tensor in tensors([owned]):
+                storage = self._storage(tensor, name, kind, persistent=True)
+                if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
+                    self.before[storage] = None
+        self._caches = {path: self._storage(tensor) for path, _, tensor in caches}
+
+    def _cached(self, returned: Any) -> list[tuple[str, torch.Tensor]]:
+        """Return path and tensor of what caches hold now."""
+        return [*cached(self._inputs[1], (self._inputs, returned))] if self.phase in _CACHED else []
+
+    def grow(self, returned: Any) -> None:
+        """Make what caches hold after the step one with what they held before, where that is gone."""
+        news = dict[Storage, Storage]()
+        for path, tensor in self._cached(returned):
+            new, old = self._storage(tensor), self._caches.get(path)
+            new.kind = "kv_cache"
+            if old is not None and old in self.died and new.is_written and not new.persistent:
+                news[old] = new
+                old.persistent, new.persistent, new.name = False, True, old.name
+        for index, call in enumerate(self.calls):
+            self.replaced |= {
+                old: index for old, new in news.items() if new in call.writes and old not in self.replaced
+            }
+            call.reads, call.writes = ({news.get(s, s): None for s in used} for used in (call.reads, call.writes))
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
         """Return the storage of a tensor; add it if it is new."""
         memory = tensor.untyped_storage()
         if id(memory) not in self._by_id:
-            storage = Storage(self.size_of(memory), kind or "activation", persistent, name=name)
-            self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._note_death, id(memory), storage))
+            self._add(memory, Storage(self.size_of(memory), kind or "activation", persistent, name=name))
         return self._by_id[id(memory)][0]
+
+    def _add(self, memory: Any, storage: Storage) -> None:
+        self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._note_death, id(memory), storage))
+
+    def _note_resize(self, memory: Any, size: int) -> Any:
+        """Resize a storage: so FSDP frees weights that it gathered, and makes room for them again."""
+        before, made = memory.nbytes(), self._resize(memory, size)
+        if id(memory) in self._by_id:
+            self._note_death(id(memory), self._by_id[id(memory)][0], None)
+        if not before:
+            self._add(memory, Storage(size, "weight"))
+        return made
 
     def size_of(self, memory: Any) -> int:
         """Return the size of a storage [B]."""
         return int(memory.nbytes())
 
+    def __enter__(self) -> Any:
+        self._resize = torch.UntypedStorage.resize_
+        if number() > 1:
+            torch.UntypedStorage.resize_ = lambda memory, size: self._note_resize(memory, int(size))
+        return super().__enter__()
+
     def __exit__(self, *raised: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize
         super().__exit__(*raised)
         self._by_id.clear()  # storages that still exist outlive the step
 
@@ -198,7 +217,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.died[storage] = len(self.calls)
         self._by_id.pop(key, None)
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # it calls ops on what it wraps
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
         # An argument that no op of the step has made existed before.
@@ -209,6 +230,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
         if func._overloadpacket in UPDATES and args[5]:
             changed += tensors(args[3:5])
+        if str(func) == _COPY_IN:
+            changed += tensors(made[:1])
+        if func.namespace == "profiler":
+            self._ranges = [*self._ranges, str(args[0])] if isinstance(args[0], str) else self._ranges[:-1]
         ops_before = len(self.calls)
         if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
@@ -217,7 +242,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Call a function of PyTorch, which is given these tensors."""
-        if func._overloadpacket in (_RECURRENT, _RECURRENT_BACK) and isinstance(given[0], FakeTensor):
+        if func._overloadpacket in (RECURRENT, RECURRENT_BACK) and isinstance(given[0], FakeTensor):
             return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
         made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
         if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
@@ -231,25 +256,30 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Record a call as an op, unless it folds; `arguments` are storages that existed before the call."""
         node = torch._C._current_autograd_node()
         is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
+        is_backward |= number() > 1 and runs_backward(sys._getframe(2))
         site = self._site(node, arguments, is_update=is_update)
         if hasattr(node, "variable"):
             self._name_gradients(node.variable, ran.changed or list(tensors(ran.made)))
         if reason := self._reason_to_fold(ran):
             self.folded[reason] += 1
             return
+        if ran.packet is _aten.topk:
+            self._each[ran.made[1].numel(), ran.args[0].shape[-1]] = ran.args[1]
         changed, fresh = (dict.fromkeys(map(self._storage, part)) for part in (ran.changed, ran.new))
-        is_whole = ran.packet in _FILLS and all(_touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
+        is_whole = ran.packet in _FILLS and all(touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
+        for shard in arguments if is_update and number() > 1 else ():
+            shard.kind = "gradient" if shard.kind == "activation" else shard.kind
         reads = [s for s in arguments if s not in blind and s.name and s.size_bytes]
         written = fresh | changed if ran.packet in UPDATES else changed | fresh
         writes = [s for s in written if s.size_bytes]
         is_read = not ran.changed and next(tensors(ran.made), None) is None  # as `item` does, which needs the bytes
         if not (writes or (is_read and reads)):
             return
-        phase = "update" if is_update else "backward" if is_backward else "forward"
-        line = f"@{site.line}" if site.line else ""
-        is_again = is_backward and bool(self.watch.stack)
-        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{ran.packet.__name__}{line}"
+        phase = "update" if is_update else "backward" if is_backward else self.phase
+        is_again, is_copy = is_backward and bool(self.watch.stack), Accelerated.to_host
+        did = "to_host" if is_copy else ran.packet.__name__
+        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{did}{site.line and f'@{site.line}'}"
         name = unique(name, self._taken)
         for position, storage in enumerate(writes):
             storage.is_written = True
@@ -258,12 +288,46 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 storage.kind = "workspace" if phase == "update" else storage.kind
         self.lines += bool(site.line)
         self.again += is_again
-        self.copied += is_backward and node.name().endswith("CopySlices")
+        self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))
+        work = _OF_HOST if is_copy else numbers(ran, sources, self._each)
+        op = Event(name, *used, {"phase": phase, **work})
+        self.calls.insert(self._place(phase), op)
+        if ran.func.namespace not in ("aten", "prims"):
+            self._meet(ran, op, site.line or name)
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
+
+    def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
+        """Make an op a collective, if it is one."""
+        if (meeting := met(ran.func, ran.args, where)) is None:
+            return
+        (kind, group, ranks), is_backward = meeting, op.more["phase"] == "backward"
+        self.groups.setdefault(group, blocks(number(), ranks))
+        if is_backward and "reduce" in kind and ran.func.namespace == "c10d":  # of FSDP or DDP
+            self.shares[group] = len(ranks)
+        got = [*ran.changed, *ran.new]
+        sent = [tensor for tensor in ran.given if all(tensor is not other for other in got)]
+        size_bytes = max(sum(map(touched, sent)), sum(map(touched, got)))
+        op.is_collective, op.more["collective"] = True, Collective(kind, group, size_bytes)
+        for bucket in op.writes if is_backward else ():
+            bucket.kind = "gradient" if bucket.kind == "input" else bucket.kind
+
+    def _place(self, phase: str) -> int:
+        """Return where an op stands: last, but where FSDP gathers forward, when the unit before has been copied out.
+
+        So it is on CUDA, where the host runs ahead: a gather waits for the copy out of the unit before the one that
+        computes (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13,
+        torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Backward, FSDP itself gathers ahead.
+        """
+        doing = self._ranges[-1] if self._ranges else ""
+        if doing.startswith("FSDP::all_gather ") and phase == "forward" and self._copied_out:
+            self._copied_out += 1
+            return self._copied_out - 1
+        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and phase == "forward"
+        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if phase == "forward" else 0
+        return len(self.calls)
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:
         """Return the reason why a call is no op of the graph; empty if it is one."""
@@ -279,7 +343,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Name the storages that become the gradient of a parameter."""
         for storage in map(self._storage, grads):
             if storage.kind == "activation":
-                storage.kind, storage.name = "gradient", f"{self._storage(parameter).name}.grad"
+                storage.kind, storage.name = "gradient", f"{self._storage(*tensors([parameter])).name}.grad"
 
     def _site(self, node: Any, arguments: list[Storage], *, is_update: bool) -> Site:
         """Return the source of the op that runs now; `node` is its node of backward, or None."""
@@ -289,7 +353,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 self._last = (owned.kind != "weight" and owned.name.rpartition(".")[0]) or owned.name
             return Site(self._last, line_of(sys._getframe(2)))
         if hasattr(node, "variable"):
-            return Site(self._storage(node.variable).name, "")
+            return Site(self._storage(*tensors([node.variable])).name, "")
         if node is None or self.watch.stack:
             site = Site(self.watch.stack[-1] if self.watch.stack else "step", line_of(sys._getframe(2)))
             first = self._first.setdefault(site.path, site)
@@ -302,23 +366,5 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         return site
 
 
-def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
-    """Return traffic, FLOPs, class and data type of an op that reads `sources`."""
-    flops, name, targets = _COUNTED.get(ran.packet), ran.packet.__name__, [*ran.changed, *ran.new]
-    write_bytes = sum(map(_touched, targets))
-    read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
-    if ran.packet in _PICKS:
-        read_bytes[0] = min(read_bytes[0], write_bytes)
-    dtype = next((_DTYPES[t.dtype] for t in (*sources, *targets) if t.dtype in _DTYPES), "fp32")
-    if flops and dtype == "fp32":
-        backend = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
-        dtype = "tf32" if backend.allow_tf32 else dtype
-    fields: OpFields = {"read_bytes": sum(read_bytes), "write_bytes": write_bytes, "dtype": dtype}
-    fields["flops"] = int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0
-    fields["op_class"] = "vector" if not flops else "attention" if "attention" in name else "matmul"
-    fields["repeatable"] = torch.Tag.nondeterministic_seeded not in ran.func.tags
-    return fields
-
-
 # Phase -> its short form in names of ops.
-_SHORT = {"forward": "fwd", "backward": "bwd", "update": "update"}
+_SHORT = {"forward": "fwd", "backward": "bwd", "update": "update", **{phase: phase for phase in _CACHED}}

@@ -106,8 +106,8 @@ def _cache(model: DecoderModel, dtypes: Dtypes) -> tuple[str, dict[str, Any]]:
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
     text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows, *(states if stateful else ())))
-    numbers = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
-    return text, numbers | {"state_bytes": stateful["bytes"]}
+    counts = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
+    return text, counts | ({"state_bytes": stateful["bytes"]} if stateful else {})
 
 
 def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:

@@ -212,7 +212,7 @@ class Case:
         """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""
         index = next(index for index, graph in enumerate(self.job.graphs) if graph is problem.graph)
         file = path.replace("*", list(folder_names(self.job.labels).values())[index])
-        return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
+        return replace(formats.read_plan(Path(file), problem.graph, problem.tiers, problem.hardware.roles), file=name)
 
 
 def rows_named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:

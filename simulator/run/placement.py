@@ -17,7 +17,8 @@ from simulator.plan import FREE
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     """Resolve the homes of a scenario; the last match wins.
 
-    Without one, persistent tensors live in the compute tier, those that ops of the host alone use in their tier.
+    Without one, persistent tensors live in the compute tier, those that ops of the host alone use in their tier, and
+    those that the workload calls remote in the tier below.
 
     Parameters
     ----------
@@ -42,7 +43,8 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     for home, graph in zip(homes, graphs, strict=True):
         for t in graph.of_host:
             home[t] = hardware.host_tier_id
-    for pattern, tier in loaded.scenario.homes.items():
+    stated = {pattern: _below(loaded) for pattern in getattr(loaded.workload, "remote", ())} | loaded.scenario.homes
+    for pattern, tier in stated.items():
         chosen = [graph.matching(pattern) for graph in graphs]
         _check_home(loaded, graphs, pattern, chosen)
         for home, matches in zip(homes, chosen, strict=True):
@@ -51,10 +53,18 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     return [tuple(home) for home in homes]
 
 
+def _below(loaded: Loaded) -> str:
+    """Return the tier to which the first link of the compute tier leads."""
+    hardware, must = loaded.hardware, "a machine for remote tensors has a tier below the compute tier"
+    insist("below" in hardware.roles, f"hardware {hardware.name!r}, links", must, "none", "add a link to it")
+    return hardware.tier_names[hardware.roles["below"]]
+
+
 def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: Sequence[Sequence[int]]) -> None:
     """Refuse a home of no tensor, and another tier than the compute tier for tensors that no step keeps there."""
-    tier, compute_tier = loaded.scenario.homes[pattern], loaded.hardware.compute_tier
-    where = loaded.place("homes", pattern)
+    compute_tier, is_remote = loaded.hardware.compute_tier, pattern not in loaded.scenario.homes
+    tier = _below(loaded) if is_remote else loaded.scenario.homes[pattern]
+    where = loaded.place("remote", of="workload") if is_remote else loaded.place("homes", pattern)
     kinds = sorted({tensor.kind for graph in graphs for tensor in graph.tensors})
     must = f"a home is for a kind of tensor that there is ({', '.join(kinds)}), or for names that some tensor has"
     first = next((tensor.name for graph in graphs for tensor in graph.tensors), None)

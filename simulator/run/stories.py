@@ -15,6 +15,8 @@ from simulator.catalog import Named
 from simulator.errors import CapacityError, insist
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
+from simulator.importers.imported import Imported
+from simulator.importers.kineto import UNTIMED
 from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.decide import decided
@@ -254,12 +256,73 @@ def replay_recording(graph: Graph) -> tuple[int, int]:
     return row["step_ns"], row["peak_hbm_bytes"]
 
 
-def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0) -> str:
-    """Replay a recorded step, and return how far it is off as text; parameters and errors as for `replay_recording`.
+_AGREES, _MARKED = 0.01, 0.1
+"""Shares by which a replay may miss its recording, and a recording its own marks: docs/evidence/recordings.md."""
 
-    `untimed` is the number of kernels, copies and fills that have no time in the recording; neither time has them.
+
+def step_shares(graph: Graph) -> dict[str, float]:
+    """Return who explains which share of a recorded step: the ops that ran, the host's launches, or nobody (ops idle).
+
+    Ops `host` and `idle` fill a recorded step up; a share is that of the replay in which they take no time. Parameters
+    and errors as for `replay_recording`.
     """
-    step_ns, peak_bytes = replay_recording(graph)
+    fills = ("/idle", "/host"), ("/idle",), ()
+    ran_ns, launched_ns, step_ns = (replay_recording(_without(graph, names))[0] for names in fills)
+    parts = {"ops that ran": ran_ns, "launches of the host": launched_ns - ran_ns, "idle": step_ns - launched_ns}
+    return {name: part_ns / max(1, step_ns) for name, part_ns in parts.items()}
+
+
+def _without(graph: Graph, names: tuple[str, ...]) -> Graph:
+    """Return a recorded step in which fills of these names take no time; kernels of such names are repeatable."""
+    ops = (replace(op, duration_ns=0) if op.name.endswith(names) and not op.repeatable else op for op in graph.ops)
+    return replace(graph, ops=tuple(ops)) if names else graph
+
+
+def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0, *, peak_bytes: int = 0, marked_ns: int = 0) -> str:
+    """Replay a recorded step, and return how far it is off as text, with warnings where recording and replay disagree.
+
+    Parameters
+    ----------
+    graph, recorded_ns
+        One step, and its recorded time [ns].
+    untimed
+        Number of kernels, copies and fills that have no time in the recording; neither time has them.
+    peak_bytes, marked_ns
+        Recorded peak of the memory [B], and time between the marks of the program [ns]; 0 if unknown.
+
+    Raises
+    ------
+    HosimError
+        If it cannot be replayed.
+    """
+    step_ns, held_bytes = replay_recording(graph)
     times = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
+    peak = f"peak {human(held_bytes, 'B')}" + (f", recorded {human(peak_bytes, 'B')}" if peak_bytes else "")
     without = f"; {untimed:,} kernels, copies and fills without a time are in neither" if untimed else ""
-    return f"{times} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}{without}"
+    contradictions = (
+        _contradiction(step_ns, recorded_ns, "ns", "replay and recording of the step", _AGREES),
+        _contradiction(held_bytes, peak_bytes, "B", "peaks of replay and recording", _AGREES),
+        _contradiction(recorded_ns, marked_ns, "ns", "the step on the device, and from mark to mark,", _MARKED),
+    )
+    off = f"{100 * (step_ns / recorded_ns - 1):+.2f} %"
+    return "\n".join((f"{times} ({off}), {peak}{without}", *filter(None, contradictions)))
+
+
+def _contradiction(found: int, recorded: int, unit: str, both: str, most: float) -> str:
+    """Return a warning if two figures, if the second is known, differ by more than a share."""
+    off = found / recorded - 1 if recorded else 0
+    shown = f"{human(found, unit)} and {human(recorded, unit)} ({100 * off:+.1f} %)"
+    return f"warning: {both} contradict one another: {shown}" if abs(off) > most else ""
+
+
+def replayed(imported: Imported) -> dict[str, Any]:
+    """Return what the replay of an imported step tells: its text, who explains it, warnings; nothing without times.
+
+    Parameters and errors as for `replay_recording`.
+    """
+    if imported.graph is None or not imported.recorded_ns:
+        return {}
+    figures = {"peak_bytes": imported.recorded_bytes, "marked_ns": imported.marked_ns}
+    text = as_recorded(imported.graph, imported.recorded_ns, imported.dropped.get(UNTIMED, 0), **figures)
+    replay, *warnings = text.splitlines()
+    return {"explained": step_shares(imported.graph), "replay": replay, "warnings": warnings}

@@ -132,6 +132,11 @@ class Workload(Document):
         With phase ``serve``: how many ranks prefill (``batch`` prompts of ``sequence`` tokens each), how many decode.
     graph
         Instead of a model: a ``hosim-graph/1`` file, or a recorded ``residency-trace/1``, relative to this document.
+    plan
+        A recorded plan of the graph, relative to this document: a ``hosim-plan/1`` file. A run without a scenario has a
+        row ``recorded`` of it.
+    remote
+        Patterns of tensors of the graph whose home is the tier below the compute tier, unless a scenario names another.
     views
         In a recorded trace, whether an op that only makes a view of a tensor ``reads`` it, or ``writes`` it, too.
     outputs
@@ -167,6 +172,8 @@ class Workload(Document):
     in_place: tuple[str, ...] = ()
     requests: Requests | None = None
     graph: str | None = None
+    plan: str | None = None
+    remote: tuple[str, ...] = ()
     views: Literal["reads", "writes"] = "reads"
     outputs: Literal["kept", "freed"] = "kept"
     steps: Count = 2
@@ -234,6 +241,9 @@ class Workload(Document):
         for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
+        for key in ("plan", "remote"):
+            must = f"{key} is of a graph from a file"
+            require(self.graph or not getattr(self, key), must, "a model", key, do=f"remove {key}")
         must, is_read = "views are of a graph from a file", self.graph or "views" not in self.model_fields_set
         require(is_read, must, "a model", "views", do="remove views")
         for key, phases in _PHASES.items():

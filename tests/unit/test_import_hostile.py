@@ -15,6 +15,7 @@ from recorded import (
     chakra,
     chakra_node,
     message,
+    of_1_9,
     piece,
     profiled,
     saved,
@@ -25,7 +26,7 @@ from recorded import (
 
 import simulator as hosim
 from simulator.errors import ConfigError
-from simulator.formats import graph_jsonl
+from simulator.formats import graph_jsonl, read_plan
 from simulator.importers import refuse_foreign, sniff
 from simulator.run.stories import as_recorded, replay_recording
 
@@ -58,10 +59,27 @@ def linked(random: Random) -> list[dict]:
         more |= {"is_cpu_op": random.random() < 0.5} if random.random() < 0.8 else {}
         more |= {"comm_type": random.randrange(12), "comm_size": 64, "num_ops": random.choice((0, 5, 1 << 63))}
         more |= {"reads": tensors[:2], "writes": tensors[2:]}
+        more |= {"tensor_size": random.choice((64, 64, 128, 1 << 61))} if random.random() < 0.98 else {}
         took = random.choice((0, 3, 1 << 50, 1 << 63))
-        nodes.append({"number": number, "name": "aten::x(0)", "kind": random.choice((4, 4, 4, 7, 2, 9)), "after": after,
+        nodes.append({"number": number, "name": "aten::x(0)", "kind": random.choice(KINDS_OF_NODES), "after": after,
                       "took": took, "start": random.choice((0, 0, 7, 1 << 63)), **more})  # fmt: skip
     return nodes
+
+
+KINDS_OF_NODES = (4, 4, 4, 4, 7, 2, 3, 5, 6, 9)
+
+
+def chakra_json(random: Random) -> bytes:
+    """A trace in one of the JSON forms of Chakra."""
+    nodes = [{"id": one["number"], "type": one["kind"], "name": one["name"], "data_deps": one["after"],
+              "runtime": one["took"], "is_cpu_op": False, "tensor_size": one.get("tensor_size", 0), "rf_id": "7",
+              "inputs": {"values": str(one["reads"])}} for one in linked(random)]  # fmt: skip
+    if random.random() < 0.5:
+        return json_bytes({"workload_graph": nodes}, random)
+    attrs = [{"name": "tensor_size", "uint64Val": "64"}, {"name": "op_schema", "stringVal": RELU}]
+    nodes = [changed({**node, "attr": attrs}, random) if random.random() < 0.1 else node for node in nodes]
+    found = b"".join(json.dumps(one).encode(errors="replace") for one in ({"version": "0.0.4"}, *nodes))
+    return broken(found, random) if random.random() < 0.3 else found
 
 
 def chakra_bytes(random: Random) -> bytes:
@@ -77,8 +95,10 @@ def json_bytes(original, random: Random) -> bytes:
 
 KINDS = {
     "chakra": (chakra_bytes, lambda path: hosim.read_chakra(path, ranks=2)),
+    "chakra in JSON": (chakra_json, lambda path: hosim.read_chakra(path, ranks=2)),
     "pytorch": (lambda random: json_bytes(trace(training()), random), hosim.read_pytorch_trace),
     "kineto": (lambda random: json_bytes(remembered(), random), hosim.read_kineto),
+    "kineto of 1.9": (lambda random: json_bytes(of_1_9(remembered()), random), hosim.read_kineto),
     "joined": (
         lambda random: json_bytes(profiled().document, random),
         lambda path: hosim.read_pytorch_trace(saved(path.with_name("et.json"), trace(training())), kineto=path),
@@ -117,6 +137,9 @@ def read(kind: str, number: int, folder, *, is_published: bool = False) -> bool:
         assert str(found).replace("\n", "").isprintable()
         graph_jsonl.write(found.graph, folder / "graph.jsonl")
         assert graph_jsonl.read(folder / "graph.jsonl") == found.graph
+        if plan := found.files.get(".plan.jsonl"):
+            (folder / "plan.jsonl").write_bytes(plan)
+            read_plan(folder / "plan.jsonl", found.graph, ("compute", "below"))
         if found.recorded_ns and number % 10 == 0 and len(found.graph.ops) < 100:
             as_recorded(found.graph, found.recorded_ns)
     except ConfigError as error:
@@ -174,7 +197,7 @@ def test_short_values_without_end_are_refused(tmp_path, monkeypatch):
 
 
 def test_nodes_without_end_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulator.importers.chakra.MOST_NODES", 3)
+    monkeypatch.setattr("simulator.importers.chakra_nodes.MOST_NODES", 3)
     path = tmp_path / "recording.et"
     path.write_bytes(chakra(*(chakra_node(number, "a") for number in range(5))))
     with pytest.raises(ConfigError, match="message 4: a Chakra trace has at most 3 nodes"):

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from recorded import ABSENT, DATA, Profile, profiled, saved
+from recorded import ABSENT, DATA, Profile, of_1_9, profiled, saved
 
 import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.importers.kineto import UNTIMED
 from simulator.importers.recordings import blocks, collective_kind, short
-from simulator.run.stories import as_recorded, replay_recording
+from simulator.run.stories import as_recorded, replay_recording, replayed, step_shares
 
 
 def read(tmp_path, profile, **options):
@@ -329,6 +329,88 @@ def test_allocations_live_from_the_next_launch_to_the_last_one_before_their_end(
     assert found.workload.steps == 1
     assert found.kept["recorded peak"] == "1.15 kB"
     assert "peak 1.15 kB" in as_recorded(graph, found.recorded_ns)
+
+
+def remembered():
+    """Three steps of two kernels, a copy and a fill, each of which allocates, and frees it again."""
+    profile = Profile()
+    for number in range(3):
+        begin = 100 * number
+        profile.mark(number, begin, 95)
+        for at, cat in enumerate(("kernel", "gpu_memcpy", "kernel", "gpu_memset")):
+            profile.memory(begin + 10 * at + 1, 512 << at, begin + at, 1000 + (512 << at))
+            profile.kernel(f"k{at}", begin + 10 * at + 5, begin + 10 * at + 20, 8, cat=cat, bytes=5)
+            profile.memory(begin + 10 * at + 9, -512 << at, begin + at, 1000)
+    return profile
+
+
+def test_a_trace_of_1_9_is_read_as_if_it_were_written_today(tmp_path):
+    """Copies, fills, calls and steps have other names there, and what is freed is known by its size alone."""
+    profile = remembered()
+    today = read(tmp_path, profile)
+    then = hosim.read_kineto(saved(tmp_path / "old.json", of_1_9(profile.document)))
+    assert (ops(then), then.recorded_ns, then.marked_ns) == (ops(today), today.recorded_ns, 100_000)
+    assert [name for name, *_ in ops(then)] == ["k0", "k1", "k2", "k3"]
+    assert then.kept["kernels, copies, fills"] == today.kept["kernels, copies, fills"]
+    sizes = [sorted(t.size_bytes for t in one.graph.tensors if t.size_bytes) for one in (then, today)]
+    assert sizes == [[512, 1024, 2048, 4096], [512, 1000, 1024, 2048, 4096]]
+    assert (then.recorded_bytes, today.recorded_bytes) == (4096, 5096)
+    assert replay_recording(then.graph)[1] == 4096
+    assert "states no totals" in str(then)
+    assert "states no totals" not in str(today)
+
+
+def test_without_addresses_each_free_ends_the_newest_allocation_of_its_size(tmp_path):
+    """So the sum is right at any time, however many of one size there are; what was there before the step, too."""
+    profile = Profile()
+    for number in range(6):
+        profile.kernel(f"k{number}", 10 * number + 5, 100 + 10 * number, 10)
+    for at, change in ((1, 100), (11, 100), (21, -100), (22, 30), (31, 100), (41, -100), (42, -100), (51, -100)):
+        profile.memory(at, change, 0)
+    found = hosim.read_kineto(saved(tmp_path / "old.json", of_1_9(profile.document)))
+    assert found.recorded_bytes == 100 + 100 + 100 + 30
+    assert replay_recording(found.graph)[1] == found.recorded_bytes
+    assert sorted(t.size_bytes for t in found.graph.tensors if t.size_bytes) == [30, 100, 100, 100, 100]
+
+
+def test_the_memory_is_that_of_the_device_that_is_read(tmp_path):
+    profile = Profile()
+    profile.kernel("k", 5, 10, 5)
+    profile.memory(1, 64, 0xA, 64)
+    profile.memory(2, 1 << 30, 0xB, 1 << 30)
+    profile.events[-1]["args"]["Device Id"] = 1
+    assert read(tmp_path, profile).recorded_bytes == 64
+
+
+def test_a_replay_that_contradicts_the_recording_is_told(tmp_path):
+    found = read(tmp_path, remembered())
+    own = {"peak_bytes": found.recorded_bytes, "marked_ns": found.marked_ns}
+    assert "warning" not in as_recorded(found.graph, found.recorded_ns, **own)
+    told = as_recorded(found.graph, found.recorded_ns * 102 // 100, peak_bytes=6000, marked_ns=80_000).splitlines()[1:]
+    assert [line.partition(" contradict")[0] for line in told] == [
+        "warning: replay and recording of the step",
+        "warning: peaks of replay and recording",
+        "warning: the step on the device, and from mark to mark,",
+    ]
+    assert told[1].endswith(": 5.10 kB and 6.00 kB (-15.1 %)")
+
+
+def test_the_share_that_ops_explain_is_what_remains_without_what_fills_the_step_up(tmp_path):
+    """In the second case the host is late by 100 us; in the third, operators of such names count as others."""
+
+    def shares(profile):
+        return tuple(step_shares(read(tmp_path, profile).graph).values())
+
+    profile = two_streams()
+    assert shares(profile) == (1, 0, 0)  # idle on a stream, while the other one computes
+    profile.kernel("d", 380, 400, 100)
+    assert shares(profile) == (300 / 400, 100 / 400, 0)
+    profile = Profile()
+    profile.op("aten::linear", 10, 30)
+    profile.op("host", 50, 5)
+    profile.op("idle", 70, 5)
+    assert shares(profile) == pytest.approx((40 / 65, 0, 25 / 65))
+    assert list(replayed(read(tmp_path, profile))) == ["explained", "replay", "warnings"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Capture of PyTorch: kinds, names, arithmetic and liveness against PyTorch's own, and refusals with the line."""
 
+import re
 import resource
 from collections import Counter
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from torch_steps import graph_of, line_of, mean, small  # noqa: E402
 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
+from simulator.graph import chosen_number  # noqa: E402
 from simulator.importers import torch_recorder, torch_run  # noqa: E402
 from simulator.lifetime import Lifetimes, live_bytes  # noqa: E402
 
@@ -36,6 +39,85 @@ def test_the_peak_of_what_is_live_is_that_of_pytorchs_memory_tracker(name):
         torch_steps.tracked_bytes(torch_steps.made(name)),
     )
     assert ours == pytest.approx(theirs, rel=1e-3)  # counts of steps, 4 B a parameter, are left out
+
+
+def test_what_no_op_uses_takes_room_and_may_lie_below(tmp_path):
+    found = torch_steps.captured("partly")
+    there = {tensor.name: tensor for tensor in found.graph.tensors if tensor.persistent}
+    assert {name: there[name].size_bytes for name in ("tower.weight", "tower.bias", "table")} == {
+        "tower.weight": 4 * 256 * 1024, "tower.bias": 4 * 1024, "table": 4 * 512 * 64,
+    }  # fmt: skip
+    assert all(there[name].kind == "weight" for name in ("tower.weight", "table"))
+    assert not any(name.endswith(".step") for name in there)  # which the host keeps
+    found.write(tmp_path / "mine.yaml")
+    story, about = tmp_path / "story.yaml", "schema: hosim/scenario/1\nname: story\nhardware: h100_sxm\n"
+    for homes, policies in (("{}", ["resident"]), ("{weight: ddr}", ["static", "reactive"])):
+        story.write_text(f"{about}workload: mine.yaml\nhomes: {homes}\npolicies: [{', '.join(policies)}]\n")
+        for row in hosim.run(story).values():
+            above = live_bytes(found.graph).max() - (0 if homes == "{}" else 4 * (256 * 1024 + 1024 + 512 * 64))
+            assert (row.status, row.summary["peak_hbm_bytes"] <= above) == ("ok", True)
+            assert (row.summary["peak_hbm_bytes"] == live_bytes(found.graph).max()) == (homes == "{}")
+
+
+@pytest.mark.parametrize("frees", ["between", "after", "never"])
+def test_old_gradients_take_room_until_they_are_freed(frees):
+    def step(x):
+        out = model(x)
+        if frees == "between":
+            optimizer.zero_grad()
+        mean(out).backward()
+        optimizer.step()
+        if frees == "after":
+            optimizer.zero_grad()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(4, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step(x)
+        tracker = torch_steps.MemTracker()
+        held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        tracker.track_external(model, optimizer, x, *held)
+        held.clear()  # else they would stay
+        with tracker:
+            step(x)
+        theirs = sum(found["Total"] for found in tracker.get_tracker_snapshot("peak").values())
+    assert int(live_bytes(graph_of(step, x)).max()) == theirs
+
+
+COPIED = {
+    "encoder": lambda: (nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 2), 1),
+    "both": lambda: (nn.Transformer(32, 4, 2, 2, 64), 2),
+    "without dropout": lambda: (nn.Transformer(32, 4, 1, 1, 64, dropout=0.0, batch_first=True), 2),
+    "attention and its weights": lambda: (deepcopy(nn.MultiheadAttention(32, 4, dropout=0.1)), 3),
+    "layers": lambda: (nn.Sequential(*(deepcopy(small()[0]) for _ in range(2)))[:1], 1),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # without a batch first
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", COPIED)
+def test_views_of_a_copied_layer_are_no_storages_of_their_own(name, training):
+    def step(*inputs):
+        model.zero_grad()
+        squares(model(*inputs)).backward()
+
+    def squares(out):
+        return (out[0] if isinstance(out, tuple) else out).square().mean()
+
+    real, number = COPIED[name]()
+    with hosim.torch.fake():
+        model, inputs = COPIED[name]()[0].train(training), [torch.randn(6, 5, 32)] * number
+    captured, expected = graph_of(step, *inputs), graph_of(real.train(training), *inputs, loss=squares)
+    ran, would_run = ([re.split("[@#]", op.name)[0] for op in graph.ops] for graph in (captured, expected))
+    assert ran == would_run
+    assert sizes(captured) == sizes(expected)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_copied_model_is_cast_after_it_was_made():
+    with hosim.torch.fake():
+        model = nn.Transformer(32, 4, 1, 1, 64).to(torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.slow
@@ -477,3 +559,68 @@ def test_a_captured_step_tells_its_tokens_samples_and_parameters():
     assert found.kept["parameters"] == str(16 * 8 + 8 * 4 + 4)
     assert any("batch 3 and sequence 5" in told for told in found.derived)
     assert "token" in found.card["arithmetic"]
+
+
+class Experts(nn.Module):
+    """Experts of which each token takes two, by a kernel for groups of rows, or by a copy of each choice's matrix."""
+
+    def __init__(self, kernel, number=64):
+        super().__init__()
+        self.router, self.kernel, self.number = nn.Linear(32, number), kernel, number
+        self.shift = nn.Parameter(torch.zeros(32))
+        self.matrices = nn.Parameter(torch.empty(number, 32, 16).normal_())
+
+    def forward(self, x):
+        x = x + self.shift
+        weights, ids = self.router(x).topk(2)
+        if self.kernel == "copies":
+            made = x.repeat_interleave(2, 0).unsqueeze(1) @ self.matrices[ids.flatten()]
+        else:
+            order, counts = ids.flatten().argsort(), torch.histc(ids.flatten().float(), self.number, 0, self.number - 1)
+            made = torch._grouped_mm(x[order // 2], self.matrices, counts.cumsum(0, dtype=torch.int32))[order.argsort()]
+        return (made.reshape(len(x), 2, 16) * weights.unsqueeze(-1)).float().mean()
+
+
+@pytest.mark.parametrize("kernel", ["groups", "copies"])
+@pytest.mark.parametrize("tokens", [1, 6, 4096])
+def test_experts_that_no_token_is_expected_to_choose_are_not_read(kernel, tokens):
+    with hosim.torch.fake():
+        model, x = Experts(kernel).to(torch.bfloat16), torch.randn(tokens, 32, dtype=torch.bfloat16)
+    graph = graph_of(model, x)
+    taken = chosen_number(64, tokens, 2) * 32 * 16 * 2
+    assert (taken < 64 * 32 * 16 * 2) == (tokens < 4096)
+    if kernel == "copies":
+        (op,) = (op for op in graph.ops if "/fwd/index@" in op.name)
+        assert (op.read_bytes, op.write_bytes) == (taken + 2 * tokens * 8, 2 * tokens * 32 * 16 * 2)
+        return
+    forward, *back = (op for op in graph.ops if "_grouped_mm@" in op.name)
+    rows, made = 2 * tokens * 32 * 2, 2 * tokens * 16 * 2
+    assert (forward.read_bytes, forward.write_bytes) == (rows + taken + 64 * 4, made)
+    assert {op.read_bytes for op in back} == {made + taken + 64 * 4, rows + made + 64 * 4}
+    assert 64 * 32 * 16 * 2 in {op.write_bytes for op in back}  # the gradient, of all
+
+
+@pytest.mark.parametrize("kernel", ["groups", "copies"])
+def test_experts_that_a_step_took_are_read_where_it_runs_for_real(kernel):
+    model, x = Experts(kernel).to(torch.bfloat16), torch.randn(1, 32, dtype=torch.bfloat16).expand(40, 32)
+    with torch_run.ModuleWatch(has_memory=True) as watch:
+        model(x)
+        with torch_recorder.OpRecorder(watch, ((x,), {})) as record:
+            model(x)  # forty times the same
+    (op,) = (call for call in record.calls if "matrices" in {storage.name for storage in call.reads})
+    assert op.more["read_bytes"] < 2 * 32 * 16 * 2 + 3 * 80 * 32 * 2
+
+
+def test_entries_that_change_in_place_are_written_and_no_others():
+    def step(x):
+        table.index_copy_(0, ids[:2], x)
+        table.index_add_(1, ids[:1], x.new_ones(100, 1))
+        table[ids, ids] = 0.0
+        table.scatter_(0, ids[None, :8], x[:1])
+
+    with hosim.torch.fake():
+        table, ids, x = torch.zeros(100, 8), torch.arange(8), torch.randn(2, 8)
+    ops = {op.name.partition("@")[0].rpartition("/")[2]: op for op in graph_of(step, x).ops}
+    changed = {name: op.write_bytes for name, op in ops.items() if name.endswith("_")}
+    assert changed == {"index_copy_": 2 * 8 * 4, "index_add_": 100 * 4, "index_put_": 8 * 4, "scatter_": 8 * 4}
+    assert ops["index_copy_"].read_bytes == 2 * 8 * 4 + 2 * 8 * 4 + 2 * 8
