@@ -257,9 +257,10 @@ class Workload(Document):
         alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
         must = "a replica is one rank that meets no other"
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
-        must, do = "answers end by the last of new_tokens", "state that, too"
-        has_last = self.answers is None or "new_tokens" in self.model_fields_set
-        require(has_last, must, "none stated", "answers", do=do)
+        must = "answers end by the last of new_tokens, and no ranks cut the rows of those that are left"
+        fits = "new_tokens" in self.model_fields_set and not self.parallel.sequence
+        do = "state new_tokens, and remove parallel.sequence"
+        require(fits or self.answers is None, must, "another", "answers", do=do)
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
         stated = self.parallel.model_fields_set

@@ -96,5 +96,7 @@ def test_answers_end_by_the_last_of_new_tokens():
     fields = {"name": "toy", "model": MODEL, "phase": "decode", "answers": {"mean": 5}}
     with pytest.raises(ValueError, match="answers end by the last of new_tokens"):
         Workload.model_validate(fields)
+    with pytest.raises(ValueError, match="no ranks cut the rows of those that are left"):
+        work(parallel={"ranks": "all", "tensor": 2, "sequence": True})
     with pytest.raises(ValueError, match="answers is for phase decode"):
         Workload.model_validate(fields | {"phase": "prefill"})
