@@ -323,6 +323,7 @@ def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys:
     keys
         Keys that lead to the part.
     """
-    option = "of" if (question, *keys[:1]) == (Frontier.key, "field") else "".join(keys[:1]).replace("_", "-")
+    option = "of" if keys[:1] == ("field",) else "".join(keys[:1]).replace("_", "-")
     is_given = bool(keys) and given.get(keys[0]) is not None
-    return f"--{option}" if is_given or question == Frontier.key else loaded.place(question, *keys)
+    is_asked = is_given or getattr(loaded.scenario, question, None) is None
+    return f"--{option}" if is_asked and option else loaded.place(question, *keys)

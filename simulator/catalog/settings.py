@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from simulator.catalog.text import Keys, compose, errors_at, scalar, validated
 from simulator.document import ABOUT_ITSELF, Document, Fit, amount
 from simulator.errors import insist
+from simulator.hardware import Hardware
 from simulator.scenario import Scenario
 from simulator.units import FieldError, exact, nearest, parse, unit_of
+from simulator.workload import Workload
 
 Changed = TypeVar("Changed", bound=Document)
 OUTSIDE = "changed for this run"
@@ -160,7 +162,9 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
         if not matches:
             names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
             rule = f"a change names a field of the {type(document).__name__.lower().removesuffix('document')}"
-            raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "there is no field"))
+            do = after + (nearest(part, names) if names else "there is no field")
+            is_of_work = isinstance(document, Hardware) and part in Workload.model_fields.keys() - Document.model_fields
+            raise FieldError(rule, repr(key), f"write workload.{key}" if is_of_work else do)
     return matches
 
 

@@ -23,7 +23,7 @@ from simulator.inputs import no_file, shown
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.software import Software
-from simulator.units import did_you_mean, in_yaml, nearest
+from simulator.units import did_you_mean, in_yaml, nearest, suggestion
 from simulator.workload import Workload
 from simulator.workload.job import JobDocument, JobProgram
 
@@ -110,6 +110,12 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     if ref not in shelf:
         rule = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
         otherwise = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
+        if kind == "scenario" and (ref in _shelf("workload") or ref in _shelf("hardware")):
+            given = {"--hardware": "NAME", "--workload": "NAME"}
+            given["--workload" if ref in _shelf("workload") else "--hardware"] = str(ref)
+            do = " ".join(f"{option} {name}" for option, name in given.items())
+            near = suggestion(ref, shelf)
+            raise ConfigError(kind, rule, f"{ref!r}, a part of one", f"give {do} in place of a scenario{near}")
         raise ConfigError(kind, rule, repr(ref), did_you_mean(ref, shelf, otherwise))
     return shelf[ref]
 

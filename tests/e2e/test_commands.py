@@ -73,6 +73,7 @@ def test_an_option_means_the_same_in_all_commands():
         for option in (given for given in command.params if isinstance(given, click.Option)):
             first = next(opt for opt in (*option.opts, *option.secondary_opts) if opt.startswith("--"))
             meaning = option.make_metavar(click.Context(command)).replace("FILE", "PATH").replace("TEXT", "NAME")
+            meaning = "one of some words" if meaning.startswith("[") else meaning
             meanings.setdefault(first, {}).setdefault(meaning, []).append(name)
     assert {"--out", "--of", "--over", "--at-most", "--budget", "--grid", "--policy"} <= meanings.keys()
     assert {name for name, of in meanings.items() if len(of) > 1} == TWO_MEANINGS.keys(), meanings
@@ -174,3 +175,23 @@ def test_schema_is_json_schema(kind, hosim):
     schema = json.loads(hosim("schema", kind).out)
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert {"schema", "name"} <= set(schema["properties"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama3_8b_train", "give --hardware NAME --workload llama3_8b_train in place of a scenario"),
+        ("h100_sxm", "give --hardware h100_sxm --workload NAME in place of a scenario"),
+    ],
+)
+def test_a_part_of_a_scenario_is_known_as_one(hosim, name, said):
+    done = hosim("run", name)
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err
+
+
+def test_what_a_question_lacks_is_named_as_its_option(hosim):
+    done = hosim("largest", "--hardware", "h100_sxm", "--workload", "llama31_8b_decode")
+    assert done.code == 1
+    assert "--of: the key 'field' is needed here" in done.err
+    assert "--at-most: the key 'at_most' is needed here" in done.err

@@ -107,6 +107,7 @@ def test_fields_of_the_workload_are_set_like_those_of_the_machine(hosim):
         ("workload.batch=0", "set, workload.batch: input should be greater than or equal to 1, found 0"),
         ("workload.model.layer=3", "(did you mean 'layers'?)"),
         ("workload=3", "set, workload: a change names a field of the hardware"),
+        ("batch=3", "a change names a field of the hardware, found 'batch'; write workload.batch"),
     ):
         done = hosim(*words, "--set", change)
         assert (done.code, done.out) == (1, "")

@@ -147,7 +147,7 @@ def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
         (("--over", "nosuch"), "--over: steps are compared with those of a row, compute or unmoved, found 'nosuch'"),
         (("--slowdown", "soon"), "--slowdown: a ratio is written as '2.7x'"),
         (("--slowdown", "0x"), "--slowdown: a limit on a step is more than 0x"),
-        (("--field", "sequense"), "--field (sequense: 8,192): a change names a field of the workload"),
+        (("--field", "sequense"), "--of (sequense: 8,192): a change names a field of the workload"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_option_is_said_of_the_option(hosim, longest, options, message):
@@ -346,7 +346,7 @@ def test_a_row_that_others_are_held_against_must_run(longest):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("largest:", "#", "largest.field: the key 'field' is needed here, found none"),
+        ("largest:", "#", "--of: the key 'field' is needed here, found none"),
         ("field: sequence", "field: sequense", "a change names a field of the workload, found 'sequense'"),
         ("field: sequence", "field: phase", "(phase: 8,192): "),
         ("at_most: 8192", "at_most: 0", "at_most"),
@@ -400,4 +400,4 @@ def test_amounts_that_are_none_are_told_at_the_option(longest, asked, told):
 def test_the_least_of_a_field_of_the_workload_is_refused(hosim, longest):
     done = hosim("least", longest(), "--field", "workload.batch", "--at-most", 8)
     assert done.code == 1
-    assert "--field: the least value is of the machine, found workload.batch; ask hosim largest" in done.err
+    assert "--of: the least value is of the machine, found workload.batch; ask hosim largest" in done.err
