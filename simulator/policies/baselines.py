@@ -212,9 +212,12 @@ def _passes(problem: Problem) -> list[int]:
     """Return the first ops of all passes: ops of a micro-batch in a row, forward or backward."""
     ops, starts, last = problem.graph.ops, list[int](), ("", "")
     for index, op in enumerate(ops):
-        if op.collective is None and (own := (op.name.partition("/")[0] * op.name.startswith("mb"), op.phase)) != last:
+        if (
+            op.collective is None
+            and (current := (op.name.partition("/")[0] * op.name.startswith("mb"), op.phase)) != last
+        ):
             starts.append(index)
-            last = own
+            last = current
     return starts
 
 
@@ -234,10 +237,10 @@ def _saved_intervals(problem: Problem, starts: list[int], gap: int) -> list[Idle
         backward = min((i for i in uses if ops[i].phase == "backward"), default=NEVER)
         away = problem.away(tensor)[0]
         copies_ns = problem.copy_ns(tensor, compute_tier, away) + problem.copy_ns(tensor, away, compute_tier)
-        own, last = bisect_right(starts, forward), bisect_right(starts, backward)
-        is_long = last - own >= gap if starts else clock[backward] - clock[forward + 1] > copies_ns
+        passed, last = bisect_right(starts, forward), bisect_right(starts, backward)
+        is_long = last - passed >= gap if starts else clock[backward] - clock[forward + 1] > copies_ns
         if forward < backward and is_long:
-            saved.append(IdleInterval(tensor, starts[own] - 1 if starts else forward, backward))
+            saved.append(IdleInterval(tensor, starts[passed] - 1 if starts else forward, backward))
     return saved
 
 

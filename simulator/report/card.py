@@ -38,7 +38,7 @@ def texts(amounts: Amounts) -> Card:
 
 def plain(amounts: Amounts) -> dict[str, Any]:
     """Return all numbers of amounts, for programs."""
-    return {name: number for _, of in amounts.values() for name, number in of.items()}
+    return {name: count for _, counts in amounts.values() for name, count in counts.items()}
 
 
 def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card:
