@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
@@ -88,33 +88,13 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     ConfigError
         If the file or an option is wrong; the message names the line.
     """
-    path, where = Path(source), inputs.shown(Path(source))
+    path = Path(source)
     given = {"count": count, "slower": slower, "hash-block": hash_block, "rate": rate, "characters": characters}
     for name, value in given.items():
         insist(value is None or 0 < value < _MOST_MS, f"--{name}", "it is above 0, and no huge number", repr(value))
     most, block, derived, dropped = min(count or MOST, MOST), _BLOCK, list[str](), Counter[str]()
-    if (start := _first_character(path)) in (b"{", b"["):
-        listed = () if start == b"{" else objects(records_of(path, _MOST_BYTES), where, "requests are objects")
-        records = iter(jsonl.objects(path) if start == b"{" else enumerate(listed, 1))
-        head = list(islice(records, 1))
-        keys = {key for _, record in head for key in record}
-        size, counted_in = (hash_block or 16, unit or "s") if "chat_id" in keys else (hash_block or 512, unit or "ms")
-        time = next((name for name in _TIMES if name in keys), "")
-        timing, numbers = (time, _TIMES.get(time) or _UNITS[counted_in]), tables_csv.Numbers()
-        undated = partial(_undated_request, characters=characters)
-        read = partial(_dated_request, time=timing, size=size, numbers=numbers) if time else undated
-        trace = Arriving.first(_requests(path, chain(head, records), read, dropped), most)
-        must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
-        insist(trace.requests, where, must, "none", "choose another file")
-        derived += [f"A timestamp counts {counted_in} (--unit)."] * (time == "timestamp")
-        if "hash_ids" in keys:
-            block = size
-            derived.append(f"An id of hash_ids, and a block of the KV cache, are {block:,} tokens (--hash-block).")
-        if not time:
-            trace = _at_random(trace, rate)
-            derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
-            if {"conversations", "messages"} & keys:
-                derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
+    if _first_character(path) in (b"{", b"["):
+        trace, block = _of_json(path, most, given | {"unit": unit}, derived, dropped)
     else:
         trace = read_requests(path, most)
         dropped[_EMPTY] += trace.unanswered
@@ -131,11 +111,35 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     return Imported(files, _summary(requests), tuple(derived), +dropped)
 
 
-def _at_random(trace: Arriving, rate: float) -> Arriving:
-    """Let requests come at random, so many in a second on average."""
-    gaps = np.random.default_rng(_SEED).standard_exponential(len(trace.requests)) * _NS_PER_S / rate
-    dated = zip(trace.requests, np.cumsum(gaps) - gaps[0], strict=True)
-    return trace._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
+def _of_json(
+    path: Path, most: int, given: Mapping[str, Any], derived: list[str], dropped: Counter[str]
+) -> tuple[Arriving, int]:
+    """Read requests from JSON, or JSON lines, as options say; return them, and the tokens of a block of theirs."""
+    where, is_list = inputs.shown(path), _first_character(path) == b"["
+    listed = objects(records_of(path, _MOST_BYTES), where, "requests are objects") if is_list else ()
+    records = enumerate(listed, 1) if is_list else iter(jsonl.objects(path))
+    head = list(islice(records, 1))
+    keys, rate, characters = {key for _, record in head for key in record}, given["rate"], given["characters"]
+    usual_size, usual_unit = (16, "s") if "chat_id" in keys else (512, "ms")
+    size, unit = given["hash-block"] or usual_size, given["unit"] or usual_unit
+    time = next((name for name in _TIMES if name in keys), "")
+    timing, numbers = (time, _TIMES.get(time) or _UNITS[unit]), tables_csv.Numbers()
+    undated = partial(_undated_request, characters=characters)
+    read = partial(_dated_request, time=timing, size=size, numbers=numbers) if time else undated
+    trace = Arriving.first(_requests(path, chain(head, records), read, dropped), most)
+    must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
+    insist(trace.requests, where, must, "none", "choose another file")
+    derived += [f"A timestamp counts {unit} (--unit)."] * (time == "timestamp")
+    if "hash_ids" in keys:
+        derived.append(f"An id of hash_ids, and a block of the KV cache, are {size:,} tokens (--hash-block).")
+    if not time:
+        gaps = np.random.default_rng(_SEED).standard_exponential(len(trace.requests)) * _NS_PER_S / rate
+        dated = zip(trace.requests, np.cumsum(gaps) - gaps[0], strict=True)
+        trace = trace._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
+        derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
+        if {"conversations", "messages"} & keys:
+            derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
+    return trace, size if "hash_ids" in keys else _BLOCK
 
 
 def _first_character(path: Path) -> bytes:
