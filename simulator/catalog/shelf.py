@@ -110,12 +110,11 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     if ref not in shelf:
         rule = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
         otherwise = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
-        if kind == "scenario" and (ref in _shelf("workload") or ref in _shelf("hardware")):
-            given = {"--hardware": "NAME", "--workload": "NAME"}
-            given["--workload" if ref in _shelf("workload") else "--hardware"] = str(ref)
-            do = " ".join(f"{option} {name}" for option, name in given.items())
-            near = suggestion(ref, shelf)
-            raise ConfigError(kind, rule, f"{ref!r}, a part of one", f"give {do} in place of a scenario{near}")
+        is_work = ref in _shelf("workload")
+        if kind == "scenario" and (is_work or ref in _shelf("hardware")):
+            machine, work = ("NAME", ref) if is_work else (ref, "NAME")
+            do = f"give --hardware {machine} --workload {work} in place of a scenario{suggestion(ref, shelf)}"
+            raise ConfigError(kind, rule, f"{ref!r}, a part of one", do)
         raise ConfigError(kind, rule, repr(ref), did_you_mean(ref, shelf, otherwise))
     return shelf[ref]
 
