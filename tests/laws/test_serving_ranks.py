@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
-from serving_cases import BOX, DRAWN, EXPERTS, MODELS, TOY, told, toy, write
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_cases import BOX, DRAWN, EXPERTS, MODELS, TOY, crowds, told, toy, write
 
 import simulator as hosim
 from simulator import catalog
@@ -11,8 +15,9 @@ from simulator.builders import Iteration, cached_layers, iteration, least_iterat
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
 from simulator.serving.blocks import rooms
+from simulator.serving.data_ranks import together
 from simulator.serving.replays import PARTS, Replays
-from simulator.workload import Request
+from simulator.workload import Clients, Request
 
 FOUR = """\
 topology: {devices_per_node: 4}
@@ -198,3 +203,107 @@ def test_the_scheduler_counts_whole_tokens_whatever_ranks_there_are():
         for size in (4, 1)
     ]
     assert stories[0].requests == stories[1].requests
+
+
+# data ranks
+
+
+def spread_data(text=TOY, **axes):
+    """The workload over these ranks."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in axes.items())
+    return text.replace("phase: requests", f"phase: requests\nparallel: {{ranks: all, {axes}}}")
+
+
+CROWD = [Request(40 * n, 5 + 3 * n, 1 + n % 4, n % 2, 5) for n in range(9)]
+
+
+@given(st.integers(1, 4), st.sampled_from(["never", "recompute", "swap"]))
+def test_data_ranks_that_get_the_same_requests_run_as_one_rank_with_them(data, preemption):
+    """Request n of each rank comes with that of all others, in turn: all do the same, as does what stands for them."""
+    more = {"max_tokens": 16, "preemption": preemption}
+    alone, replays = told(CROWD, (12, 9), **more)
+    times = [request for request in CROWD for _ in range(data)]
+    spread, of_all = told(times, (12, 9), data=data, **more)
+    for rank in range(data):
+        for one, same in zip(alone.served, spread.served[rank::data], strict=True):
+            assert (same.first_ns, same.end_ns, same.hit) == (one.first_ns, one.end_ns, one.hit)
+    assert len(of_all.works) == data * len(replays.works)
+    assert [ran["took_ns"] for ran in spread.iterations] == [ran["took_ns"] for ran in alone.iterations]
+    assert [ran["held_blocks"] for ran in spread.iterations] == [data * ran["held_blocks"] for ran in alone.iterations]
+
+
+@given(crowds(), st.integers(1, 4), st.sampled_from(["by_layer", "before_admission"]))
+def test_on_data_ranks_every_token_is_computed_or_found_once_on_its_own(requests, data, loads):
+    rooms = (12, 9)
+    story, replays = told(requests, rooms, data=data, max_tokens=16, loads=loads)
+    assert story.status in ("ok", "overloaded")
+    for ran in story.iterations:
+        for name, room in zip(("hbm", "ddr"), rooms, strict=True):
+            assert ran[f"used_{name}_blocks"] <= data * room
+    if story.status == "ok":
+        read = sum(work.reading for work in replays.works)
+        assert read + sum(sum(one.hit) for one in story.served) == sum(one.prompt for one in requests)
+        assert sum(work.decoding for work in replays.works) == sum(one.output - 1 for one in requests)
+    for one in story.served:
+        before = [other.request.prefix for other in story.served[one.number % data : one.number : data]]
+        assert one.request.prefix in before or not sum(one.hit)
+
+
+def test_clients_go_to_one_rank_with_all_rounds():
+    """Three clients on two ranks: the first and the third share a rank, and each finds what it said before."""
+    clients = Clients(number=3, rounds=2)
+    rounds = [Request(0, 9, 4, 1 + n % 3, 13) for n in range(3)]
+    rounds += [Request(0, 18, 1, 1 + n % 3, 19) for n in range(3)]
+    story, _ = told(rounds, (inf,), data=2, clients=clients)
+    assert [one.hit for one in story.served] == [[0], [0], [0], [12], [12], [12]]
+
+
+def test_one_iteration_stands_for_those_of_all_data_ranks():
+    """As many tokens as the fullest, as many decoding as on any; of the rest, the most of any."""
+    one = Iteration(5, 90, 0, 0, 0, 5, ((40, 0, 0),), (), ((("hbm", "ddr"), (8, 0)),))
+    other = Iteration(2, 60, 4, 16, 74, 3, ((20, 16, 60),), (("ddr", (16, 8)),), ((("hbm", "ddr"), (4, 4)),))
+    stands = Iteration(5, 90, 1, 16, 74, 5, ((40, 16, 60),), (("ddr", (16, 8)),), ((("hbm", "ddr"), (8, 4)),))
+    assert together([one, other]) == stands
+    assert together([one, other._replace(reading=9)]).reading == 11 - 5
+    assert together([one]) is one
+
+
+ROOMY = ON_FOUR.replace("capacity: 4 MB", "capacity: 16 MB")
+EXPERT_RANKS = toy(MODELS["all tokens"], EXPERTS)
+
+
+@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 4, "expert": 4}, {"data": 2, "tensor": 2, "expert": 4}])
+def test_an_iteration_of_data_ranks_takes_the_ops_of_the_one_that_stands_for_all(tmp_path, axes):
+    """What is moved is the sum of what each rank moves."""
+    each = [LOADING, MIX, MIX._replace(reading=0, cached=0, pairs=0, answers=3), Iteration()][: axes["data"]]
+    for exact in (True, False):
+        scenario = loaded(tmp_path, 0, spread_data(EXPERT_RANKS, **axes), ROOMY)
+        took = Replays(scenario, "static", 256_000, exact=exact).of(*each)
+        graph = iteration(scenario.workload, together(each), 256_000)
+        least_ns = sum(durations_ns(graph, scenario.hardware))
+        assert abs(took["took_ns"] - took["wait_transfer_ns"] - least_ns) <= (0 if exact else 40)
+        kept = cached_layers(scenario.workload)[0].token_bytes
+        assert took["moved_h2d_bytes"] == 40 * kept * axes.get("tensor", 1)
+
+
+def test_requests_are_served_on_data_and_expert_ranks(tmp_path):
+    """All are answered, each on one rank; ranks meet in each layer."""
+    text = spread_data(EXPERT_RANKS, data=4, expert=4)
+    served = hosim.serve(loaded(tmp_path, 0, text, ROOMY), policies=["static"])
+    (row,) = served.rows
+    assert (row["status"], row["finished"]) == ("ok", 12)
+    assert row["wait_collective_ns"] > 0
+    assert served.iterations["decoding"].sum() == (served.requests["output_tokens"] - 1).sum()
+    assert served.card["model"]["weights"].endswith("a rank")
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"data": 4, "expert": 3}, "expert"),
+        ({"data": 2, "expert": 2}, "expert divides experts"),
+    ],
+)
+def test_expert_ranks_that_do_not_fit_are_refused(tmp_path, axes, said):
+    with pytest.raises(ConfigError, match=said):
+        hosim.serve(loaded(tmp_path, 0, spread_data(TOY, **axes), ON_FOUR))
