@@ -311,7 +311,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     for layer in layers:
         x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
-        x = sample_tokens(t, x, last=work.answers if work.answers < padded else 0)
+        x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 

@@ -50,6 +50,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     experts: Literal["together", "grouped", "each"] | None = None,
     tensor: int = 1,
     data: int = 1,
+    expert: int = 1,
     pipeline: int = 1,
     zero_stage: int = 0,
     requests: int | None = None,
@@ -84,7 +85,9 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     tensor
         Ranks that share each layer (tensor parallelism).
     data
-        With train: replicas, each with its own samples (data parallelism).
+        With train and requests: replicas, each with its own samples or requests (data parallelism).
+    expert
+        With train and requests: ranks that share the experts of a layer: a divisor of `data`, or all ranks.
     pipeline
         With train: stages, each with some of the layers (pipeline parallelism).
     zero_stage
@@ -111,7 +114,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
     model = model_of(config)
-    axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
+    axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
     if arriving := _arrivals(phase, requests=requests, prompt=prompt, answer=answer):

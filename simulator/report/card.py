@@ -17,7 +17,7 @@ from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, DlrmModel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -42,9 +42,11 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
     work = workload if isinstance(workload, Workload) else None
     if isinstance(workload, JobDocument):
         card["programs"] = _programs(workload)
-    is_served = job is None and work is not None and work.requests is not None
+    is_served, alone = job is None and work is not None and work.requests is not None, None
     if work is not None and is_served:
         job = Job.of(iteration(work, least_iteration(work), 0), work.ranks)
+        whole = work.model_copy(update={"parallel": Parallel()})  # what ranks fill up or copy is no token's
+        alone = Job.of(iteration(whole, least_iteration(whole), 0))
     if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
@@ -58,7 +60,7 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
     if work is not None and work.decoder is not None and work.phase != "train":
         card["KV cache"] = _cache(work.decoder.decoder, work.dtypes.kv_bytes)
     if job is not None:
-        card |= _arithmetic(job, 1 if is_served else tokens)
+        card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
         theirs = max(sum(graph.tensors[t].size_bytes for t in graph.of_host) for graph in job.graphs)
         card["on the host"] = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
