@@ -3,7 +3,7 @@
 *Times of ops.* FLOPs and bytes of each op are linear in the numbers of an iteration (cached tokens, attending pairs,
 ...), so a few graphs give both sides of its roofline for all numbers, and with them the time of each op alone. Few
 tokens leave some experts unread: their number has a closed form and is one more number of the iteration; the time of an
-expert comes from an iteration of few tokens.
+expert comes from an iteration of few tokens. Rows that expert ranks fill up are left out.
 
 *Classes.* Each number is rounded to a multiple of the step that costs one part of the iteration's scale (the power of
 two below the time of its ops), but never to 0. The price of a number is the most that one more can cost; for tokens it

@@ -277,9 +277,9 @@ EXPERT_RANKS = toy(MODELS["all tokens"], EXPERTS)
 
 @pytest.mark.parametrize("axes", AXES)
 def test_an_iteration_of_data_ranks_takes_the_ops_of_the_one_that_stands_for_all(tmp_path, axes):
-    """What is moved is the sum of what each rank moves. (24 rows: no rank fills them up, which no class knows of.)"""
-    each = [LOADING._replace(reading=21), MIX, MIX._replace(reading=0, cached=0, pairs=0, answers=3), Iteration()][: axes.get("data", 1)]
-    for exact in (True, False):
+    """What is moved is the sum of what each rank moves. A class knows nothing of the rows that expert ranks fill up."""
+    each = [LOADING, MIX, MIX._replace(reading=0, cached=0, pairs=0, answers=3), Iteration()][: axes.get("data", 1)]
+    for exact in (True, False)[: 1 if "expert" in axes else 2]:
         scenario = loaded(tmp_path, 0, spread_data(EXPERT_RANKS, **axes), ROOMY)
         took = Replays(scenario, "static", 256_000, exact=exact).of(*each)
         graph = iteration(scenario.workload, together(each), 256_000)
