@@ -15,18 +15,10 @@ from simulator.cost.service import transfer_ns
 from simulator.draws import Draws
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
+from simulator.metrics import summary
 from simulator.metrics.figures import figure_of
 from simulator.metrics.steps import RankRun, in_use, peaks_bytes
-from simulator.metrics.summary import (
-    bound_figures,
-    exposed_ns,
-    flop_rates,
-    is_collective,
-    is_issued,
-    measured,
-    peak_figures,
-    rank_figures,
-)
+from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, peak_figures, rank_figures
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
 
@@ -103,8 +95,8 @@ def hit_fraction(job: Job, hardware: Hardware, trace: Trace, draws: Sequence[Dra
         if of_rank is None:
             continue
         graph, ran = job.graph(rank), RankRun.of(job.graph(rank), hardware, alone[trace.stands_in[rank]])
-        window, spans = measured(graph, ran), ran.trace.spans.whole()
-        step, spans = ran.starts.index(window.first_issue), pick(spans, is_issued(spans, window))
+        window, spans = summary.measured(graph, ran), ran.trace.spans.whole()
+        step, spans = ran.starts.index(window.first_issue), pick(spans, summary.is_issued(spans, window))
         computes, copies = spans["kind"] == COMPUTE, (spans["kind"] == COPY) & np.isin(spans["track"], into)
         times = {op: (start, end) for op, start, end in tuples(pick(spans, computes), "item", "start_ns", "end_ns")}
         begun = [*tuples(pick(spans, copies), "item", "start_ns")]
