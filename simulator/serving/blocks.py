@@ -336,7 +336,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
         insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
     is_swapped = asked.preemption == "swap"
     rule = "what is swapped goes to a tier below that keeps KV blocks, block by block; a state has none"
-    where, do = loaded.place("workload", "requests", "preemption"), "say recompute, or name such a tier in kv_tiers"
+    where, do = loaded.place("requests", "preemption", of="workload"), "say recompute, or name such a tier in kv_tiers"
     found = "linear attention" if any(group.reach.block for group in groups) else "no such tier"
     is_fine = any(room.room_bytes[1:2]) and not any(group.reach.block for group in groups)
     insist(is_fine or not is_swapped, where, rule, found, do)

@@ -305,6 +305,7 @@ def test_requests_are_served_on_data_and_expert_ranks(tmp_path):
     [
         ({"data": 4, "expert": 3}, "expert"),
         ({"data": 2, "expert": 2}, "expert divides experts"),
+        ({"data": 2}, r"parallel.data: data ranks .*share experts, found 2 engines of their own; add expert"),
     ],
 )
 def test_expert_ranks_that_do_not_fit_are_refused(tmp_path, axes, said):
