@@ -1,8 +1,8 @@
 """Data ranks: each has a scheduler and a KV cache of its own, and all begin each iteration together.
 
 Requests go to the ranks in turn, in order of arrival; those of a client to one rank. A rank finds only what it has
-cached itself. Layers whose experts lie on all ranks keep them in step, so that an iteration ends for all at once; a
-rank without work runs along, as engines do (vLLM's dummy batches; SGLang fills its batches up).
+cached itself. Layers whose experts lie on all ranks keep them in step, so that an iteration ends for all at once, and a
+rank without work runs along.
 
 *One stands for all.* Ranks differ in their numbers, and one graph is replayed on all of them: that of a rank with as
 many tokens as the fullest one, as many of them decoding, and of all else, cached tokens and pairs that attend, the most

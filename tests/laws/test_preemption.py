@@ -129,10 +129,15 @@ def test_unless_asked_a_request_waits_until_its_whole_length_fits():
     assert [(one.admitted_ns, one.preemptions) for one in story.served] == [(0, 0), (780, 0)]
 
 
-def test_nobody_is_admitted_where_someone_is_preempted():
-    """A third, of one token, would fit beside the first at 160; it waits behind the one that was interrupted."""
-    story, _ = told([*TWO, Request(0, 1, 1)], (5,), max_sequences=2, preemption="recompute")
-    assert story.served[2].admitted_ns >= 860
+def test_nobody_is_admitted_before_who_was_preempted():
+    """Room for six blocks: at 160 + 400 the first needs its fourth. A third, of one token, would fit beside it then.
+
+    It waits behind the one that was interrupted, for which there is room when the first has ended.
+    """
+    story, _ = told([*TWO, Request(0, 1, 1)], (6,), max_sequences=2, preemption="recompute")
+    first, other, third = story.served
+    assert (other.preemptions, other.preempted_ns) == (1, first.end_ns - (160 + 4 * 200))
+    assert third.admitted_ns == first.end_ns
 
 
 def test_the_summary_has_what_preemption_took(tmp_path):

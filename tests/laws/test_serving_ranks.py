@@ -14,6 +14,7 @@ from simulator import catalog
 from simulator.builders import Iteration, cached_layers, iteration, least_iteration, limited_reaches
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
+from simulator.hardware import ServingHost
 from simulator.serving.blocks import rooms
 from simulator.serving.data_ranks import together
 from simulator.serving.replays import PARTS, Replays
@@ -150,9 +151,13 @@ def test_a_room_above_what_all_have_together_is_refused(tmp_path):
 
 @pytest.mark.parametrize("part", ["", EXPERTS], ids=["dense", "experts"])
 def test_one_stands_for_all_of_its_class_on_several_ranks_too(tmp_path, part):
-    """With nothing copied, an iteration takes as long as replayed itself, to a ns of rounding for each collective."""
+    """With nothing copied, an iteration takes as long as replayed itself, to a ns of rounding for each op.
+
+    A ring is faster than a tree from 4 kB on, 31 tokens: each size takes the time of its own algorithm.
+    """
     text = toy(MODELS["all tokens"], *([part] if part else []))
-    scenario = loaded(tmp_path, 2, text, ON_FOUR)
+    library = "latency: 1 us, algorithms: {all_reduce: [ring, tree]}"
+    scenario = loaded(tmp_path, 4, text, ON_FOUR.replace("latency: 2 us", library).replace("20 GB/s", "1 GB/s"))
     alike, exact = Replays(scenario, "static", 256_000), Replays(scenario, "static", 256_000, exact=True)
     for tokens in range(2, 62, 3):
         work = Iteration(decoding=3, context=90 + tokens, reading=tokens, pairs=tokens * (tokens + 1) // 2, answers=4)
@@ -251,6 +256,13 @@ def test_on_data_ranks_every_token_is_computed_or_found_once_on_its_own(requests
         assert one.request.prefix in before or not sum(one.hit)
 
 
+def test_data_ranks_wait_for_the_host_with_most_to_do():
+    """The second rank admits one request beside two on the first: 30 ns, and 7 for each of two."""
+    come = [Request(0, 9, 1), Request(0, 9, 1), Request(0, 9, 1)]
+    story, _ = told(come, (inf,), data=2, engine=ServingHost(iteration="30 ns", request="7 ns"))
+    assert [ran["wait_host_ns"] for ran in story.iterations] == [30 + 2 * 7]
+
+
 def test_clients_go_to_one_rank_with_all_rounds():
     """Three clients on two ranks: the first and the third share a rank, and each finds what it said before."""
     clients = Clients(number=3, rounds=2)
@@ -296,6 +308,8 @@ def test_requests_are_served_on_data_and_expert_ranks(tmp_path):
     (row,) = served.rows
     assert (row["status"], row["finished"]) == ("ok", 12)
     assert row["wait_collective_ns"] > 0
+    alone = hosim.serve(loaded(tmp_path, 0, EXPERT_RANKS, ROOMY), policies=["static"])
+    assert served.card["model"]["arithmetic"] == alone.card["model"]["arithmetic"]
     assert served.iterations["decoding"].sum() == (served.requests["output_tokens"] - 1).sum()
     assert served.card["model"]["weights"].endswith("a rank")
 
