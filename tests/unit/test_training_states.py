@@ -37,12 +37,12 @@ KINDS = {
         4 * (16 * 48 * T + (16 * 8 + 10 * 6) * PAIRS),
         2 * (2 * 56 + 8 + 3 * 24 + 4 * BLOCK) + 4 * 4,
     ),
-    # besides, what is between the two matrices of decays and of the gate; decays of each element of a key
+    # besides, what is between the two matrices of decays and of the gate; scores, and no decays
     "delta by element": Kind(
         {"kind": "delta", "heads": 4, "head_size": 6, "decays": "elements", "rank": 2, "block": BLOCK},
         4 * (6 * 36 * T + (6 * 6 + 4 * 6) * PAIRS),
-        4 * (16 * 36 * T + (16 * 6 + 10 * 6) * PAIRS),
-        2 * (2 * 72 + 4 + 2 + 24 + 2 + 3 * 24 + 4 * BLOCK) + 4 * 4,
+        4 * (16 * 36 * T + (14 * 6 + 10 * 6) * PAIRS),
+        2 * (2 * 72 + 4 + 2 + 24 + 2 + 3 * 24 + 2 * 4 * BLOCK),
     ),
     "mamba2": Kind(
         MAMBA2,
