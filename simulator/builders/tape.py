@@ -112,7 +112,8 @@ class Tape(StepBuilder):
         rows, width, layout, *_ = self.spread[x]
         held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
-        if self.is_forward and self.workload.kernels == "eager":
+        is_composed = self.workload.kernels == "eager" and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
+        if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
             is_trained = any(weight.is_trained for weight in weights)

@@ -123,7 +123,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     phase = phase or ("decode" if model.get("causal", True) else "prefill")
     limit = model.get("positions") or _DEFAULT_SEQUENCE
     limit = config.count("max_position_embeddings", "seq_length", derived=limit)
-    wanted = min(_DEFAULT_SEQUENCE, limit) if sequence is None else sequence
+    added = (new_tokens or 1) if phase == "decode" and model.get("positions") else 0  # have positions, too
+    wanted = min(_DEFAULT_SEQUENCE, limit - added) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
@@ -191,7 +192,7 @@ def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
     name = next(filter(FAMILIES.__contains__, names), "")
     must, do = f"hosim can build the {part} part of this model", f"{CAPTURE}, or choose another --part"
-    found = f"{kinds[0]!r}, which hosim does not know" if tower and kinds else f"no such part of {kinds[:1]}"
+    found = f"{kinds}, which hosim does not know" if tower else f"no such part of {kinds}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
     return Config(inner, FAMILIES[name], where)
 

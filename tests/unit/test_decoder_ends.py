@@ -241,7 +241,7 @@ def test_a_tower_by_hand() -> None:
 
 def test_convolutions_of_sound_by_hand() -> None:
     """Two rows become one between the convolutions, which take three taps each (Whisper)."""
-    more = {"merger": None, "registers": 0, "stem": [3 * 5, 3 * H], "stem_rows": 2}
+    more: dict[str, Any] = {"merger": None, "registers": 0, "stem": [3 * 5, 3 * H], "stem_rows": 2}
     graph = build(tower(**more))
     assert flops(graph, "prefill", "matmul") == 2 * T * (2 * 15 * H + 3 * H * H + LAYERS * (ATTENTION + 3 * H * F))
     assert sizes(graph, "input") == {"embed/rows": 2 * 2 * T * 15}
@@ -271,7 +271,7 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
     assert count(model_of(found)).total - count(model_of(workload(""))).total == 32 * 4
     graph = build(found)
     table = next(t for t, tensor in enumerate(graph.tensors) if tensor.name == "L00/attn.relative.bias.weight")
-    assert [op.name for op in graph.ops if table in op.reads][0] == "L00/fwd/attn.core"
+    assert next(op.name for op in graph.ops if table in op.reads) == "L00/fwd/attn.core"
     assert sizes(graph, "gradient")["L00/attn.relative.bias.weight.grad"] == 2 * 32 * 4
 
 
@@ -290,7 +290,7 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
         ({"model": {"feed_forward": PLAIN}, "swiglu": "fused"}, "swiglu is of feed-forwards with a gate"),
         ({"model": {"head_biases": ["lm"]}, "loss_chunks": 2}, "a loss in chunks has no bias"),
         ({"model": {"head": False}, "loss_chunks": 2}, "a loss is made of logits"),
-        ({"model": {"encoded": 4}, "parallel": {"ranks": "all", "pipeline": 3}}, "an encoder's output reaches one stage"),
+        ({"model": {"encoded": 4}, "parallel": {"ranks": "all", "pipeline": 3}}, "output reaches one stage"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(more: dict[str, Any], message: str) -> None:
