@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
-from simulator.workload import Attention, Mla, Sparse, State
+from simulator.workload import Attention, Mla, Recurrent, Sparse
 
 
 class TokenSpan(NamedTuple):
@@ -71,7 +71,7 @@ class Reach(NamedTuple):
     @classmethod
     def of(cls, part: Attention) -> Reach:
         """Return what tokens see of the cache of a layer."""
-        return cls(block=part.together) if isinstance(part, State) else cls(part.window, part.sinks)
+        return cls(block=part.together) if isinstance(part, Recurrent) else cls(part.window, part.sinks)
 
     @classmethod
     def all_of(cls, part: Attention) -> tuple[Reach, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from simulator.builders.weights import specs
+from simulator.builders.specs import specs
 from simulator.workload import DecoderModel, Experts
 
 

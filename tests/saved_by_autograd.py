@@ -48,6 +48,7 @@ class Family(NamedTuple):
     feed_forward: dict[str, Any]
     layer: int = 0
     dtypes: dict[str, Any] = {}
+    model: dict[str, Any] = {}
 
 
 _ROUTED = {"n_routed_experts": 16, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
@@ -71,6 +72,11 @@ FAMILIES = {
         "Mixtral", "mixtral", ALIKE | {"num_local_experts": 8, "num_experts_per_tok": 2}, GQA,
         {"kind": "experts", "routed": 8, "top_k": 2, "width": F},
     ),
+    "starcoder2": Family(
+        "Starcoder2", "starcoder2", ALIKE, GQA | {"biases": ["q", "k", "v", "o"]},
+        DENSE | {"gate": False, "biases": True}, model={"norm_weights": "both"},
+    ),
+    "olmo": Family("Olmo", "olmo", ALIKE, GQA, DENSE, model={"norm_weights": "none"}),
     "deepseek_v3 dense": Family("DeepseekV3", "deepseek_v3", _DEEPSEEK, MLA, DENSE),
     "deepseek_v3 experts": Family("DeepseekV3", "deepseek_v3", _DEEPSEEK, MLA, _EXPERTS, 1, {"router": "fp32"}),
     "deepseek_v32": Family(
@@ -218,7 +224,7 @@ def graph_of(case: Case) -> Graph:
     """Three such layers as hosim builds them."""
     family = FAMILIES[case.family]
     model = {"family": "decoder", "layers": 3, "hidden": H, "vocabulary": VOCABULARY}
-    model |= {"attention": family.attention, "feed_forward": family.feed_forward}
+    model |= {"attention": family.attention, "feed_forward": family.feed_forward, **family.model}
     data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, "kernels": case.norms}
     option = OPTIONS[case.option]
     data |= option | {"dtypes": family.dtypes | option.get("dtypes", {})}

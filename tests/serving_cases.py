@@ -84,6 +84,8 @@ MODELS = {
         "16}", "16, sparse: {compress: {block: 8, stride: 4}, select: {block: 8, top: 4}, window: 8}}"
     ),
     "linear": f"attention: {{kind: linear, heads: 4, head_size: 16, block: 8}}\n  others: [{{start: 1, {PLAIN}}}]",
+    "beside": PLAIN.replace("16}", "16, beside: {kind: mamba2, heads: 4, head_size: 8, key_heads: 1, key_size: 4}}"),
+    "alone": "attention: {kind: delta, heads: 2, head_size: 8}\n  others: [{start: 1, attention: {kind: none}}]",
 }
 """Attention of each kind that is served, for `TOY`."""
 EXPERTS = "feed_forward: {kind: experts, routed: 64, top_k: 2, width: 128}"

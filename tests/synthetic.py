@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.builders.weights import blocks
+from simulator.builders.specs import blocks
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 

@@ -59,12 +59,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, own_bytes
+from simulator.builders.specs import numbered
 from simulator.builders.states import gated_state, go_through, state_inputs
 from simulator.builders.tape import ID_BYTES, Tape
-from simulator.builders.weights import numbered
 from simulator.graph import DynamicReads
+from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Gqa, Indexer, Mla, Sparse, State
+from simulator.workload import Gqa, Indexer, Mla, Recurrent, Sparse
 
 
 class Query(NamedTuple):
@@ -95,13 +96,15 @@ class Query(NamedTuple):
     scores: tuple[int, int] = (0, 0)
 
 
-def sink_logits(t: Tape) -> list[str]:
-    """Return the weight with each head's score of attending to nothing, if the layer has one; it is small."""
-    return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
+def of_scores(t: Tape) -> tuple[list[Weight], list[str]]:
+    """Return weights that join scores, which are small, of attending to nothing and of distances; and their tensors."""
+    small = [t.weight(name) for name in ("attn.sinks", "attn.relative.bias") if name in t.weights[t.block]]
+    return small, [t.held[weight.name] for weight in small]
 
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
     """Attend as the layer's kind of attention; return the input of the output projection."""
+    cache = cache.beside() if t.mixer == "state" else cache
     return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
@@ -111,13 +114,14 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     Queries and keys have their rotary embeddings, and are normalised before if the model says so.
     """
     attention = t.attention
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return state_inputs(t, attention, x)
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
-        return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer else [])]
-    q, k, v = t.linear("attn.q", x), t.linear("attn.k", x), t.linear("attn.v", x)
-    t.go_back_in_order(3)
+        return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
+    q, k = t.linear("attn.q", x), t.linear("attn.k", x)
+    v = t.linear("attn.v", x) if attention.values == "own" else t.norm("attn.values", k)
+    t.go_back_in_order(3 if attention.values == "own" else 2)
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     if attention.rotary:
@@ -139,14 +143,15 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         Output and input of `attention_inputs`, perhaps for more tokens.
     """
     attention = t.attention
-    if isinstance(attention, State):
+    if isinstance(attention, Recurrent):
         return go_through(t, taken, cache)
     indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
     if isinstance(attention, Gqa):
         (q, *new), width, seen_bytes = taken, attention.width, cache.held_bytes
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + own_bytes(t, cache, *new)
-        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
+        pair_flops = 2 * attention.heads * sum(attention.key_and_value)
+        query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, pair_flops, scores)
     else:
         query = (_absorbed_query if is_absorbed else _expanded_query)(t, attention, cache, *taken[:2])
     if sparse is not None:
@@ -155,7 +160,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         out = _attend_chosen(t, indexer, cache, query, taken[2:])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
-        reads, after = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [] if is_absorbed else cache.after
+        reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
             flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
@@ -166,13 +171,9 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
 
 def gated_output(t: Tape, out: str, x: str) -> str:
     """Return the input of the output projection: the output of attention, gated if the layer does so."""
-    if isinstance(t.attention, State):
+    if isinstance(t.attention, Recurrent):
         return gated_state(t, t.attention, out, x)
-    return (
-        t.vector("attn.gated", [out, t.linear("attn.gate", x)])
-        if isinstance(t.attention, Gqa) and t.attention.gate
-        else out
-    )
+    return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 
 
 def _expanded_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:
@@ -198,18 +199,20 @@ def _absorbed_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Que
 
 def _attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
-    *scoring, k = made
-    made = [*query.new, k]
+    *scoring, _ = made or [""]
+    made = [*query.new, *made[-1:]]
     reads, read_bytes = [*made, *sorted({*cache.held}.intersection(cache.added))], own_bytes(t, cache, *made)
     t.op("attn.cache", reads, cache.added, read_bytes=read_bytes, write_bytes=cache.added_bytes)
-    key_bytes, held = indexer.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
-    best = t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)
-    flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, own_bytes(t, cache, *scoring)
-    read_bytes += (cache.seen + cache.tokens) * key_bytes
-    t.op("attn.index", [*scoring, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
+    key_bytes, held = indexer.cached * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
+    best, best_bytes = list[str](), cache.tokens * min(indexer.top, cache.longest or indexer.top) * ID_BYTES
+    if not indexer.again:
+        best = [t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)]
+        flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, own_bytes(t, cache, *scoring)
+        read_bytes += (cache.seen + cache.tokens) * key_bytes
+        t.op("attn.index", [*scoring, *held], best, op_class="attention", flops=flops, read_bytes=read_bytes)
     (_, seen), out = cache.within(Reach(indexer.top)), t.of_heads("attn.core.out", query.width)
-    read_bytes = query.taken_bytes + t.made_bytes(best) + seen * (t.token_bytes - key_bytes)
-    taken, flops = [*query.taken, best, *held], seen * query.pair_flops
+    read_bytes = query.taken_bytes + best_bytes + seen * (t.token_bytes - key_bytes)
+    taken, flops = [*query.taken, *best, *held], seen * query.pair_flops
     t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
     return out
 

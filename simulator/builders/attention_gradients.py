@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import attention_inputs, gated_output, sink_logits
+from simulator.builders.attention import attention_inputs, gated_output, of_scores
+from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import BATCH
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Compress, Gqa, Indexer, Mla, Sparse, State
+from simulator.workload import Compress, Gqa, Indexer, Mla, Recurrent, Sparse
 
 
 class Heads(NamedTuple):
@@ -71,10 +71,14 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
+    return gated_output(t, _attend_ungated(t, x), x)
+
+
+def _attend_ungated(t: Tape, x: str) -> str:
     attention, sequence = t.whole_attention, t.workload.sequence
     inputs = attention_inputs(t, x)
-    if isinstance(attention, State):
-        return gated_output(t, go_through(t, inputs), x)
+    if isinstance(attention, Recurrent):
+        return go_through(t, inputs)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
     if not t.model.causal:  # a window is half before a token and half behind it
@@ -82,11 +86,7 @@ def attend_whole(t: Tape, x: str) -> str:
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
     if isinstance(attention, Gqa):
         heads = Heads(inputs, [], attention.key_and_value, pairs)
-        return (
-            _attend_in_views(t, attention.sparse, heads, x)
-            if attention.sparse
-            else gated_output(t, _attend(t, heads), x)
-        )
+        return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
     q, latent, *scoring = inputs
     index = tuple([t.to(score, t.cut()) for score in scoring])
     if attention.sparse or (attention.indexer and attention.indexer.top < sequence):
@@ -96,6 +96,41 @@ def attend_whole(t: Tape, x: str) -> str:
         return _attend(t, Heads([q, k, v], [latent], attention.key_and_value, pairs, index))
     context = _attend(t, Heads([q, _whole_keys(t, attention, k, latent), v], [], attention.key_and_value, pairs, index))
     return t.vector("attn.copy", [context], saves=False)  # heads stand before tokens, as in what was put together
+
+
+def given_rows(t: Tape) -> str:
+    """Return the output of an encoder, an input, whose gradient is made if this model is trained as a whole."""
+    rows = t.model.encoded * t.workload.batch * t.mesh.size(BATCH)
+    encoded = t.given(f"{t.micro if t.is_forward else ''}encoded", t.model.hidden, rows)
+    t.wanting.update([encoded] if t.is_forward and not (t.workload.lora or t.workload.frozen) else [])
+    return encoded
+
+
+def attend_across(t: Tape, x: str) -> str:
+    """Let each token attend to all rows of an encoder's output; inference caches their keys and values once a layer."""
+    part, rows, q = t.whole_attention, t.model.encoded, t.linear("attn.across.q", x)
+    cached, made = f"{t.block}/kv.across", list[str]()
+    size_bytes = t.workload.batch * rows * t.token_bytes
+    if t.phase == "decode":  # the weights of keys and values stay, for other sequences
+        t.declare(cached, size_bytes, "kv_cache")
+        for name in t.weights[t.block]:
+            t.weight(name)
+    elif cached not in t.held:  # chunks after the first one find it
+        encoded = given_rows(t)
+        made = [t.linear(f"attn.across.{name}", encoded) for name in "kv"]
+    if t.is_forward and isinstance(part, Gqa):
+        return _attend(t, Heads([q, *made], [], part.key_and_value, 2 * t.workload.sequence * rows, view="across"))
+    if made:
+        t.graph.tensor(cached, size_bytes, "kv_cache")
+        t.held[cached] = cached
+    out = t.of_heads("attn.across.out", t.attention.width)
+    t.op(
+        "attn.across", [q, *(made or [cached])], [out, *[cached] * bool(made)], op_class="attention",
+        flops=4 * t.own_tokens * rows * t.attention.width,
+        read_bytes=t.made_bytes(q, *made) + (0 if made else size_bytes),
+        write_bytes=t.made_bytes(out) + size_bytes * bool(made),
+    )  # fmt: skip
+    return out
 
 
 def _pairs(t: Tape, heads: Heads, out: str) -> int:
@@ -109,7 +144,8 @@ def _attend(t: Tape, heads: Heads) -> str:
     features, keys = max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len), len(heads.own) - 1
     layouts = [layout := t.cut(features), *[t.cut(features, BATCH)] * keys]  # context ranks gather keys and values
     brought = [t.to(x, whole) for x, whole in zip(heads.own, layouts, strict=True)]
-    taken, sinks = [*brought, *heads.shared, *heads.chosen[:1]], sink_logits(t)
+    taken = [*brought, *heads.shared, *heads.chosen[:1]]
+    small, sinks = ([], []) if heads.view == "across" else of_scores(t)
     (key, value), part = heads.sizes, t.whole_attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
     statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward else []
@@ -122,7 +158,7 @@ def _attend(t: Tape, heads: Heads) -> str:
         grads = [t.add(f"{x}{end}", t.spread[y], summed) for x, y, summed in zip(heads.own, saved, sums, strict=True)]
         summed = t.cut(partial=layout.tensor_map[1])
         shared = [t.add(f"{x}{end}", t.spread[x], summed) for x in heads.shared]
-        old, new = t.weight_gradients(layout.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))
+        old, new = t.weight_gradients(layout.tensor_map[0], *small)
         reads = [*saved, *heads.shared, *heads.chosen[:1], context, *statistics, dy, *sinks, *old]
         flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
         t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
@@ -163,11 +199,15 @@ def _attend_to_latents(t: Tape, mla: Mla, q: str, latent: str, index: tuple[str,
 
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
-    sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
+    sequence = t.workload.sequence
+    pairs = indexer.top * (2 * sequence - indexer.top)
+    if indexer.again:
+        return (), pairs
+    chosen = t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
     scores = [t.tensor("attn.index.scores", indexer.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * sequence * indexer.heads * indexer.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.alias(chosen, "detached"), *scores), indexer.top * (2 * sequence - indexer.top)
+    return (t.alias(chosen, "detached"), *scores), pairs
 
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:

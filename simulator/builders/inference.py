@@ -38,22 +38,32 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
-from simulator.builders.cache import Cache, CacheRoom, Store
-from simulator.builders.layer import embed, forward, sample_tokens
+from simulator.builders.cache import (
+    Cache,
+    CacheRoom,
+    Store,
+    cache_name,
+    cached_layers,
+    kept_bytes,
+    limited_reaches,
+    parts_of,
+)
+from simulator.builders.ends import embed, finish, sample_tokens
+from simulator.builders.layer import forward
+from simulator.builders.specs import BATCH, numbered
 from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
-from simulator.builders.weights import BATCH, Laid, lay, numbered
+from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Dtypes, Pools, State, Workload
+from simulator.workload import DecoderModel, Pools, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -64,8 +74,7 @@ def build(laid: Laid) -> Job:
         x = embed(t)
         for layer in t.layers:
             x = forward(t, layer, x, partial(attend_whole, t))
-        t.block = "head"
-        outputs = [t.norm("norm", x) if laid.model.final_norm else x]
+        outputs = finish(t, x)
     elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
@@ -73,6 +82,7 @@ def build(laid: Laid) -> Job:
             x = _through_layers(t, embed(t), partial(room.add_prompts, span))
         token = sample_tokens(t, x, last=work.batch)
         outputs = [*(name for layer in t.layers for name in room.kept(layer)), token]
+        outputs += [name for name in t.held if name.endswith("/kv.across")]
     else:
         t.rows = (work.batch,)
         for layer in t.layers:
@@ -160,53 +170,6 @@ def _serve(t: Tape, new_tokens: int, groups: Sequence[str]) -> Graph:
     return t.graph.build(steps=t.workload.steps)
 
 
-class CachedLayers(NamedTuple):
-    """Tokens that layers with the same reach keep in the KV cache.
-
-    Attributes
-    ----------
-    reach
-        Reach of these layers: the tokens of a sequence that they keep.
-    token_bytes
-        Size of a token in all of these layers, or of a sequence, if they keep a state [B].
-    """
-
-    reach: Reach
-    token_bytes: int
-
-    def block_bytes(self, tokens: int) -> int:
-        """Return the size of so many tokens, or of the state of a sequence [B]."""
-        return self.token_bytes * (1 if self.reach.block else tokens)
-
-    def copied_bytes(self, tokens: int) -> int:
-        """Return the size of what the token after `tokens` others needs from another tier [B]; 0 for a state."""
-        return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
-
-
-def cached_layers(workload: Workload) -> tuple[CachedLayers, ...]:
-    """Return what a rank keeps of a sequence in the layers of the workload's model."""
-    by_reach, ranks = Counter[Reach](), workload.parallel.tensor
-    for (part, _), layers in decoder_of(workload).kinds.items():
-        by_reach[Reach.of(part)] += layers * _kept_bytes(part.of_one(ranks), workload.dtypes)
-    by_reach -= Counter()  # without those that keep nothing
-    return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
-
-
-def _kept_bytes(attention: Attention, dtypes: Dtypes) -> int:
-    """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, State):
-        return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
-    token_bytes = attention.kv_elements * dtypes.kv_bytes
-    compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
-    return token_bytes * attention.views + compressed_bytes
-
-
-def limited_reaches(model: DecoderModel) -> tuple[Reach, ...]:
-    """Return the reaches of a model's attention, without the one that has all tokens."""
-    reaches = (reach for part, _ in model.kinds for reach in Reach.all_of(part))
-    return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
-
-
 class Iteration(NamedTuple):
     """Sequences and parts of prompts that run together.
 
@@ -286,7 +249,8 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
     dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
-    parallel, groups = laid.workload.parallel, cached_layers(laid.workload)
+    parallel = laid.workload.parallel
+    groups = cached_layers(laid.model, dtypes, parallel.tensor)
     parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
     padded = -(-rows // parts) * parts
     t = Tape(laid, rows=padded * laid.mesh.size(BATCH))
@@ -294,15 +258,13 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
-    keeping = sum(bool(_kept_bytes(part, dtypes)) for part in laid.attentions.values())
-    for t.block in layers:
-        if not _kept_bytes(t.attention, dtypes):
-            continue
-        name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
-        t.declare(t.name(name), max(0, room_bytes - coming) // keeping, "kv_cache")
+    keeping = sum(len(parts_of(part)) for part in laid.attentions.values())
+    for t.block, part in ((layer, part) for layer in layers for part in parts_of(laid.attentions[layer])):
+        group = reaches.index(Reach.of(part))
+        t.declare(t.name(cache_name(part)), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, dtypes), "kv_cache")
+                t.declare(t.name(name), tokens[group] * kept_bytes(part, dtypes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -360,11 +322,6 @@ class Iterations:
         return [position["/".join(path)] for path in paths]
 
 
-def cache_name(attention: Attention) -> str:
-    """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(attention, State) else "kv"
-
-
 _ENDLESS = TokenSpan(0, 1 << 62)
 """Sequences of any length, whose tokens lie in the same tensors."""
 
@@ -372,7 +329,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
     attention, phase, rows = t.attention, t.phase, t.rows
-    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
+    inputs, out = attention_inputs(t, x), t.of_heads(f"{t.mixer}.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
     reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))

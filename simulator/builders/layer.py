@@ -1,4 +1,4 @@
-"""The parts of a decoder that are alike at training and at inference: layers, embedding and head.
+"""The layers of a decoder, which are alike at training and at inference.
 
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
@@ -30,16 +30,16 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
+from simulator.builders.attention_gradients import attend_across
+from simulator.builders.specs import TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import TENSOR, is_matrix, numbered
+from simulator.builders.weights import is_matrix
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
 
 _MATRICES = ("ffn.gate", "ffn.up", "ffn.down")
 _UP = _MATRICES[1]
-_REDUCED = 3
-"""Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
 
 
 def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
@@ -54,7 +54,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     attend
         Function from that input, normalised, to the input of the output projection.
     """
-    t.block, is_parallel, is_shared = block, t.model.parallel, t.model.norms == "shared"
+    t.block, is_parallel = block, t.model.parallel
+    beside = t.layer.attention.beside
+    is_shared = beside is not None or t.model.norms == "shared"
     t.begin("layer")
     normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
 
@@ -65,8 +67,15 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         t.begin("attention")
         context = attended()
         t.end("attention", context, attended)
-        made = normalise(t, "norm1.after", t.linear("attn.o", context))
+        made = t.linear("attn.o", context)
+        if beside:
+            made = _with_state(t, made, attended)
+        made = normalise(t, "norm1.after", made)
         r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
+    if t.model.encoded:
+        across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
+        r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
+        r = normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
         t.begin("feed_forward")
@@ -79,6 +88,14 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
+
+
+def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
+    """Add the output of the part with a state, which takes the same input, to that of attention."""
+    t.mixer = "state"
+    beside = t.linear("state.o", attended())
+    t.mixer, both = "attn", t.spread[made].layout
+    return t.vector("state.add", [made, beside], adds=both if both == t.spread[beside].layout else t.residual)
 
 
 def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
@@ -101,7 +118,8 @@ def through_matrices(t: Tape, name: str, x: str) -> str:
 
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
-    return "" if t.model.parallel or t.layer.attention.kind == "none" else "add1"
+    first = "add3" if t.model.encoded else "add1"
+    return "" if t.model.parallel or t.layer.attention.kind == "none" else first
 
 
 def feed_forward(t: Tape, x: str) -> str:
@@ -247,135 +265,3 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
         more["dynamic"] = t.dynamic_reads("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)
     return out
-
-
-# before the first layer and after the last
-
-
-def embed(t: Tape, tokens: list[str] | None = None) -> str:
-    """Look tokens up (default: the ids); ranks with a part of the vocabulary have partial sums of the result.
-
-    Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
-    """
-    t.block = "embed"
-    id_bytes = t.own_tokens * ID_BYTES
-    names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight("tokens")
-    entries, features = table.layout.tensor_map
-    out = t.tensor("tokens.out", table.shape[1], t.cut(features, partial=entries))
-    read_bytes = id_bytes + t.made_bytes(out) // t.mesh.size(entries)
-    t.op("tokens", [*names, t.held[table.name]], [out], read_bytes=read_bytes)
-
-    def back(dy: str) -> None:
-        dy = t.to(dy, t.cut(features))
-        dy_bytes, (old, new) = t.made_bytes(dy), t.weight_gradients(t.batch, table)
-        size = t.workload.dtypes.gradient_bytes
-        added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
-        read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
-        t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
-
-    x = t.to(t.record(out, back), t.residual)
-    x = t.linear("in", x) if t.model.embedding_width else x
-    for name in ("positions", "segments"):
-        x = _add_rows(t, name, x) if name in t.weights["embed"] else x
-    return t.norm("norm", x) if t.model.embedding_norm else x
-
-
-def _add_rows(t: Tape, name: str, x: str) -> str:
-    """Add a row of a further table to each token's."""
-    table, (rows, width, layout, *_) = t.weight(name), t.spread[x]
-    out = t.tensor(f"{name}.out", width, layout, rows=rows)
-    row_bytes = min(t.spread[x].elements, table.parameters) * t.element_bytes
-    t.op(name, [x, t.held[table.name]], [out], read_bytes=t.made_bytes(x) + row_bytes)
-
-    def back(dy: str) -> None:
-        dy = t.to(dy, layout)
-        if table.is_trained:
-            old, new = t.weight_gradients(layout.cut, table)
-            t.op(name, [dy, *old], new)
-        t.add_gradients([x], [dy])
-
-    return t.record(out, back)
-
-
-def _final(t: Tape, x: str) -> str:
-    """Make the rows that the output projection takes from those of the last layer."""
-    x = t.norm("norm", x) if t.model.final_norm else x
-    if t.model.head_transform:
-        x = t.norm("transform.norm", t.vector("transform.act", [t.linear("transform", x)]))
-    return t.linear("out", x) if t.model.embedding_width else x
-
-
-def _logits(t: Tape, x: str) -> str:
-    """Make the final norm and the logits; the output projection may be the embedding's table."""
-    return t.linear("lm", _final(t, x), t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
-
-
-def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
-    """Make the final norm, logits and the next token of each sample; of a rank's `last` tokens alone, unless 0.
-
-    Where tensor ranks cut the tokens, these few rows reach all of them in no time.
-    """
-    t.block = "head"
-    if last:
-        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(t.replicas * last,))
-        t.op("last", [taken], [x], read_bytes=t.made_bytes(x))
-    logits, token = _logits(t, x), t.name("token")
-    t.graph.tensor(token, t.spread[logits].rows[0] // t.replicas * ID_BYTES)
-    t.op("sample", [logits], [token])
-    return token
-
-
-def loss(t: Tape, x: str) -> None:
-    """Make the final norm, logits and loss of one micro-batch."""
-    t.block = "head"
-    if t.workload.loss_chunks:
-        _loss_in_chunks(t, _final(t, x), t.workload.loss_chunks)
-        return
-    logits = _logits(t, x)
-    logits = t.to(logits, t.spread[logits].layout.whole)
-    out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
-
-    def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
-        """Add an op that works on so many copies of the logits, each written and read once."""
-        label_bytes, copies_bytes = t.own_tokens * ID_BYTES, copies * t.spread[logits].elements * FP32_BYTES
-        labels = t.declare(f"{t.micro}embed/ids", label_bytes, "input")
-        more: OpFields = {"workspace_bytes": copies_bytes, "write_bytes": made_bytes + copies_bytes}
-        more["read_bytes"] = t.made_bytes(logits, *reads) + label_bytes + copies_bytes
-        t.op("loss", [logits, labels, *reads], writes, **more)
-
-    t.graph.tensor(out, FP32_BYTES)
-    if t.spread[logits].layout.tensor_map[1]:
-        parts = [t.tensor("loss.parts", _REDUCED, t.cut(partial=TENSOR), FP32_BYTES)]
-    op([], [out, *parts], copies, FP32_BYTES + t.made_bytes(*parts))
-    parts = [t.to(part, t.cut()) for part in parts]
-
-    def back(_: str) -> None:
-        grad = t.add(f"{logits}.grad", t.spread[logits])
-        op(parts, [grad], min(copies, 1), t.made_bytes(grad))
-        t.add_gradients([logits], [grad])
-
-    t.record(out, back)
-
-
-def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:
-    """Make the loss and the gradients of its input and of the logits' weight in one op, a chunk of tokens at a time.
-
-    The logits of a chunk, which their gradient replaces, are its workspace; each product reads the weight once a chunk.
-    """
-    weight = t.weights["embed"]["tokens"] if t.model.tied_embeddings else t.weight("lm")
-    out, labels, tokens = t.name("loss.out"), f"{t.micro}embed/ids", t.own_tokens
-    label_bytes, each = tokens * ID_BYTES, -(-tokens // chunks)
-    chunks, logits_bytes = -(-tokens // each), weight.parameters // t.spread[x].width * t.element_bytes
-    t.graph.tensor(out, FP32_BYTES)
-    dx = [t.tensor("lm.in.grad", t.spread[x].width)] if t.wants(x) else []
-    old, new = t.weight_gradients(t.batch, weight)
-    products, grad_bytes = 1 + len(dx) + len(new), weight.parameters * t.workload.dtypes.gradient_bytes
-    read_bytes = (1 + len(new)) * t.made_bytes(x) + (1 + len(dx)) * chunks * weight.size_bytes + label_bytes
-    read_bytes += products * tokens * logits_bytes + (len(old) * chunks or len(new) * (chunks - 1)) * grad_bytes
-    write_bytes = 2 * tokens * logits_bytes + t.made_bytes(*dx) + len(new) * chunks * grad_bytes + FP32_BYTES
-    t.op(
-        "loss", [x, t.held[weight.name], t.declare(labels, label_bytes, "input"), *old], [out, *dx, *new],
-        flops=products * 2 * tokens * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes,
-        workspace_bytes=each * logits_bytes,
-    )  # fmt: skip
-    t.record(out, lambda _: t.add_gradients([x] * len(dx), dx))

@@ -10,15 +10,16 @@ Let a head have keys of K elements and values of V, and a matrix S of K * V. P a
 of a prompt, each with itself: a block of `block` tokens goes through products of its own, so that only its end reaches
 the matrix. A token alone is a block of one.
 
-====================  ===============================  =============  =============  ======================
-kind                  source                           of K * V, a    of a pair      again in backward
-                                                       token, a head
-====================  ===============================  =============  =============  ======================
-``linear``            arXiv 2501.08313, section 2.2    4              2 * K + 2 * V  2; 2 * K
-``delta``             arXiv 2412.06464, section 3.3    6              6 * K + 4 * V  4; 4 * K + 2 * V
-``mamba2``            arXiv 2405.21060, section 6      4              2 * K + 2 * V  2; 2 * K
-``mamba``             arXiv 2312.00752, section 3.3    6                             6
-====================  ===============================  =============  =============  ======================
+==============  =================================  ================  =============  =====================
+kind            kernel                             K * V, of a       of a pair      again in backward
+                                                   token and a head
+==============  =================================  ================  =============  =====================
+``linear``      ``lightning_attn2.py``             4                 2 * K + 2 * V  2; 2 * K
+``delta``       ``fla/ops/gated_delta_rule``       6                 6 * K + 4 * V  4; 4 * K + 2 * V
+by element      ``fla/ops/kda``                    6                 6 * K + 4 * V  4; 2 * K + 2 * V
+``mamba2``      ``ssd_combined.py``                4                 2 * K + 2 * V  2; 2 * K
+``mamba``       ``selective_scan_interface.py``    6                                6
+==============  =================================  ================  =============  =====================
 
 - Each product reads S, or adds to it (2 * K * V). The delta rule also takes what S has for a key from its value; its
   pairs score keys with keys and with queries (2 * K each), and make new keys (2 * K) and values (2 * V) from that; the
@@ -28,11 +29,11 @@ kind                  source                           of K * V, a    of a pair 
   each): in the vector unit, as no matrix products are in it. Exponentials are not counted.
 - Elementwise ops only move bytes, the convolution among them.
 
-*In training* each product has two in backward, beside what is made again, as in the kernels: Lightning Attention-2
-(arXiv 2401.04658, algorithm 2), ``fla/ops/gated_delta_rule/chunk.py`` of fla-org/flash-linear-attention, and
-``ssd_combined.py`` and ``selective_scan_interface.py`` of state-spaces/mamba. All save their inputs. The delta rule
-saves the inverse of each block as well (heads * block elements a token) and a sum of decays (fp32), the state spaces
-their output; ``mamba2`` a sum of decays. The convolution and the gated norm save their inputs alone.
+*In training* each product has two in backward, beside what is made again, as in the kernels: those of the authors of
+Lightning Attention-2 (arXiv 2401.04658, algorithm 2), ``chunk.py`` of fla-org/flash-linear-attention, and two of
+``mamba_ssm/ops`` of state-spaces/mamba. All save their inputs. The delta rule saves the inverse of each block as well (heads * block elements a token), with decays
+of elements also its scores; ``delta`` and ``mamba2`` a sum of the decays of each head (fp32); the state spaces their
+output. The convolution and the gated norm save their inputs alone.
 
 *Workspace*, where there is more than one token of a sequence: ``delta`` and ``mamba2`` lay out the matrix at the start
 of each block (in the type of arithmetic, and in fp32), in backward with its gradient.
@@ -48,16 +49,40 @@ from simulator.builders.tape import FP32_BYTES, Tape
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import State
+from simulator.workload import Recurrent
 
-_PRODUCTS = {
-    "linear": ((2, 1), (1, 1), (1, 0)),
-    "delta": ((3, 2), (3, 2), (2, 1)),
-    "mamba2": ((2, 1), (1, 1), (1, 0)),
-    "mamba": ((3, 3), (0, 0), (0, 0)),
-    "convolution": ((0, 0), (0, 0), (0, 0)),
+
+class Recurrence(NamedTuple):
+    """What the core of a layer takes.
+
+    Attributes
+    ----------
+    matrix, keys, values
+        Products with the matrix, and of a pair with keys and with values: in forward, and of these again in backward.
+    pairs, decays, output
+        What is saved beside inputs: numbers of each pair of a block; of each head (fp32); and the output.
+    """
+
+    matrix: tuple[int, int]
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    pairs: int = 0
+    decays: int = 0
+    output: bool = False
+
+
+_RECURRENCES = {
+    "linear": Recurrence((2, 1), (1, 1), (1, 0)),
+    "delta": Recurrence((3, 2), (3, 2), (2, 1), pairs=1, decays=1),
+    "delta by element": Recurrence((3, 2), (3, 1), (2, 1), pairs=2),
+    "mamba2": Recurrence((2, 1), (1, 1), (1, 0), decays=1, output=True),
+    "mamba": Recurrence((3, 3), (0, 0), (0, 0), output=True),
+    "convolution": Recurrence((0, 0), (0, 0), (0, 0)),
 }
-"""Kind -> products with the matrix, with keys and with values of a pair: in forward, and of these again in backward."""
+
+
+def _recurrence(part: Recurrent) -> Recurrence:
+    return _RECURRENCES["delta by element" if part.decays == "elements" else part.kind]
 
 
 class Kernel(NamedTuple):
@@ -83,35 +108,37 @@ class Kernel(NamedTuple):
     kept: str = ""
 
 
-def state_inputs(t: Tape, part: State, x: str) -> list[str]:
+def state_inputs(t: Tape, part: Recurrent, x: str) -> list[str]:
     """Make what goes into the convolution and the matrix from the layer's input, that of the convolution first."""
     if part.kind == "linear":
-        return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
+        return [t.vector(f"{t.mixer}.{name}.silu", [t.linear(f"{t.mixer}.{name}", x)]) for name in "qkv"]
     made = [_projected(t, name, x) for name in ("q", "k", "v", "rates", "forget") if _has(t, name)]
     if part.kind == "convolution":
-        return [t.vector("attn.product", made[1:]), made[0]]
+        return [t.vector(f"{t.mixer}.product", made[1:]), made[0]]
     return [*made, *([] if _has(t, "norm") else [_projected(t, "gate", x)])]
 
 
-def gated_state(t: Tape, part: State, out: str, x: str) -> str:
+def gated_state(t: Tape, part: Recurrent, out: str, x: str) -> str:
     """Return the output of the heads, normalised and gated if that is an op of its own."""
     if part.kind == "linear":
-        return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
+        return t.vector(f"{t.mixer}.gated", [t.norm(f"{t.mixer}.norm", out), t.linear(f"{t.mixer}.gate", x)])
     if not _has(t, "norm"):
         return out
-    return _run(t, Kernel("attn.gated", ("attn.norm",), [out, _projected(t, "gate", x)], _of_heads(t)[1].width))
+    return _run(
+        t, Kernel(f"{t.mixer}.gated", (f"{t.mixer}.norm",), [out, _projected(t, "gate", x)], _of_heads(t)[1].width)
+    )
 
 
 def _has(t: Tape, name: str) -> bool:
     """Tell whether the layer has a weight, or the two of a low rank."""
-    return not t.weights[t.block].keys().isdisjoint({f"attn.{name}", f"attn.{name}.a"})
+    return not t.weights[t.block].keys().isdisjoint({f"{t.mixer}.{name}", f"{t.mixer}.{name}.a"})
 
 
 def _projected(t: Tape, name: str, x: str) -> str:
     """Multiply by a weight, or by the two of a low rank."""
-    if f"attn.{name}" in t.weights[t.block]:
-        return t.linear(f"attn.{name}", x)
-    return t.linear(f"attn.{name}.b", t.to(t.linear(f"attn.{name}.a", x), t.cut()))
+    if f"{t.mixer}.{name}" in t.weights[t.block]:
+        return t.linear(f"{t.mixer}.{name}", x)
+    return t.linear(f"{t.mixer}.{name}.b", t.to(t.linear(f"{t.mixer}.{name}.a", x), t.cut()))
 
 
 def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
@@ -127,37 +154,33 @@ def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
         The states that the tokens find; default: they are the tokens of whole sequences.
     """
     (_, part), shared = _of_heads(t), tuple[str, ...]()
-    conv = tuple([name for name in t.weights[t.block] if name.startswith("attn.conv.")])
+    conv = tuple([name for name in t.weights[t.block] if name.startswith(f"{t.mixer}.conv.")])
     if conv:
-        convolved = Kernel("attn.conv", conv, taken[: len(conv)], part.convolved, kept="window")
+        convolved = Kernel(f"{t.mixer}.conv", conv, taken[: len(conv)], part.convolved, kept="window")
         taken = [_run(t, convolved, cache), *taken[len(conv) :]]
     if part.kind == "mamba":
-        rates = t.to(t.linear("attn.rates_in", taken[0]), t.cut())
-        shared = (t.norm("attn.rates_norm", rates) if _has(t, "rates_norm") else rates,)
-        taken = [*taken, t.linear("attn.rates_out", *shared)]
-    weights = ("attn.decay",) if _has(t, "decay") else ()
-    return _run(t, Kernel("attn.core", weights, taken, part.width, shared, "state"), cache)
+        rates = t.to(t.linear(f"{t.mixer}.rates_in", taken[0]), t.cut())
+        shared = (t.norm(f"{t.mixer}.rates_norm", rates) if _has(t, "rates_norm") else rates,)
+        taken = [*taken, t.linear(f"{t.mixer}.rates_out", *shared)]
+    weights = (f"{t.mixer}.decay",) if _has(t, "decay") else ()
+    return _run(t, Kernel(f"{t.mixer}.core", weights, taken, part.width, shared, "state"), cache)
 
 
-def _of_heads(t: Tape) -> tuple[Axes, State]:
+def _of_heads(t: Tape) -> tuple[Axes, Recurrent]:
     """Return the axes that cut the heads of the current layer, and the layer with those of this rank."""
-    features = t.weights[t.block]["attn.v"].layout.tensor_map[-1]
-    return features, cast(State, t.whole_attention).of_one(t.mesh.size(features))
+    features = t.weights[t.block][f"{t.mixer}.v"].layout.tensor_map[-1]
+    return features, cast(Recurrent, t.whole_attention).of_one(t.mesh.size(features))
 
 
 def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
     """Add an op: on some tokens of cached sequences, or on those of whole ones, with its gradients in training."""
-    weights, (_, part), forward, backward = (
-        [t.weight(name) for name in kernel.weights],
-        _of_heads(t),
-        OpFields(),
-        OpFields(),
-    )
-    if kernel.name == "attn.core" and part.matrix:
+    weights, (_, part) = [t.weight(name) for name in kernel.weights], _of_heads(t)
+    forward, backward = OpFields(), OpFields()
+    if kernel.name.endswith(".core") and part.matrix:
         forward, backward = _work(t, part, cache)
     if cache is None:
         return _run_whole(t, kernel, weights, forward, backward)
-    is_last, after = kernel.name == "attn.core", list[str]()
+    is_last = kernel.name.endswith(".core")
     out = (is_last and cache.out) or t.of_heads(f"{kernel.name}.out", kernel.width, rows=(cache.tokens,))
     size_bytes = part.kept_bytes(t.element_bytes, t.workload.dtypes.state_bytes).get(kernel.kept, 0)
     states, all_bytes = [cache.states or f"{t.block}/{kernel.kept}"] * bool(size_bytes), cache.sequences * size_bytes
@@ -170,11 +193,11 @@ def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
     forward["read_bytes"] = own_bytes(t, cache, *kernel.own, *kernel.shared) + cache.seen * size_bytes
     forward["read_bytes"] += sum(weight.size_bytes for weight in weights)
     forward["write_bytes"] = own_bytes(t, cache, out) + all_bytes
-    t.op(kernel.name, [*reads, *(cache.after if is_last else after)], [out, *states], **forward)
+    t.op(kernel.name, [*reads, *(cache.after if is_last else ())], [out, *states], **forward)
     return out
 
 
-def _work(t: Tape, part: State, cache: Cache | None) -> tuple[OpFields, OpFields]:
+def _work(t: Tape, part: Recurrent, cache: Cache | None) -> tuple[OpFields, OpFields]:
     """Return what the matrices take in forward and in backward, for the heads of this rank."""
     length = t.workload.sequence
     tokens = t.own_tokens if cache is None else cache.tokens
@@ -185,7 +208,7 @@ def _work(t: Tape, part: State, cache: Cache | None) -> tuple[OpFields, OpFields
     made = OpFields(op_class="vector" if part.kind == "mamba" else "attention")
 
     def of_phase(times: int, again: int) -> OpFields:
-        matrix, keys, values = (times * n + again * more for n, more in _PRODUCTS[part.kind])
+        matrix, keys, values = (times * n + again * more for n, more in _recurrence(part)[:3])
         flops = 2 * tokens * matrix * part.matrix + 2 * pairs * (keys * scored + values * part.width)
         return OpFields(flops=flops, workspace_bytes=times * workspace_bytes, **made)
 
@@ -198,12 +221,12 @@ def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields
     layout, ranks, whole = t.cut(features), t.mesh.size(features), t.cut()
     reads = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]
     out, saved = t.tensor(f"{name}.out", kernel.width * ranks, layout), list[str]()
-    if t.is_forward and name == "attn.core" and part.kind in ("delta", "mamba2"):
-        sizes = {"decays": (part.heads, FP32_BYTES)}
-        sizes |= {"inverse": (part.heads * part.together, t.element_bytes)} if part.kind == "delta" else {}
-        saved = [t.tensor(f"{name}.{end}", width * ranks, layout, size) for end, (width, size) in sizes.items()]
+    takes = _recurrence(part) if name.endswith(".core") else _RECURRENCES["convolution"]
+    sizes = {"pairs": (takes.pairs * part.together, t.element_bytes), "decays": (takes.decays, FP32_BYTES)}
+    for end, (width, size) in sizes.items() if t.is_forward else ():
+        saved += [t.tensor(f"{name}.{end}", width * part.heads * ranks, layout, size)] if width else []
     t.op(name, [*reads, *held], [out, *saved], **forward)
-    saved += [out] if name == "attn.core" and part.kind in ("mamba", "mamba2") else []
+    saved += [out] if takes.output else []
 
     def back(dy: str) -> None:
         taken = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple, Unpack, cast
 
-from simulator.builders.weights import BATCH, TENSOR, Laid, replica_axes
+from simulator.builders.specs import BATCH, TENSOR
+from simulator.builders.weights import Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Layer, Mixer
+from simulator.workload import Attention, Layer, Mixer
 
 _MADE = {
     None: "slice",
@@ -93,6 +94,7 @@ class StepBuilder:
         self.whole_rows = self.cut()
         self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
+        self.mixer = "attn"  # or "state": the part beside attention
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.pending: list[PendingOp] | None = None  # ops to be added later
@@ -114,12 +116,15 @@ class StepBuilder:
     @property
     def attention(self) -> Mixer:
         """The attention of the current layer, which has one, with the heads of this rank."""
-        return cast(Mixer, self.attentions[self.block])
+        return self._mixer(self.attentions[self.block])
 
     @property
     def whole_attention(self) -> Mixer:
         """The same with the heads of all ranks."""
-        return cast(Mixer, self.layer.attention)
+        return self._mixer(self.layer.attention)
+
+    def _mixer(self, part: Attention) -> Mixer:
+        return cast(Mixer, part.beside if self.mixer == "state" else part)
 
     @property
     def token_bytes(self) -> int:
@@ -210,6 +215,17 @@ class StepBuilder:
             self.graph.tensor(name, size_bytes, kind, persistent=True)
             self.held[name] = name
         return name
+
+    def given(self, name: str, width: int, rows: int) -> str:
+        """Declare an input of so many rows, on all replicas, that another program makes."""
+        elements = prod(self.whole_rows.local_shape((rows, width), self.where, name))
+        self.spread[name] = Spread((rows,), width, self.whole_rows, self.element_bytes, "", elements)
+        return self.declare(name, elements * self.element_bytes, "input")
+
+    def join_rows(self, x: str, rows: int) -> None:
+        """Let so many neighbouring rows of a tensor be one from here on."""
+        spread = self.spread[x]
+        self.spread[x] = spread._replace(rows=(spread.rows[0] // rows,), width=spread.width * rows)
 
     # ops
 

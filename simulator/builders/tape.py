@@ -17,8 +17,9 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
+from simulator.builders.specs import numbered
 from simulator.builders.step_builder import StepBuilder
-from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
+from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
@@ -115,7 +116,8 @@ class Tape(StepBuilder):
         rows, width, layout, *_ = self.spread[x]
         held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
-        if self.is_forward and self.workload.kernels == "eager":
+        is_composed = self.workload.kernels == "eager" and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
+        if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
             is_trained = any(weight.is_trained for weight in weights)
@@ -124,7 +126,7 @@ class Tape(StepBuilder):
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
-            dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
+            dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
             old, new = self.weight_gradients(layout.cut, *weights)
             self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)

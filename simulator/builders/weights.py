@@ -1,223 +1,26 @@
-"""The weights of a decoder: their shapes, and how they are cut unless the workload says otherwise.
-
-A linear's weight has inputs and outputs. Cut along its outputs (column), every rank makes a part of the output; cut
-along its inputs (row), a partial sum. Megatron alternates the two, so that each pair of linears sums up once; it cuts
-the tables along the vocabulary.
-"""
+"""The weights of a decoder as a workload lays them over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
+from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, specs
 from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import (
-    Absent,
-    Attention,
-    DecoderModel,
-    Dense,
-    Experts,
-    Gqa,
-    Layer,
-    Lora,
-    Mla,
-    Model,
-    State,
-    Workload,
-)
-
-TENSOR = ("tensor",)
-EXPERT = ("expert",)
-BATCH = ("data", "expert")
-"""Axes that cut the samples: expert ranks are replicas as well."""
+from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Workload
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
-
-_COLUMN: tuple[Axes, ...] = ((), TENSOR)
-_ROW: tuple[Axes, ...] = (TENSOR, ())
-_WHOLE: tuple[Axes, ...] = ((), ())
-
-
-class Spec(NamedTuple):
-    """Shape and cut of a weight.
-
-    Attributes
-    ----------
-    shape
-        Inputs and outputs (of experts behind their number); entries and width of a table; width of a norm.
-    tensor_map
-        For each dimension, the axes that cut it.
-    kind
-        Its kind of tensor.
-    kv_heads
-        How many KV heads its outputs are of, if they are: each is whole on some rank, or on several.
-    """
-
-    shape: tuple[int, ...]
-    tensor_map: tuple[Axes, ...]
-    kind: str = "weight"
-    kv_heads: int = 0
-
-    def copied(self, ranks: int) -> tuple[Spec, int]:
-        """Return the weight with a KV head for each of so many ranks that cut it, and how many ranks have the same."""
-        copies = max(1, ranks // (self.kv_heads or ranks))
-        return self._replace(shape=(*self.shape[:-1], self.shape[-1] * copies)), copies
-
-
-Specs = dict[str, Spec]
 
 
 def replica_axes(mesh: Mesh) -> Axes:
     """Return the axes that cut the tokens of all samples, the samples first: their ranks are replicas of weights."""
     return tuple([axis for axis in (*BATCH, "context") if axis in mesh.sizes])
-
-
-@lru_cache(maxsize=16)
-def numbered(prefix: str, count: int, digits: int = 1) -> tuple[str, ...]:
-    """Return names with numbers of equal width, at least `digits`, so that they sort."""
-    width = max(digits, len(str(count - 1)))
-    return tuple([f"{prefix}{i:0{width}d}" for i in range(count)])
-
-
-def blocks(layers: int) -> tuple[str, ...]:
-    """Return the names of the layers: ``L00``, ``L01`` ..."""
-    return numbered("L", layers, 2)
-
-
-def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
-    """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
-    h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
-    embed, head = {"tokens": Spec((v, narrow or h), _ROW)}, _norms(model, ["norm"] * model.final_norm)
-    embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
-    tables = {"positions": model.positions, "segments": model.segments}
-    embed |= {name: Spec((rows, h), _WHOLE) for name, rows in tables.items() if rows}
-    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
-    of_kind = {kind: _layer(model, kind) for kind in model.kinds}
-    for index, block in enumerate(blocks(model.layers)):
-        yield block, of_kind[model.layer(index)]
-    if model.head_transform:
-        head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
-    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow else {}
-    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)}, model.head_biases)
-    yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
-
-
-def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
-    """Return what norms of rows, by default of the residual, have: a scale, and a bias behind it, if any."""
-    parts = {"scale": 1, "both": 2, "none": 0}[model.norm_weights]
-    return {name: _norm(parts * (width or model.hidden)) for name in names if parts}
-
-
-def _layer(model: DecoderModel, kind: Layer) -> Specs:
-    h, part = model.hidden, kind.attention
-    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"}
-    norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
-    if isinstance(part, (State, Absent)):
-        attention = _state(h, part) if isinstance(part, State) else {}
-    else:
-        attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
-        attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
-    attention = {f"attn.{name}": spec for name, spec in attention.items()}
-    first, between, last = (
-        {name: norms[name] for name in names if name in norms}
-        for names in (["norm1"], ["norm1.after", "norm1.sum", "norm2"], ["norm2.after", "norm2.sum"])
-    )
-    return first | attention | between | _feed_forward(h, kind.feed_forward) | last
-
-
-def _norm(width: int, cut: Axes = ()) -> Spec:
-    return Spec((width,), (cut,))
-
-
-def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
-    """Add biases to some of the linears, each behind its matrix and cut like its outputs."""
-    both: Specs = {}
-    for name, spec in specs.items():
-        both[name] = spec
-        if name in biased:
-            (*many, _, outputs), (*cut_many, _, cut) = spec.shape, spec.tensor_map
-            both[f"{name}.bias"] = spec._replace(shape=(*many, outputs), tensor_map=(*cut_many, cut))
-    return both
-
-
-def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
-    h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
-    norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
-    if gqa.qk_norms == "all":
-        norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
-    sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
-    of_kv = Spec((h, kv * gqa.views), _COLUMN, kv_heads=gqa.kv_heads)
-    gates = {"elements": q, "heads": gqa.heads}
-    gate = {"gate": Spec((h, gates[gqa.gate]), _COLUMN)} if gqa.gate else {}
-    columns = {"q": Spec((h, q), _COLUMN), "k": of_kv, "v": of_kv}
-    biased = (*gqa.biases, *("gate" for name in gqa.biases if name == "q"))
-    return _biases(columns | norms | sinks | gate | {"o": Spec((q, h), _ROW)}, biased)
-
-
-def _state(h: int, part: State) -> Specs:
-    maps, specs = {"column": _COLUMN, "row": _ROW, "whole": _WHOLE}, Specs()
-    for name, (inputs, outputs, cut, key_heads) in part.weights(h).items():
-        shape = (inputs, outputs) if inputs else (outputs,)
-        specs[name] = Spec(shape, maps[cut][-len(shape) :], kv_heads=key_heads)
-    of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
-    return _biases(specs, ["rates_out", *(name for end in part.biases for name in of.get(end, ()))])
-
-
-def _mla(h: int, mla: Mla) -> Specs:
-    """Return weights named as published ones, but ``kv_b`` as its two halves: of keys, and of values."""
-    latent, r, q = mla.kv_lora_rank, mla.q_lora_rank or 0, mla.heads * (mla.qk_nope + mla.qk_rope)
-    queries: Specs = {"q": Spec((h, q), _COLUMN)}
-    if r:
-        queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    if indexer := mla.indexer:  # the key's norm has a weight and a bias
-        queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
-        queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
-        queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)
-    return queries | {
-        "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
-        "kv_a_norm": _norm(latent),
-        "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
-        "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
-        "o": Spec((mla.heads * mla.v_head, h), _ROW),
-    }
-
-
-def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:
-    """Return three gates for each head, and the MLPs that compress `block` tokens of keys and values, or of latents."""
-    specs = {"gate": Spec((h, 3 * attention.heads), _COLUMN)}
-    parts, width = (("k.", "v."), attention.head_size) if isinstance(attention, Gqa) else (("",), attention.kv_elements)
-    for name in parts:
-        for matrix, inputs in (("in", block * width), ("out", width), ("position", block)):
-            specs[f"compress.{name}{matrix}"] = Spec((inputs, width), _WHOLE)
-    return specs
-
-
-def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
-    if isinstance(part, Absent):
-        return {}
-    if isinstance(part, Dense):
-        return _matrices("ffn", h, part, part.width)
-    router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
-    bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
-    width = part.shared * (part.shared_width or part.width)
-    shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
-    shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
-    return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
-
-
-def _matrices(name: str, h: int, part: Dense | Experts, f: int, experts: int = 0) -> Specs:
-    """Return the weights of a feed-forward of width `f`, or of `experts` of them in one."""
-    many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
-    wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
-    specs = ({f"{name}.gate": wide} if part.gate else {}) | {f"{name}.up": wide, f"{name}.down": narrow}
-    return _biases(specs, specs) if part.biases else specs
 
 
 def _adapted(part: Specs, lora: Lora) -> Specs:
@@ -397,7 +200,7 @@ def _tensor_map(workload: Workload, name: str, spec: Spec) -> tuple[Axes, ...]:
         if not fnmatchcase(name, pattern):
             continue
         where = f"workload {workload.name}, parallel.layouts.{pattern}, {name}"
-        fits = workload.phase == "train" or "/attn." not in name
+        fits = workload.phase == "train" or not ("/attn." in name or "/state." in name)
         must, do = "at inference each tensor rank has its part of the heads", "name other weights"
         insist(fits, where, must, "a layout for attention", do)
         tensor_map = tuple(() if axis == "none" else (axis,) for axis in cut)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -18,7 +19,17 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_model import ALIASES, FAMILIES, TOLD, TOWERS, VERSION, Config, is_irrelevant, model_of
+from simulator.importers.hf_ends import whole_model_of
+from simulator.importers.hf_model import (
+    ALIASES,
+    CAPTURE,
+    FAMILIES,
+    TOLD,
+    TOWERS,
+    VERSION,
+    Config,
+    is_irrelevant,
+)
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -27,11 +38,10 @@ from simulator.workload import Workload
 # Largest file (real ones have some kB); default tokens of a sequence.
 _MOST_BYTES, _DEFAULT_SEQUENCE = 16_000_000, 4096
 # Keys of a multimodal model's decoder; and keys beside it that apply to the decoder, too.
-_DECODERS = ("text_config", "llm_config", "language_config")
+_DECODERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
-_CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
 _READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -40,7 +50,8 @@ Phase = Literal["train", "prefill", "decode", "requests"]
 def read_hf(  # noqa: PLR0913 - the command has an option for each
     source: str | Path,
     *,
-    phase: Phase = "decode",
+    part: Literal["decoder", "encoder", "vision", "audio"] = "decoder",
+    phase: Phase | None = None,
     batch: int | None = None,
     sequence: int | None = None,
     chunk: int | None = None,
@@ -63,6 +74,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     ----------
     source
         The file, or the folder that holds it.
+    part
+        Which part of the model: its decoder (of a model that is one encoder, that), the encoder before it, or a tower.
     phase
         What the model runs: a training step (train); reading prompts (prefill); adding tokens to sequences (decode); or
         serving requests that come and leave (requests, for `hosim serve`).
@@ -108,12 +121,15 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     """
     path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
-    config, dropped = _decoder(outer, shown(path))
-    limit = config.count("max_position_embeddings", "seq_length", derived=_DEFAULT_SEQUENCE)
-    wanted = min(_DEFAULT_SEQUENCE, limit) if sequence is None else sequence
+    config, dropped = _decoder(outer, shown(path)) if part == "decoder" else (_part(outer, part, shown(path)), {})
+    model = whole_model_of(config)
+    phase = phase or ("decode" if model.get("causal", True) else "prefill")
+    limit = model.get("positions") or _DEFAULT_SEQUENCE
+    limit = config.count("max_position_embeddings", "seq_length", derived=limit)
+    added = (new_tokens or 1) if phase == "decode" and model.get("positions") else 0  # have positions, too
+    wanted = min(_DEFAULT_SEQUENCE, limit - added) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
-    model = model_of(config)
     axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -153,11 +169,14 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     key_of_decoder = next((key for key in _DECODERS if key in outer), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
+    if any(key in inner for key in _DECODERS) and key_of_decoder:  # a part that speaks stands beside one that thinks
+        config, dropped = _decoder({key: outer[key] for key in _OF_BOTH if key in outer} | inner, where)
+        return config, dropped | {key: 1 for key in outer if key != key_of_decoder and not is_irrelevant(key)}
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
         found = "none" if kind is None else f"{kind!r}, which hosim does not know"
-        do = f"{_nearest(inner, str(kind))}; {_CAPTURE}"
+        do = f"{_nearest(inner, str(kind))}; {CAPTURE}"
         raise ConfigError(f"{where}, model_type", "this names a family that hosim can build", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
@@ -168,12 +187,25 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     return Config(inner | shared, FAMILIES[str(name)], where), dropped
 
 
+def _part(outer: dict[str, Any], part: str, where: str) -> Config:
+    """Return the keys of an encoder or a tower."""
+    tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
+    inner = outer[tower] if tower else outer
+    kinds = [kind for kind in (inner.get("model_type"), outer.get("model_type")) if isinstance(kind, str)]
+    names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
+    name = next(filter(FAMILIES.__contains__, names), "")
+    must, do = f"hosim can build the {part} part of this model", f"{CAPTURE}, or choose another --part"
+    found = f"{kinds}, which hosim does not know" if tower else f"no such part of {kinds}"
+    insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
+    return Config(inner, FAMILIES[name], where)
+
+
 def _check_read(c: Config) -> None:
     """Refuse keys that state sizes which nothing reads."""
     unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
     must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
     found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
-    do = f"{_nearest(c.data, kind)}; {_CAPTURE}, or remove a key if the model does without it"
+    do = f"{_nearest(c.data, kind)}; {CAPTURE}, or remove a key if the model does without it"
     insist(not unread, f"{c.where}, {', '.join(unread[:1])}", must, found, do)
 
 
@@ -183,7 +215,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     for name, family in FAMILIES.items():
         c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE}, family, ""), ""
         try:
-            model_of(c)
+            whole_model_of(c)
         except ConfigError as error:
             refused = f"refuses {error.where.removeprefix(', ')}"
         unread = c.sizes()
@@ -261,6 +293,8 @@ _KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)",
 _ROUTED = re.compile(r"(?<!shared_)experts")
 _UNQUANTIZED = ("ignore", "modules_to_not_convert", "exclude_modules")
 _METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
+# Name of ModelOpt -> how weights are kept.
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A4_NVFP4": "nvfp4"}
 # Inputs that share a scale -> 4-bit format.
 _GROUPS = {128: "int4", 32: "int4_of_32"}
 
@@ -285,7 +319,8 @@ def _quantized(config: Any, c: Config) -> dict[str, str]:
     insist(isinstance(config, dict), where, "this is an object", repr(config))
     dtypes: dict[str, str] = {}
     for part, dtype, note in _weights(config, where):
-        c.derived += [note] if note and part not in dtypes else []
+        others = f"Some {part} are kept as {dtype}; all count as {dtypes.get(part)}, as most are."
+        c.derived += [note] if note and part not in dtypes else [others] if dtypes.get(part, dtype) != dtype else []
         dtypes.setdefault(part, dtype)
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
@@ -310,17 +345,29 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
         yield part, "nf4", ""
     elif method in ("auto-round", "awq", "bitsandbytes", "gptq"):
         yield part, *(_integers(8, None, where) if method == "bitsandbytes" else _integers(bits, group, where))
-    elif method == "compressed-tensors":
+    elif method == "compressed-tensors" or (algorithm not in _ALGORITHMS and "config_groups" in config):
         groups = config.get("config_groups")
         several = list(groups.values()) if isinstance(groups, dict) else []
-        for about in several or [{}]:
+        for about in sorted(several, key=lambda about: -len(str(about))) or [{}]:
             kept: Any = about.get("weights") if isinstance(about, dict) else None
             insist(isinstance(kept, dict), f"{where}, config_groups", "a group says how weights are kept", repr(groups))
             is_routed = len(several) > 1 and _ROUTED.search(str(about.get("targets")))
             numbers = _floats if kept.get("type") == "float" else _integers
             yield "experts" if is_routed else part, *numbers(kept.get("num_bits"), kept.get("group_size"), where)
-    elif method in ("modelopt", None) and algorithm in ("NVFP4", "FP8"):
-        yield part, algorithm.lower(), ""
+    elif method in ("modelopt", None) and algorithm in _ALGORITHMS:
+        yield part, _ALGORITHMS[algorithm], ""
+    elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
+        kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
+        parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
+        insist(
+            {algorithm for _, algorithm in parts} <= {*_ALGORITHMS},
+            where,
+            "these are known",
+            f"{[*parts]}",
+            "remove it",
+        )
+        for (part, algorithm), _ in parts.most_common():
+            yield part, _ALGORITHMS[algorithm], ""
     else:
         do = f"use one of {', '.join(_METHODS)}, or remove quantization_config to count weights as they are computed"
         raise ConfigError(where, "how weights are kept is known", f"quant_method {method!r}", do)

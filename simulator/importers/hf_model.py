@@ -7,8 +7,10 @@ No code is specific to a model.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from itertools import islice, zip_longest
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +39,7 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
 
 def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
-    both = ("defaults", "keys", "model", "attention", "feed_forward", "when")
+    both = ("defaults", "keys", "model", "attention", "feed_forward", "state", "when")
     return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
 
 
@@ -52,10 +54,16 @@ PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, ta
 """Part of a model -> field -> keys that may hold it."""
 RULES = frozenset(_TABLE["rules"].split())
 """Keys that tell which layers have a sliding window where no key lists the type of each layer."""
+CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
+"""What to do about a model that hosim does not read."""
 STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
+OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
+"""Keys that say nothing in a model without attention."""
+OF_CHOICES = frozenset(_TABLE["of_choices"].split())
+"""Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
 """Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
@@ -75,6 +83,8 @@ def states_size(value: Any) -> bool:
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
+CODES: dict[str, list[str]] = _TABLE["codes"]
+"""Key with a number for each layer -> word for 0, and for 1."""
 WORDS: dict[str, str] = _TABLE["words"]
 """Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
 
@@ -93,16 +103,19 @@ class Config:
     """
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
-        self.data, self.family, self.where = data, family, where
-        self.used: set[str] = {*family.inside}
-        for key in family.inside:
-            self.data = {**self.data, **(data.get(key) or {})}
+        self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
+        self.used = set[str]()
+        for entry in family.inside:
+            key, _, prefix = entry.partition("=")
+            self.used.add(key)
+            self.data = {**self.data, **{f"{prefix}{name}": value for name, value in (data.get(key) or {}).items()}}
         self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
         for condition, entry in family.when.items():
             if all(map(self._holds, condition.split())):
                 self.family = Family(**_joined(vars(self.family), entry))
+        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
 
     def _holds(self, condition: str) -> bool:
         """Tell whether a key is true, or has the value behind a ``=``."""
@@ -143,12 +156,22 @@ class Config:
 
     def sizes(self) -> list[str]:
         """Return the keys that state a size or a structure, and are not read."""
-        return [key for key in self.unread() if key in STRUCTURE or (key not in TOLD and states_size(self.data[key]))]
+        told = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
+        return [key for key in self.unread() if key not in told and (key in STRUCTURE or states_size(self.data[key]))]
+
+    def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
+        """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
+        other = copy(self)
+        own = {name for key, name in entry.get("keys", {}).items() if key not in data and name not in self.data}
+        taken = {name: self.family.defaults[name] for name in own if name in self.family.defaults}
+        self.defaults_taken |= taken
+        other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **taken, **data}
+        return other
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
         value = self.get(*keys, path=path)
-        if value is None and derived is not None:
+        if value in (None, "auto") and derived is not None:
             self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
             return derived
         where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
@@ -165,7 +188,8 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        return {name: self.count(*keys, path=f"{path}.{name}") for name, keys in PARTS[part].items()}
+        fields = PARTS[part].items()
+        return {name: self.count(*keys, path=f"{path}.{name}", least=name != "vocabulary") for name, keys in fields}
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""
@@ -181,18 +205,18 @@ class Config:
 
 def model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of the model."""
+    listed = [c.data.get(key) for key in ("layers_block_type", "hybrid_override_pattern", "layer_types")]
+    layers = next((len(words) for words in listed if isinstance(words, (list, str)) and words), None)
+    if not any(key in c.data for key in PARTS["model"]["layers"]) and layers:
+        c.data = {**c.data, "num_hidden_layers": layers}
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
-    for table, key in c.family.tables.items():
-        rows = c.count(key, path=f"model.{table}", least=0)
-        model |= {table: rows + c.family.more_positions * (table == "positions")} if rows else {}
-    if (narrow := c.count(c.family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
-        model["embedding_width"] = narrow
     types = _layer_types(c, layers)
-    parts = {"attention": _attentions(c, types, hidden), "feed_forward": _feed_forwards(c, types, hidden)}
+    own = _of_layers(c, layers)
+    parts = {"attention": _attentions(c, types, own, hidden), "feed_forward": _feed_forwards(c, types, own, hidden)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -217,29 +241,77 @@ def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
         held = sorted(left - {*run})
 
 
-# attention
+def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
+    """Return the keys that each layer has for itself."""
+    own: list[dict[str, Any]] = [{} for _ in range(layers)]
+    for key, listed in c.family.lists.items():
+        values = c.get(listed)
+        for layer, value in zip(own, values[:layers] if isinstance(values, list) else (), strict=False):
+            layer[key] = value
+    stated = c.get("per_layer_config") or {}
+    where, must = f"{c.where}, per_layer_config", f"this has an object for some of {layers} layers"
+    fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
+    insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
+    for key, value in stated.items():
+        own[int(key)] |= value
+    blocks = [_of_block(c, block) for block in c.list_of("block_configs", dict, layers) or ()]
+    return [keys | block for keys, block in zip_longest(own, blocks, fillvalue={})]
+
+
+def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
+    """Return what an object of ``block_configs`` says of its layer (DeciLM, as Llama-Nemotron is built)."""
+    halves: Any = [block.get(half) or {} for half in ("attention", "ffn")]
+    stated = {key: value for half in halves if isinstance(half, dict) for key, value in half.items() if value}
+    must, known = "what a layer has is known", ("n_heads_in_group", "ffn_mult", "no_op")
+    unknown = [key for key in stated if key not in known]
+    insist(not unknown, f"{c.where}, block_configs", must, ", ".join(map(repr, unknown)), CAPTURE)
+    group, times = (half.get(key) or 0 for half, key in zip(halves, known, strict=False))
+    numbers = isinstance(group, int) and isinstance(times, (int, float)) and group >= 0 and 0 <= times < inf
+    insist(numbers, f"{c.where}, block_configs", "these are numbers from 0 on", f"{group!r:.40}, {times!r:.40}")
+    keys: dict[str, Any] = {"absent": [half.get("no_op") for half in halves]}
+    keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
+    return keys | ({"intermediate_size": -(-int(2 * times * c.count("hidden_size") / 3) // 256) * 256} if times else {})
+
 
 Kinds = tuple[list[dict[str, Any]], list[int]]
 """The kinds of a part, and each layer's index among them."""
 
 
-def _attentions(c: Config, types: list[str], hidden: int) -> Kinds:
-    kinds, found = list[dict[str, Any]](), [WORDS[word] for word in types]
-    full = {}
-    if {"full", "near"} & {*found}:
-        full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
-    by_word = {"full": full, "near": full, "state": {}, "mlp": {"kind": "none"}, "moe": {"kind": "none"}}
-    window = c.get(c.family.window) if c.family.local != "none" or "near" in found else None
-    if window and "near" in found:
-        window = c.count(c.family.window, path="model.attention.window")
-        if "chunked_attention" in types:
-            c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
-        by_word["near"] = full | {"window": window}
-    if "state" in found:
-        by_word["state"] = _state(c, hidden, "model.attention" if 2 * found.count("state") > len(found) else "")
-    for word, part in by_word.items():
-        kinds += [part] if word in found and part not in kinds else []
-    return kinds, [kinds.index(by_word[word]) for word in found]
+def _kinds(words: list[str], own: list[dict[str, Any]], make: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Kinds:
+    """Make the part of each kind of layer, the most frequent one last, so that its origins stay."""
+    kinds, named = list[dict[str, Any]](), [(word, repr(keys)) for word, keys in zip(words, own, strict=True)]
+    made = {name: make(name[0], own[named.index(name)]) for name, _ in reversed(Counter(named).most_common())}
+    for part in map(made.__getitem__, dict.fromkeys(named)):
+        kinds += [part] if part not in kinds else []
+    return kinds, [kinds.index(made[name]) for name in named]
+
+
+# attention
+
+
+def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: int) -> Kinds:
+    words = [WORDS[word] for word in types]
+    window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
+    for word, entry in (("near", c.family.near), ("full", c.family.far)):
+        c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
+    c.used |= set() if {"full", "near"} & {*words} else OF_ATTENTION
+    if "state" not in words:
+        c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
+    if window and "chunked_attention" in types:
+        c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
+
+    def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
+        view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
+        if word in ("mlp", "moe") or keys.get("absent", [False])[0]:
+            return {"kind": "none"}
+        if word == "state":
+            return _state(view, hidden, "model.attention" if 2 * words.count("state") > len(words) else "")
+        part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
+        part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
+        is_near = window and word == "near"
+        return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
+
+    return _kinds(words, own, make)
 
 
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
@@ -250,7 +322,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     part: dict[str, Any] = dict(family.state)
     expand = c.count("mamba_expand", "expand", derived=2)
     inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
-    for field, keys in PARTS[kind].items():
+    for field, keys in PARTS[family.state_part or kind].items():
         each = part.get("heads", 1)
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
         usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
@@ -267,6 +339,8 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
+    v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
+    part |= {"v_head": v_head} if v_head != head_size else {}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
     return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
@@ -275,29 +349,29 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
-    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention")}
+    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
-        if again := (c.list_of("indexer_types", str) or []).count("shared"):
-            c.derived.append(f"{again} layers that reuse an earlier layer's choice count as choosing themselves.")
+        part["indexer"] |= {"again": True} if c.get("indexer_type") == "shared" else {}
+        c.used |= {*OF_CHOICES} if "indexer_types" in c.data else set()
     return part
 
 
 def _layer_types(c: Config, layers: int) -> list[str]:
     """Return a word for each layer: from the keys that list them, or by the rule of the family."""
-    codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
     types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
     pattern = c.get("hybrid_override_pattern")
     if not types and isinstance(pattern, str):
         types = [*pattern][:layers]
-    types = types or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
+    for key, words in CODES.items():
+        types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]
     for unknown in {*types} - {*WORDS}:
         must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
-        c.used |= RULES
+        c.used |= RULES | {c.family.keys.get(rule, rule) for rule in (*RULES, c.family.window)}
         return types
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     if c.family.state:
@@ -309,12 +383,18 @@ def _layer_types(c: Config, layers: int) -> list[str]:
 
 def _attending_layers(c: Config, layers: int) -> set[int]:
     """Return the layers with attention in a model whose other layers have a state."""
-    for key in ("attn_layer_indices", "full_attn_idxs"):
+    if c.family.beside:
+        return {*range(layers)}
+    for key, first in {"attn_layer_indices": 0, "full_attn_idxs": 0, "linear_full_attn_layers": 1}.items():
         if (listed := c.list_of(key, int)) is not None:
-            return {*listed}
+            return {layer - first for layer in listed}
     if c.family.local in ("all", "odd"):
         return {*range(0, layers, 2)}
-    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=layers + 1)
+    if c.family.single:
+        return set()
+    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
+    must, do = "this says which layers attend, and which have a state", "add it"
+    insist(period, f"{c.where}, layer_types", must, "none", do)
     offset = c.count("attn_layer_offset", least=0, derived=period - 1)
     return {*range(offset, layers, period)}
 
@@ -331,6 +411,8 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
+        "listed": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
+        "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
         "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
@@ -341,40 +423,61 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 # feed-forwards
 
 
-def _feed_forwards(c: Config, types: list[str], hidden: int) -> Kinds:
-    family, path, layers = c.family, "model.feed_forward", len(types)
-    words = [WORDS[word] for word in types]
-    if family.single and not {"mlp", "moe"} & {*words}:
-        return [{"kind": "none"}], [0] * layers
-    biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
-    more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
-    usual = family.times * hidden or None
-    routed = PARTS["experts"]["routed"]
+def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidden: int) -> Kinds:
+    family, routed = c.family, PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
-    if not family.experts or not c.get(*routed) or (family.single and "moe" not in words):
-        width = c.count(family.width, path=f"{path}.width", derived=usual)
-        one = {"kind": "dense", "width": width, **more}
-        return [one, {"kind": "none"}], [int(family.single and word != "mlp") for word in words]
-    part: dict[str, Any] = {"kind": "experts", **c.counts("experts", path), **more}
+    words = ["dense"] * len(types)
+    if family.single:
+        words = [{"mlp": "dense", "moe": "moe"}.get(WORDS[word], "none") for word in types]
+    elif family.experts and c.get(*routed):
+        dense = _dense_layers(c, len(types))
+        words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
+    c.used |= {family.width} if "dense" not in words else set()
+    c.used |= {*OF_EXPERTS, family.expert_width} if family.experts and "moe" not in words else set()
+    at = {word: "model.feed_forward" if word == words[-1] else "model.others" for word in words}
+
+    def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
+        view, path = c.view({}, keys), at[word]
+        if word == "none" or keys.get("absent", [False])[-1]:
+            return {"kind": "none"}
+        biases = view.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
+        more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
+        if word == "moe":
+            return _experts(view, path) | more
+        width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
+        return {"kind": "dense", "width": _adjusted(view, width), **more}
+
+    return _kinds(words, own, make)
+
+
+def _adjusted(c: Config, width: int) -> int:
+    """Return two thirds of a width, times a factor, as a multiple of some number, if keys ask for that (LFM2)."""
+    times, multiple = c.get("block_ffn_dim_multiplier"), c.count("block_multiple_of", derived=1)
+    if not c.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = 2 * width // 3
+    must, found = "this is a number above 0", repr(times)
+    insist(times is None or (type(times) in (int, float) and 0 < times < 100), c.where, must, found)
+    return width if times is None else -(-int(times * width) // multiple) * multiple
+
+
+def _experts(c: Config, path: str) -> dict[str, Any]:
+    family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     part |= {"router_bias": True} if family.router_bias else {}
-    if shared := c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared):
+    shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
+    if shared and family.shared_width:
+        wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
+    if shared and (wide or not family.shared_width):
         part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
-        if family.shared_width:
-            part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
-    kinds: list[dict[str, Any]] = [part, {"kind": "none"}]
-    if family.single and "mlp" not in words:
-        return kinds, [int(word != "moe") for word in words]
-    dense = _dense_layers(c, layers)
-    width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
-    kinds.insert(1, {"kind": "dense", "width": width, **more})
-    if family.single:
-        return kinds, [{"moe": 0, "mlp": 1}.get(word, 2) for word in words]
-    return kinds, [int(layer in dense) for layer in range(layers)]
+        part |= {"shared_width": wide} if wide else {}
+    return part
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:
     """Return the layers without experts."""
+    if isinstance(c.get("moe_layer_freq"), list):
+        return {layer for layer, code in enumerate(c.list_of("moe_layer_freq", int, layers) or ()) if not code}
     first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
     step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
     types, with_experts = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
@@ -383,4 +486,9 @@ def _dense_layers(c: Config, layers: int) -> set[int]:
         return {layer for layer, kind in enumerate(types) if kind == "dense"}
     if with_experts is not None:
         return {*range(layers)} - {*with_experts}
-    return {i for i in range(layers) if i < first or i % every or (i + 1) % step or i in without}
+    last = c.count("moe_layer_end_index", least=-1, derived=-1) % layers
+    period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
+    of_period = {i for i in range(layers) if i % period != offset}
+    return of_period | {
+        i for i in range(layers) if not first <= i <= last or i % every or (i + 1) % step or i in without
+    }

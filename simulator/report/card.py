@@ -17,7 +17,7 @@ from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, DlrmModel, Parallel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Dtypes, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -58,7 +58,7 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
         if persistent:
             card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
     if work is not None and work.decoder is not None and work.phase != "train":
-        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes.kv_bytes)
+        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
     if job is not None:
         card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
@@ -72,13 +72,17 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
     return card
 
 
-def _cache(model: DecoderModel, kv_bytes: int) -> str:
-    """Write the size of the KV cache per token, over all layers, and which layers keep only a window."""
-    every, near = human(model.kv_elements * kv_bytes, "B"), Counter[int]()
+def _cache(model: DecoderModel, dtypes: Dtypes) -> str:
+    """Write the size of the KV cache per token, over all layers, which layers keep only a window, and which a state."""
+    every, near, stateful = human(model.kv_elements * dtypes.kv_bytes, "B"), Counter[int](), Counter[str]()
     for (part, _), layers in model.kinds.items():
         near[part.window or 0] += layers
+        if part.state:
+            kept = part.state.kept_bytes(dtypes.element_bytes, dtypes.state_bytes)
+            stateful.update(layers=layers, bytes=layers * sum(kept.values()))
+    states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
-    return ", ".join((f"{every} a token", *windows))
+    return ", ".join((f"{every} a token", *windows, *(states if stateful else ())))
 
 
 def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:

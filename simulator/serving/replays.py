@@ -45,11 +45,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator import builders, metrics
+from simulator import metrics
 from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
-from simulator.builders.inference import cache_name, loaded_name, stored_name
+from simulator.builders.cache import cache_name, parts_of
+from simulator.builders.inference import loaded_name, stored_name
+from simulator.builders.specs import blocks
 from simulator.builders.tape import read_experts
-from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
 from simulator.cost import device_of, memory_rate_cap, roofline
 from simulator.cost.collectives import group_ns
@@ -61,7 +62,7 @@ from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
-from simulator.serving.blocks import requests_of
+from simulator.serving.blocks import groups_of, requests_of
 from simulator.serving.data_ranks import together
 from simulator.workload import Experts
 
@@ -215,7 +216,7 @@ class Replays:
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
         self._asked, self._problem = requests_of(loaded), smallest(loaded).problem
-        self._groups = builders.cached_layers(loaded.work)
+        self._groups = groups_of(loaded)
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches, self.engine = limited_reaches(decoder_of(loaded.work)), loaded.hardware.host.serving
         self._graphs, self.data = Iterations(loaded.work), loaded.work.parallel.data
@@ -335,7 +336,7 @@ def smallest(loaded: Loaded) -> Case:
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     """Return the scenario of an iteration, in which cached blocks have their homes where they are."""
-    named = {cache_name(part) for part, _ in decoder_of(loaded.work).kinds}
+    named = {cache_name(part) for kind, _ in decoder_of(loaded.work).kinds for part in parts_of(kind)}
     homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
     homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}

@@ -12,17 +12,28 @@ from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.kv_blocks import KvBlocks
-from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
+from simulator.workload.models import (
+    Checkpoint,
+    DecoderModel,
+    Dense,
+    Experts,
+    Layer,
+    LlamaModel,
+    Lora,
+    Merger,
+    Model,
+    Other,
+)
+from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
-from simulator.workload.states import Absent, State
 
 __all__ = [
     "ADAM_FLOPS", "AXES", "Absent", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
     "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
-    "Layer", "Lengths", "LlamaModel", "Lora", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel", "Pools",
-    "Prefixes", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "State", "Workload",
+    "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel",
+    "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -261,6 +272,13 @@ class Workload(Document):
         decoder = model.decoder
         if not decoder.causal:
             self._check_encoder(decoder)
+        must = "an encoder's output reaches one stage, and is not served"
+        fits = not decoder.encoded or (self.phase != "requests" and self.parallel.pipeline == 1)
+        require(fits, must, "another", "model", "encoded", do="set parallel.pipeline to 1, or the phase")
+        must = "a sequence is no longer than the table of positions"
+        rows, most = decoder.positions, self.sequence + (self.new_tokens if self.phase == "decode" else 0)
+        fits = not rows or self.phase == "requests" or most <= rows
+        require(fits, must, f"{most:,} of {rows:,}", "sequence", do="lower it")
         must, do = "swiglu is of feed-forwards with a gate", "remove it"
         has_gates = any(part.gate for _, part in decoder.kinds)
         require(has_gates or "swiglu" not in self.model_fields_set, must, "none", "swiglu", do=do)
@@ -336,6 +354,7 @@ class Workload(Document):
             has_master = self.optimizer.has_master(self.dtypes.element_bytes)
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
+            require(model.head, "a loss is made of logits", "no head", "loss_chunks", do="remove it")
             must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
             require("lm" not in model.head_biases, "a loss in chunks has no bias", "lm", "loss_chunks", do="remove it")
             is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import require
-from simulator.workload.states import Absent, State
+from simulator.workload.recurrent import Absent, Recurrent
 
 
 class Compress(Part):
@@ -116,12 +116,24 @@ class _Attention(Part):
         How many of the first tokens it sees beside its window (StreamingLLM, arXiv 2309.17453).
     sparse
         Native sparse attention: each token sees compressed, selected and near tokens instead.
+    gate
+        Whether the output is multiplied by a gate made from the layer's input: of each element (``elements``;
+        Qwen3-Next), or of each head (``heads``).
+    beside
+        A part with a state that takes the same input; the outputs of both are added (Falcon-H1, arXiv 2507.22448).
     """
 
     heads: Count
     window: Count | None = None
     sinks: CountOrNone = 0
     sparse: Sparse | None = None
+    gate: Literal["elements", "heads"] | None = None
+    beside: Recurrent | None = None
+
+    @property
+    def state(self) -> Recurrent | None:
+        """The part with a state."""
+        return self.beside
 
     @property
     def views(self) -> int:
@@ -142,18 +154,21 @@ class _Attention(Part):
     def key_and_value(self) -> tuple[int, int]:
         """Elements of a key and of a value of a head."""
         size = int(getattr(self, "head_size", 0))
-        return size, size
+        return size, int(getattr(self, "v_head", None) or size)
 
     def of_one(self, ranks: int) -> Self:
         """Return the attention of one of `ranks` ranks, which share the heads; each has one KV head at least."""
         heads = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
-        return self.model_copy(update={key: max(1, count // ranks) for key, count in heads.items() if count})
+        less: dict[str, Any] = {key: max(1, count // ranks) for key, count in heads.items() if count}
+        return self.model_copy(update=less | ({"beside": self.beside.of_one(ranks)} if self.beside else {}))
 
     def _check(self) -> None:
         has_window = self.window is not None
         require(has_window or not self.sinks, "sinks stand beside a window", "none", "sinks", do="add window")
         both = has_window and self.sparse is not None
         require(not both, "attention has a window, or is sparse", "both", "window", do="remove one of them")
+        must, do = "the views of sparse attention have gates of their own", "remove it"
+        require(not (self.gate and self.sparse), must, "another gate", "gate", do=do)
 
 
 class Gqa(_Attention):
@@ -174,9 +189,13 @@ class Gqa(_Attention):
         Which of the four matrices ``q``, ``k``, ``v`` and ``o`` have a bias (Qwen2, arXiv 2407.10671, section 2.2.1).
     sink_logits
         Whether each head has a learned logit for attending to nothing (GPT-OSS, arXiv 2508.10925).
-    gate
-        Whether the output is multiplied by a gate made from the layer's input: of each element (``elements``;
-        Qwen3-Next), or of each head (``heads``).
+    buckets
+        Distances of which each head has a learned bias of its scores, for all layers (T5, arXiv 1910.10683, section
+        2.1).
+    v_head
+        Width of a value; default: that of a key.
+    values
+        Whether values are made by a matrix of their ``own``, or are the ``keys``, each normalised for itself (Gemma 4).
     rotary
         Whether queries and keys have rotary embeddings; not with learned positions, nor with ALiBi (arXiv 2108.12409).
     """
@@ -187,13 +206,15 @@ class Gqa(_Attention):
     qk_norms: StrictBool | Literal["all"] = False
     biases: tuple[Literal["q", "k", "v", "o"], ...] = ()
     sink_logits: StrictBool = False
-    gate: Literal["elements", "heads"] | None = None
+    buckets: FewOrNone = 0
+    v_head: Count | None = None
+    values: Literal["own", "keys"] = "own"
     rotary: StrictBool = True
 
     @property
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: a key and a value of each KV head."""
-        return 2 * self.kv_heads * self.head_size
+        return self.kv_heads * sum(self.key_and_value)
 
     @property
     def groups(self) -> int:
@@ -205,8 +226,12 @@ class Gqa(_Attention):
         self._divides("kv_heads", "heads")
         is_built = not (self.sink_logits and self.sparse)
         require(is_built, "attention has sink_logits, or is sparse", "both", "sink_logits", do="remove one of them")
-        must, do = "the views of sparse attention have gates of their own", "remove it"
-        require(not (self.gate and self.sparse), must, "another gate", "gate", do=do)
+        must, do = "values that are the keys have their width, and no bias", "remove v_head and the bias, or values"
+        fits = self.values == "own" or not (self.v_head or "v" in self.biases)
+        require(fits, must, "another one", "values", do=do)
+        must, found = "the views of sparse attention have keys and values alike", "values of their own width, or keys"
+        fits = not self.sparse or (self.values == "own" and not self.v_head)
+        require(fits, must, found, "v_head" if self.v_head else "values", do="remove it")
 
 
 class Indexer(Part):
@@ -220,11 +245,20 @@ class Indexer(Part):
         Width of a query, and of the single key per token, which is cached (``index_head_dim``).
     top
         Tokens that each token attends to (``index_topk``).
+    again
+        Whether a token attends to those that the layer before chose: then this one has no weights and no keys for it
+        (GLM-5.2).
     """
 
     heads: Count
     head_size: Count
     top: Count
+    again: StrictBool = False
+
+    @property
+    def cached(self) -> int:
+        """Elements that it caches of a token."""
+        return 0 if self.again else self.head_size
 
 
 class Mla(_Attention):
@@ -261,7 +295,7 @@ class Mla(_Attention):
     @property
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: latent, shared part of the key, the indexer's key."""
-        return self.latent + (self.indexer.head_size if self.indexer else 0)
+        return self.latent + (self.indexer.cached if self.indexer else 0)
 
     @property
     def latent(self) -> int:
@@ -281,7 +315,7 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Mixer = Gqa | Mla | State
+Mixer = Gqa | Mla | Recurrent
 """What mixes tokens in a layer."""
 Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
 """The attention of a layer, if it has one."""

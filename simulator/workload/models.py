@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
-from simulator.workload.states import Absent
+from simulator.workload.recurrent import Absent
 
 
 class _FeedForward(Part):
@@ -159,6 +159,24 @@ class Other(Part):
         require(does, must, "neither", do=do)
 
 
+class Merger(Part):
+    """What makes rows for a decoder of those of a tower: two linears with biases and an activation between them.
+
+    Attributes
+    ----------
+    rows
+        Neighbouring rows that become one.
+    width
+        Width of what comes out.
+    further
+        How many more of these take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
+    """
+
+    rows: Few
+    width: Count
+    further: FewOrNone = 0
+
+
 MOST_OTHERS = 100
 """Most entries in `others`: each is tried on every layer."""
 
@@ -175,7 +193,7 @@ class DecoderModel(Part):
     hidden
         Width of the residual (``hidden_size``).
     vocabulary
-        Size of the vocabulary (``vocab_size``).
+        Size of the vocabulary (``vocab_size``); 0, where rows of numbers come in (`stem`).
     attention
         The attention of a layer.
     feed_forward
@@ -206,6 +224,22 @@ class DecoderModel(Part):
         Whether the head has a linear, an activation and a norm before the output projection (BERT).
     head_biases
         Which of the output projection (``lm``) and that linear (``transform``) have a bias.
+    stem
+        Instead of an embedding, elements that linears with a bias, one behind the other, make a row of: of a patch, or
+        of the taps of a convolution. The first makes `stem_rows` rows of which the next makes one.
+    stem_rows
+        Rows that become one between the linears of the stem.
+    stem_bias
+        Whether these have a bias.
+    registers
+        Learned rows before those of a sequence, which counts them (the class token of ViT, arXiv 2010.11929).
+    encoded
+        Rows of the output of an encoder, as wide as the residual, that each layer attends to as well, between its own
+        attention and its feed-forward.
+    head
+        Whether logits are made of the output.
+    merger
+        What makes the output of a tower, without a head.
     causal
         Whether a token sees those before it alone; if not, each token sees all of its sequence: an encoder.
     tied_embeddings
@@ -215,7 +249,7 @@ class DecoderModel(Part):
     family: Literal["decoder"]
     layers: Layers
     hidden: Count
-    vocabulary: Count
+    vocabulary: CountOrNone
     attention: Attention
     feed_forward: FeedForward
     others: Annotated[tuple[Other, ...], Field(max_length=MOST_OTHERS)] = ()
@@ -229,6 +263,13 @@ class DecoderModel(Part):
     final_norm: StrictBool = True
     head_transform: StrictBool = False
     head_biases: tuple[Literal["lm", "transform"], ...] = ()
+    stem: Annotated[tuple[Count, ...], Field(max_length=2)] = ()
+    stem_rows: Few = 1
+    stem_bias: StrictBool = True
+    registers: FewOrNone = 0
+    encoded: CountOrNone = 0
+    head: StrictBool = True
+    merger: Merger | None = None
     causal: StrictBool = True
     tied_embeddings: StrictBool = False
 
@@ -259,7 +300,8 @@ class DecoderModel(Part):
     def layer_norms(self) -> tuple[str, ...]:
         """Names of the norms of a layer beside those of its attention."""
         ends = {"before": ("",), "both": ("", ".after"), "after": (".after",), "sum": (".sum",)}.get(self.norms)
-        return tuple(f"{name}{end}" for name in ("norm1", "norm2") for end in ends) if ends else ("norm1",)
+        names = ("norm1", "norm3", "norm2") if self.encoded else ("norm1", "norm2")
+        return tuple(f"{name}{end}" for name in names for end in ends) if ends else ("norm1",)
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
@@ -270,6 +312,12 @@ class DecoderModel(Part):
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
         fits |= self.parallel and self.norms == "before"
         require(fits, must, self.norms, "norms", do=do)
+        must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
+        fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
+        require(fits, must, "neither, or both", "vocabulary", do=do)
+        must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
+        fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
+        require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
         for kind in self.kinds:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from synthetic import decode
 
 from simulator import engine
-from simulator.builders.weights import blocks
+from simulator.builders.specs import blocks
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder

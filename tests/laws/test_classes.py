@@ -75,7 +75,7 @@ def test_a_kept_graph_with_other_numbers_is_the_graph_that_is_built_anew(kept, w
     workload, graphs = kept[case]
     model = workload.model.decoder
     triples = st.tuples(*(st.integers(0, 300),) * 3)
-    tokens = st.tuples(*(st.sampled_from((0, BLOCK, 5 * BLOCK)),) * len(cached_layers(workload)))
+    tokens = st.tuples(*(st.sampled_from((0, BLOCK, 5 * BLOCK)),) * len(cached_layers(model, workload.dtypes)))
     near = data.draw(st.tuples(*(triples for _ in limited_reaches(model))))
     loads, stores = (tuple((way, data.draw(tokens)) for way, _ in ways) for ways in (work.loads, work.stores))
     work = work._replace(near=near, loads=loads, stores=stores)

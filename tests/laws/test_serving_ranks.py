@@ -40,6 +40,12 @@ MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answe
 LOADING = MIX._replace(loads=(("ddr", (40,)),))
 
 
+def kept_by_rank(workload):
+    """What a rank keeps of a token in each group of layers [B]."""
+    groups = cached_layers(workload.model.decoder, workload.dtypes, workload.parallel.tensor)
+    return [group.token_bytes for group in groups]
+
+
 def loaded(folder, tensor=0, text=FOUR_HEADS, box=FREE, requests=DRAWN, **more):
     text = spread(tensor, text) if tensor else text
     return catalog.resolve(write(folder, workload=text, box=box, requests=requests, **more))
@@ -70,13 +76,13 @@ def test_a_rank_has_its_part_of_all_work_weights_and_tokens(tmp_path, tensor, na
     for weight in of_all.tensors:
         if weight.persistent and weight.kind == "weight" and "norm" not in weight.name:
             assert sizes[weight.name] * tensor == weight.size_bytes
-    groups = map(cached_layers, works)
-    assert [group.token_bytes for group in next(groups)] == [tensor * group.token_bytes for group in next(groups)]
+    of_all, of_rank = map(kept_by_rank, works)
+    assert of_all == [tensor * size for size in of_rank]
 
 
 def test_where_there_are_fewer_kv_heads_than_ranks_each_is_on_several(tmp_path):
     """Two KV heads on four ranks: a rank keeps one of 16 elements in each of two layers, as does a rank of two."""
-    kept = [cached_layers(loaded(tmp_path, tensor, TOY).workload)[0].token_bytes for tensor in (1, 2, 4)]
+    kept = [kept_by_rank(loaded(tmp_path, tensor, TOY).workload)[0] for tensor in (1, 2, 4)]
     assert kept == [2 * 2 * 2 * 16 * 2, 2 * 2 * 16 * 2, 2 * 2 * 16 * 2]
     took = [_replays(tmp_path, tensor, TOY).of(LOADING) for tensor in (2, 4)]
     assert [ran["moved_h2d_bytes"] for ran in took] == [2 * 40 * kept[1], 4 * 40 * kept[2]]
@@ -297,7 +303,7 @@ def test_an_iteration_of_data_ranks_takes_the_ops_of_the_one_that_stands_for_all
         graph = iteration(scenario.workload, together(each), 256_000)
         least_ns = sum(durations_ns(graph, scenario.hardware))
         assert abs(took["took_ns"] - took["wait_transfer_ns"] - least_ns) <= (0 if exact else 40)
-        kept = cached_layers(scenario.workload)[0].token_bytes
+        kept = kept_by_rank(scenario.workload)[0]
         assert took["moved_h2d_bytes"] == 40 * kept * axes.get("tensor", 1)
 
 

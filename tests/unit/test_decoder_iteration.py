@@ -25,6 +25,14 @@ SPARSE = {"compress": {"block": 8, "stride": 4}, "select": {"block": 8, "top": 4
 VIEWS, APART = {**GQA, "sparse": SPARSE}, {**MLA, "sparse": {**SPARSE, "caches": "own"}}
 ATTENTIONS = {"all": GQA, "window": WINDOW, "latent": MLA, "chosen": CHOSEN, "linear": LINEAR}
 ATTENTIONS |= {"three views": VIEWS, "views apart": APART}
+MAMBA2 = {"kind": "mamba2", "heads": 8, "head_size": 16, "key_heads": 2, "key_size": 8, "block": 8, "norms": False}
+ATTENTIONS |= {"delta": {"kind": "delta", "heads": 4, "head_size": 16, "key_heads": 2, "key_size": 8, "block": 8}}
+ATTENTIONS |= {"mamba": {"kind": "mamba", "heads": 128, "key_size": 4, "rank": 4}}
+ATTENTIONS |= {
+    "convolution": {"kind": "convolution", "heads": 64},
+    "mamba2": MAMBA2,
+    "beside": {**GQA, "beside": MAMBA2},
+}
 
 
 def workload(phase, part, attention=GQA, others=(), **more):

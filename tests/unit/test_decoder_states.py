@@ -41,7 +41,7 @@ KINDS = {
         4 * 8 * 6, 6 * 4 * 8 * 6, 4 * (6 * 8 + 4 * 6),
     ),
     "delta by key": Kind(
-        {"kind": "delta", "heads": 4, "head_size": 6, "rank": 3, "taps": 3},
+        {"kind": "delta", "heads": 4, "head_size": 6, "decays": "elements", "rank": 3, "taps": 3},
         3 * 24, 3, 64,
         H * (3 * 24 + 4 + 2 * 3) + 3 * (24 + 24) + 3 * 3 * 24 + 4 + 24 + 6 + 24 * H,
         4 * 6 * 6, 6 * 4 * 6 * 6, 4 * (6 * 6 + 4 * 6),

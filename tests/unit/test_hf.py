@@ -248,8 +248,11 @@ def test_latent_attention_and_what_chooses_tokens(folder: Path) -> None:
     plain = model(kind("deepseek_v2", **LATENT | {"q_lora_rank": None})).attention
     assert isinstance(plain, Mla)
     assert (plain.q_lora_rank, plain.indexer) == (None, None)
-    shared = read(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]))
-    assert "2 layers that reuse an earlier layer's choice count as choosing themselves." in shared.derived
+    found = model(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"], index_topk_freq=3))
+    layers = [found.layer(index).attention for index in range(4)]
+    assert [layer.indexer.again for layer in layers if isinstance(layer, Mla) and layer.indexer] == [0, 1, 1, 0]
+    assert [layer.kv_elements for layer in layers] == [28, 20, 20, 28]
+    assert "found index_topk_freq 3; " in refusal(kind("glm_moe_dsa", **DSA, index_topk_freq=3))
 
 
 def test_layers_with_linear_attention(folder: Path) -> None:
@@ -402,8 +405,7 @@ def test_keys_that_nobody_knows_are_named(folder: Path) -> None:
     assert found.dropped == {"fancy": 1, "share": 1}
     found = read(kind("deepseek_v3", **LATENT, num_nextn_predict_layers=1))
     assert found.dropped == {"num_nextn_predict_layers (layers that only predict further tokens)": 1}
-    gate = {"the gate of the shared experts (one output)": 1}
-    assert read(kind("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=40)).dropped == gate
+    assert not read(kind("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=40)).dropped
 
 
 GEMMA4 = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
@@ -549,7 +551,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
             gzip.compress(b" " * 17_000_000),
             "an input has at most 16,000,000 bytes, unpacked, found more than 16,000,000 bytes",
         ),
-        ({"model_type": "mamba", "state_size": 16, "expand": 2}, " (would not read expand, state_size"),
+        ({"model_type": "spiral", "spiral_size": 16, "turns": 2}, " (would not read spiral_size, turns"),
         ({"model_type": "llama", "text_config": 3}, "text_config: this is an object, found 3"),
         (TINY | {"hidden_size": "64"}, "config.json, hidden_size: this is a whole number from 1 to"),
         (TINY | {"hidden_size": True}, "config.json, hidden_size: this is a whole number"),

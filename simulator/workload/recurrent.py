@@ -31,6 +31,8 @@ class Absent(Part):
     views: ClassVar[int] = 1
     groups: ClassVar[int] = 1
     gate: ClassVar[bool] = False
+    state: ClassVar[None] = None
+    beside: ClassVar[None] = None
 
     def of_one(self, ranks: int) -> Self:
         """Return what one of several ranks has."""
@@ -58,23 +60,14 @@ class Rule(NamedTuple):
 
 _RULES = {
     "linear": Rule("", 0, 256, "head_size block"),
-    "delta": Rule("qkv", 4, 64, "head_size key_heads key_size taps block rank"),
+    "delta": Rule("qkv", 4, 64, "head_size key_heads key_size taps block decays rank"),
     "mamba": Rule("v", 4, 1, "key_size taps rank norms biases"),
     "mamba2": Rule("qkv", 4, 256, "head_size key_heads key_size taps block norms biases"),
     "convolution": Rule("v", 3, 1, "taps biases"),
 }
 
 
-class StateWeight(NamedTuple):
-    """Shape of a weight: inputs (0: a vector) and outputs; how ranks cut it; heads of keys, if it is of these."""
-
-    inputs: int
-    outputs: int
-    cut: Literal["column", "row", "whole"] = "column"
-    key_heads: int = 0
-
-
-class State(Part):
+class Recurrent(Part):
     """A layer that keeps a state of fixed size per sequence in place of keys and values.
 
     Each head of values has a matrix that adds up keys and values; queries read it.
@@ -102,9 +95,12 @@ class State(Part):
     block
         Tokens of a prompt that attend to one another pairwise before they are added to the matrix; default: 256, of
         ``delta`` 64.
+    decays
+        Of ``delta``, whether ``heads`` have a decay each, or the ``elements`` of their keys (Kimi Linear, arXiv
+        2510.26692).
     rank
-        Width through which decays are made: of ``mamba`` the time steps (``mamba_dt_rank``); of ``delta`` a decay for
-        each element of a key, and the gate (Kimi Linear, arXiv 2510.26692); default: a decay for each head.
+        Width through which ``mamba`` makes time steps (``mamba_dt_rank``), and ``delta`` the decays of elements and the
+        gate; default: they are made by one matrix each.
     norms
         Of ``mamba2``, whether the output is normalised; of ``mamba``, whether time steps, keys and queries are (Jamba).
     biases
@@ -118,6 +114,7 @@ class State(Part):
     key_size: Count | None = None
     taps: Few | None = None
     block: Count | None = None
+    decays: Literal["heads", "elements"] = "heads"
     rank: Count | None = None
     norms: StrictBool = True
     biases: tuple[Literal["in", "conv", "out"], ...] = ()
@@ -128,6 +125,18 @@ class State(Part):
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
     groups: ClassVar[int] = 1
+    gate: ClassVar[None] = None
+    beside: ClassVar[None] = None
+
+    @property
+    def state(self) -> Self:
+        """The part with a state: itself."""
+        return self
+
+    @property
+    def rule(self) -> Rule:
+        """What layers of its kind have."""
+        return _RULES[self.kind]
 
     @property
     def width(self) -> int:
@@ -143,18 +152,18 @@ class State(Part):
     @property
     def convolved(self) -> int:
         """Elements of a token that go through the convolution."""
-        inputs = _RULES[self.kind].convolved
+        inputs = self.rule.convolved
         return (self.width if "v" in inputs else 0) + (2 * prod(self.key) if "k" in inputs else 0)
 
     @property
     def seen_taps(self) -> int:
         """Tokens that an output of the convolution sees."""
-        return self.taps or _RULES[self.kind].taps
+        return self.taps or self.rule.taps
 
     @property
     def together(self) -> int:
         """Tokens of a prompt that attend to one another pairwise."""
-        return self.block or _RULES[self.kind].block
+        return self.block or self.rule.block
 
     @property
     def matrix(self) -> int:
@@ -170,34 +179,8 @@ class State(Part):
         """Return the layer of one of `ranks` ranks, which share the heads; each has one head of keys at least."""
         return self.model_copy(update={"heads": self.heads // ranks, "key_heads": max(1, self.key[0] // ranks)})
 
-    def weights(self, hidden: int) -> dict[str, StateWeight]:
-        """Return the weights but biases, in the order of their use, for a residual of so many elements."""
-        (key_heads, key), width, heads, rank = self.key, self.width, self.heads, self.rank or 0
-        queries = keys = StateWeight(hidden, key_heads * key, key_heads=key_heads)
-        values = gate = StateWeight(hidden, width)
-        low, both = StateWeight(hidden, rank, "whole"), rank + 2 * key
-        made = {"q": queries, "k": keys, "v": values}
-        of_head, norm = {"norm": StateWeight(0, self.head_size, "whole")}, {"norm": StateWeight(0, width)}
-        by_key = {"rates": StateWeight(hidden, heads), "forget.a": low, "forget.b": StateWeight(rank, heads * key)}
-        by_key |= {"gate.a": low, "gate.b": StateWeight(rank, width), "decay": StateWeight(0, heads * (1 + key))}
-        by_head = {"rates": StateWeight(hidden, 2 * heads), "gate": gate, "decay": StateWeight(0, 2 * heads)}
-        steps = {"rates_in": StateWeight(width, both, "row"), "rates_norm": StateWeight(0, both, "whole")}
-        of_steps = {"rates_out": StateWeight(rank, width), "decay": StateWeight(0, width * (1 + key))}
-        found = {
-            "linear": {**made, "gate": gate, **norm},
-            "delta": {**made, **(by_key if self.rank else by_head), **of_head},
-            "mamba": {"v": values, "gate": gate, **steps, **of_steps},
-            "mamba2": {**made, "rates": by_key["rates"], "gate": gate, "decay": StateWeight(0, 3 * heads), **norm},
-            "convolution": made,
-        }[self.kind]
-        taps = self.seen_taps + ("conv" in self.biases)
-        for name in _RULES[self.kind].convolved:
-            found[f"conv.{name}"] = found[name]._replace(inputs=0, outputs=taps * found[name].outputs)
-        kept = {name: weight for name, weight in found.items() if self.norms or not name.endswith("norm")}
-        return kept | {"o": StateWeight(width, hidden, "row")}
-
     def _check(self) -> None:
-        options = {"kind", "heads", *_RULES[self.kind].options.split()}
+        options = {"kind", "heads", *self.rule.options.split()}
         odd = sorted(self.model_fields_set - options)
         must = f"a layer of kind {self.kind} has the keys {', '.join(sorted(options))}"
         require(not odd, must, " and ".join(odd), *odd[:1], do="remove it")

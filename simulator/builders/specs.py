@@ -1,0 +1,256 @@
+"""The weights of each part of a decoder: their shapes, and how they are cut unless a workload says otherwise.
+
+A linear's weight has inputs and outputs. Cut along its outputs (column), every rank makes a part of the output; cut
+along its inputs (row), a partial sum. Megatron alternates the two, so that each pair of linears sums up once; it cuts
+the tables along the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from simulator.layout import Axes
+from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Merger, Mla, Recurrent
+
+TENSOR = ("tensor",)
+EXPERT = ("expert",)
+BATCH = ("data", "expert")
+"""Axes that cut the samples: expert ranks are replicas as well."""
+
+TABLES = ("registers", "positions", "segments")
+"""Fields of a model with the rows of further tables, in the order in which they join."""
+_ACROSS = ("norm3", "norm3.after", "norm3.sum")
+_COLUMN: tuple[Axes, ...] = ((), TENSOR)
+_ROW: tuple[Axes, ...] = (TENSOR, ())
+_WHOLE: tuple[Axes, ...] = ((), ())
+
+
+class Spec(NamedTuple):
+    """Shape and cut of a weight.
+
+    Attributes
+    ----------
+    shape
+        Inputs and outputs (of experts behind their number); entries and width of a table; width of a norm.
+    tensor_map
+        For each dimension, the axes that cut it.
+    kind
+        Its kind of tensor.
+    kv_heads
+        How many KV heads its outputs are of, if they are: each is whole on some rank, or on several.
+    """
+
+    shape: tuple[int, ...]
+    tensor_map: tuple[Axes, ...]
+    kind: str = "weight"
+    kv_heads: int = 0
+
+    def copied(self, ranks: int) -> tuple[Spec, int]:
+        """Return the weight with a KV head for each of so many ranks that cut it, and how many ranks have the same."""
+        copies = max(1, ranks // (self.kv_heads or ranks))
+        return self._replace(shape=(*self.shape[:-1], self.shape[-1] * copies)), copies
+
+
+Specs = dict[str, Spec]
+
+
+@lru_cache(maxsize=16)
+def numbered(prefix: str, count: int, digits: int = 1) -> tuple[str, ...]:
+    """Return names with numbers of equal width, at least `digits`, so that they sort."""
+    width = max(digits, len(str(count - 1)))
+    return tuple([f"{prefix}{i:0{width}d}" for i in range(count)])
+
+
+def blocks(layers: int) -> tuple[str, ...]:
+    """Return the names of the layers: ``L00``, ``L01`` ..."""
+    return numbered("L", layers, 2)
+
+
+def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
+    """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
+    h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
+    embed, head = {"tokens": Spec((v, narrow or h), _ROW)} if v else {}, _norms(model, ["norm"] * model.final_norm)
+    stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
+    embed |= _biases(stem, stem if model.stem_bias else ())
+    embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
+    embed |= {name: Spec((rows, h), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
+    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
+    of_kind = {kind: _layer(model, kind) for kind in model.kinds}
+    for index, block in enumerate(blocks(model.layers)):
+        yield block, of_kind[model.layer(index)]
+    if model.head_transform:
+        head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
+    if merger := model.merger:
+        head |= _merger(model, merger)
+    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head else {}
+    lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
+    yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
+
+
+def _merger(model: DecoderModel, merger: Merger) -> Specs:
+    """Return the linears of a merger, and of further ones with their norms."""
+    wide, specs = merger.rows * model.hidden, Specs()
+    for index, name in enumerate(numbered("merge", 1 + merger.further)):
+        linears = {f"{name}.in": Spec((wide, wide), _COLUMN), f"{name}.out": Spec((wide, merger.width), _ROW)}
+        specs |= _norms(model, [f"{name}.norm"] if index else [], wide) | _biases(linears, linears)
+    return specs
+
+
+def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
+    """Return what norms of rows, by default of the residual, have: a scale, and a bias behind it, if any."""
+    parts = {"scale": 1, "both": 2, "none": 0}[model.norm_weights]
+    return {name: _norm(parts * (width or model.hidden)) for name in names if parts}
+
+
+def _layer(model: DecoderModel, kind: Layer) -> Specs:
+    h, part = model.hidden, kind.attention
+    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"} | {"norm3"}
+    norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
+    if isinstance(part, (Recurrent, Absent)):
+        attention = _recurrent(h, part) if isinstance(part, Recurrent) else {}
+    else:
+        attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
+        attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
+    attention = {f"attn.{name}": spec for name, spec in attention.items()}
+    attention |= {f"state.{name}": spec for name, spec in _recurrent(h, part.beside).items()} if part.beside else {}
+    first, between, last = (
+        {name: norms[name] for name in names if name in norms}
+        for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
+    )
+    if model.encoded and isinstance(part, Gqa):
+        across = _gqa(
+            model, part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
+        )
+        between = {f"attn.across.{name}": spec for name, spec in across.items()} | between
+    return first | attention | between | _feed_forward(h, kind.feed_forward) | last
+
+
+def _norm(width: int, cut: Axes = ()) -> Spec:
+    return Spec((width,), (cut,))
+
+
+def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
+    """Add biases to some of the linears, each behind its matrix and cut like its outputs."""
+    both: Specs = {}
+    for name, spec in specs.items():
+        both[name] = spec
+        if name in biased:
+            (*many, _, outputs), (*cut_many, _, cut) = spec.shape, spec.tensor_map
+            both[f"{name}.bias"] = spec._replace(shape=(*many, outputs), tensor_map=(*cut_many, cut))
+    return both
+
+
+def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
+    h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
+    of_k, of_v = (Spec((h, gqa.kv_heads * n * gqa.views), _COLUMN, kv_heads=gqa.kv_heads) for n in gqa.key_and_value)
+    norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
+    if gqa.qk_norms == "all":
+        norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
+    sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
+    sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
+    columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
+    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, _biased(gqa))
+
+
+def _biased(gqa: Gqa) -> list[str]:
+    """Return the matrices with a bias; a gate of each element is a part of the matrix of queries."""
+    return [*gqa.biases, *(["gate"] if "q" in gqa.biases and gqa.gate == "elements" else [])]
+
+
+def _gate(h: int, part: Gqa | Mla) -> Specs:
+    widths = {"elements": part.width, "heads": part.heads}
+    return {"gate": Spec((h, widths[part.gate]), _COLUMN)} if part.gate else {}
+
+
+def _recurrent(h: int, part: Recurrent) -> Specs:
+    """Return projections, decays, norms, taps of the convolution, and the output projection."""
+    kind, width, heads, (key_heads, key) = part.kind, part.width, part.heads, part.key
+    rank, is_by_element = part.rank or 0, part.decays == "elements"
+
+    def column(outputs: int, inputs: int = 0, kv_heads: int = 0) -> Spec:
+        return Spec((inputs or h, outputs), _COLUMN, kv_heads=kv_heads)
+
+    def through(name: str, outputs: int) -> Specs:
+        low = {f"{name}.a": Spec((h, rank), _WHOLE), f"{name}.b": column(outputs, rank)}
+        return low if rank else {name: column(outputs)}
+
+    specs = {"q": column(key_heads * key, 0, key_heads), "k": column(key_heads * key, 0, key_heads), "v": column(width)}
+    if kind == "linear":
+        specs |= {"gate": column(width), "norm": _norm(width, TENSOR)}
+    elif kind == "delta":
+        specs |= {"rates": column(heads * (2 - is_by_element))} | (
+            through("forget", heads * key) if is_by_element else {}
+        )
+        decay = _norm(heads * (1 + key if is_by_element else 2), TENSOR)
+        specs |= through("gate", width) | {"decay": decay, "norm": _norm(part.head_size)}
+    elif kind == "mamba2":
+        of_all = {"norm": _norm(width, TENSOR)} if part.norms else {}
+        specs |= {"rates": column(heads), "gate": column(width), "decay": _norm(3 * heads, TENSOR), **of_all}
+    elif kind == "mamba":
+        made = {"rates_in": Spec((width, rank + 2 * key), _ROW)} | (
+            {"rates_norm": _norm(rank + 2 * key)} if part.norms else {}
+        )
+        made |= {"rates_out": column(width, rank), "decay": _norm(width * (1 + key), TENSOR)}
+        specs = {"v": specs["v"], "gate": column(width), **made}
+    for name in part.rule.convolved:
+        outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
+        specs[f"conv.{name}"] = Spec((outputs,), (TENSOR,), kv_heads=specs[name].kv_heads)
+    of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
+    biased = [name for end in part.biases for name in of.get(end, ())]
+    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
+
+
+def _mla(h: int, mla: Mla) -> Specs:
+    """Return weights named as published ones, but ``kv_b`` as its two halves: of keys, and of values."""
+    latent, r, q = mla.kv_lora_rank, mla.q_lora_rank or 0, mla.heads * (mla.qk_nope + mla.qk_rope)
+    queries: Specs = {"q": Spec((h, q), _COLUMN)}
+    if r:
+        queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
+    if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
+        queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
+        queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
+        queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)
+    return (
+        queries
+        | _gate(h, mla)
+        | {
+            "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
+            "kv_a_norm": _norm(latent),
+            "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
+            "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
+            "o": Spec((mla.heads * mla.v_head, h), _ROW),
+        }
+    )
+
+
+def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:
+    """Return three gates for each head, and the MLPs that compress `block` tokens of keys and values, or of latents."""
+    specs = {"gate": Spec((h, 3 * attention.heads), _COLUMN)}
+    parts, width = (("k.", "v."), attention.head_size) if isinstance(attention, Gqa) else (("",), attention.kv_elements)
+    for name in parts:
+        for matrix, inputs in (("in", block * width), ("out", width), ("position", block)):
+            specs[f"compress.{name}{matrix}"] = Spec((inputs, width), _WHOLE)
+    return specs
+
+
+def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
+    if isinstance(part, Absent):
+        return {}
+    if isinstance(part, Dense):
+        return _matrices("ffn", h, part, part.width)
+    router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
+    bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
+    width = part.shared * (part.shared_width or part.width)
+    shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
+    shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
+    return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
+
+
+def _matrices(name: str, h: int, part: Dense | Experts, f: int, experts: int = 0) -> Specs:
+    """Return the weights of a feed-forward of width `f`, or of `experts` of them in one."""
+    many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
+    wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
+    specs = ({f"{name}.gate": wide} if part.gate else {}) | {f"{name}.up": wide, f"{name}.down": narrow}
+    return _biases(specs, specs) if part.biases else specs

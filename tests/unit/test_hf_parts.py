@@ -1,0 +1,170 @@
+"""Encoders, decoders and towers against the modules of transformers, and small models against what PyTorch runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import build
+from parameters import count
+from trained import flops
+
+import simulator as hosim
+from simulator.errors import ConfigError
+from simulator.workload import DecoderModel, Workload
+
+torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+
+BOTH: dict[str, dict[str, Any]] = {
+    "t5": {},
+    "t5 v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    **{name: {} for name in ("mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")},
+}
+TOWERS = {
+    # model_type: keys, and the attribute of the whole model that is the tower
+    "vit": ({}, ""),
+    "clip_vision_model": ({}, ""),
+    "siglip_vision_model": ({"vision_use_head": False}, ""),
+    "pixtral": ({}, ""),
+    "qwen2_audio_encoder": ({}, ""),
+    "qwen2_vl": ({}, "visual"),
+    "qwen2_5_vl": ({}, "visual"),
+    "qwen3_vl": ({}, "visual"),
+    "qwen3_vl_moe": ({}, "visual"),
+    "llava": ({}, "vision_tower"),
+}  # fmt: skip
+ON_META = {"vit": lambda config: hf.ViTModel(config, add_pooling_layer=False)}
+
+
+def parameters_of(module: Any) -> int:
+    module.tie_weights()
+    return sum({id(one): one.numel() for one in module.parameters()}.values())
+
+
+def saved(name: str, folder: Path, keys: dict[str, Any]) -> tuple[Any, Path]:
+    """The configuration as transformers has it, and the folder that it writes it to."""
+    if not hf.__version__.startswith("5."):
+        pytest.skip("the defaults are those of transformers 5")
+    config = hf.CONFIG_MAPPING[name.split(maxsplit=1)[0]](**keys)
+    config.save_pretrained(folder)
+    return config, folder
+
+
+def part_of(folder: Path, part: str, phase: str = "prefill") -> tuple[Workload, DecoderModel]:
+    found = hosim.read_hf(folder, part=part, phase=phase)
+    assert not {key for key in found.dropped if "pooler" not in key}
+    assert isinstance(found.workload.model, DecoderModel)
+    return found.workload, found.workload.model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOTH)
+def test_encoder_and_decoder_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    config, folder = saved(name, tmp_path, BOTH[name])
+    with torch.device("meta"):
+        made = hf.AutoModelForSpeechSeq2Seq if name == "whisper" else hf.AutoModelForSeq2SeqLM
+        module = made.from_config(config)
+    encoder, decoder = (part_of(folder, part)[1] for part in ("encoder", "decoder"))
+    table = encoder.vocabulary * encoder.hidden  # is that of both
+    assert count(encoder).total + count(decoder).total - table == parameters_of(module)
+    assert (encoder.causal, decoder.causal, encoder.head, decoder.encoded > 0) == (False, True, False, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOWERS)
+def test_towers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    keys, attribute = TOWERS[name]
+    config, folder = saved(name, tmp_path, keys)
+    with torch.device("meta"):
+        module = ON_META.get(name, hf.AutoModel.from_config)(config)
+    module = getattr(module, attribute) if attribute else module
+    workload, model = part_of(folder, "vision" if attribute else "decoder")
+    assert count(model).total == parameters_of(module)
+    held = sum(t.size_bytes for t in build(workload).tensors if t.kind == "weight")
+    assert held == workload.dtypes.element_bytes * count(model).total
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}
+TINY: dict[str, dict[str, Any]] = {
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "gptj": GPT | {"rotary_dim": 8},
+    "codegen": GPT | {"rotary_dim": 8},
+    "gpt_neo": {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": SMALL,
+    "phi": SMALL,
+    "stablelm": SMALL | {"num_key_value_heads": 2},
+    "starcoder2": SMALL | {"num_key_value_heads": 2},
+    "nemotron": SMALL | {"num_key_value_heads": 2, "head_dim": 16},
+    "cohere": SMALL | {"num_key_value_heads": 2},
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 256},
+    "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4},
+    "opt": {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    "bert": SMALL,
+    "modernbert": SMALL,
+}
+"""Sizes of small models; with a vocabulary of 128 words."""
+EAGER = ("gpt_neo", "bloom", "mpt", "falcon")
+"""Whose attention is no kernel of its own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_as_much_work_as_pytorch_runs(name: str, tmp_path: Path) -> None:
+    """Of all products with weights in a training step, forward and backward, as the capture counts them."""
+    ends = {"vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config, folder = saved(name, tmp_path, ends | TINY[name])
+    workload = hosim.read_hf(folder, phase="train", batch=2, sequence=16).workload
+    assert isinstance(workload.model, DecoderModel)
+    made = hf.AutoModelForCausalLM if workload.model.causal else hf.AutoModelForMaskedLM
+    is_eager = name in EAGER
+    with hosim.torch.fake():
+        module = made.from_config(config, attn_implementation="eager" if is_eager else "sdpa").eval()
+        ids = torch.randint(0, 128, (2, 16))
+    graph = hosim.torch.capture(module, input_ids=ids, labels=ids).graph
+    found, built = sum(op.flops for op in graph.ops if op.op_class == "matmul"), build(workload)
+    pairs = 2 * (2 * 16) * 16 * is_eager  # of both layers, which attend in products like others
+    assert found == flops(built, "forward", "matmul") + flops(built, "backward", "matmul") + 3 * pairs * 4 * 64
+
+
+def config(folder: Path, **keys: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(keys))
+    return folder
+
+
+def test_an_encoder_reads_by_default_and_does_not_decode(tmp_path: Path) -> None:
+    folder = config(tmp_path, model_type="bert")
+    assert hosim.read_hf(folder).workload.phase == "prefill"
+    with pytest.raises(ConfigError, match="an encoder reads all tokens at once, and adds none, found phase decode"):
+        hosim.read_hf(folder, phase="decode")
+
+
+@pytest.mark.parametrize(
+    ("keys", "part", "message"),
+    [
+        ({"model_type": "llama"}, "vision", r"hosim can build the vision part .* found no such part of \['llama'"),
+        (
+            {"model_type": "llava", "vision_config": {"model_type": "cnn"}},
+            "vision",
+            r"vision_config: .* found \['cnn', 'llava'\]",
+        ),
+        ({"model_type": "bert"}, "encoder", r"the encoder part .* found no such part of \['bert'"),
+    ],
+)
+def test_parts_that_are_not_there_are_refused(keys: dict[str, Any], part: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hosim.read_hf(config(tmp_path, **keys), part=part)
+
+
+def test_parts_are_told(tmp_path: Path) -> None:
+    """The encoder's output is an input of the decoder, which says so."""
+    folder = config(tmp_path, model_type="whisper")
+    found = hosim.read_hf(folder)
+    assert found.workload.phase == "decode"
+    assert any("1,500 rows" in text and "--part encoder" in text for text in found.derived)
+    assert hosim.read_hf(folder, part="encoder").workload.sequence == 1500
