@@ -285,7 +285,7 @@ class Workload(Document):
         if self.phase == "train":
             self._check_training(decoder)
         if self.phase in (*_INFERENCE, "requests"):
-            self._check_ranks()
+            self._check_ranks(decoder)
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
@@ -307,7 +307,7 @@ class Workload(Document):
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, model: DecoderModel) -> None:
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
@@ -315,6 +315,9 @@ class Workload(Document):
         for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
             default = Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
+        must, do = "how experts lie on ranks is said once", "remove it, or ranks of the feed-forward"
+        once = self.parallel.expert == 1 or all(getattr(part, "ranks", 1) == 1 for _, part in model.kinds)
+        require(once, must, "twice", "parallel", "expert", do=do)
 
     def _check_encoder(self, model: DecoderModel) -> None:
         """Refuse what needs tokens that come one after another."""

@@ -189,6 +189,12 @@ def test_what_is_not_built_for_requests_is_refused_by_name(tmp_path, key, value)
         loaded(tmp_path, 0, text)
 
 
+def test_experts_that_lie_on_ranks_by_two_keys_are_refused(tmp_path):
+    text = spread_data(EXPERT_RANKS.replace("width: 128}", "width: 128, ranks: 2}"), data=2, expert=2)
+    with pytest.raises(ConfigError, match=r"parallel\.expert: how experts lie on ranks is said once, found twice"):
+        loaded(tmp_path, 0, text, ON_FOUR)
+
+
 def test_ranks_that_do_not_divide_the_heads_are_refused_before_anything_runs(tmp_path):
     with pytest.raises(
         ConfigError, match=r"parallel\.tensor: tensor divides heads, ffn, vocabulary, found 3, and 4 heads"
