@@ -1,4 +1,4 @@
-"""Inference on one rank: read prompts (``prefill``), whole or in chunks, or add tokens to sequences (``decode``).
+"""Inference: read prompts (``prefill``), whole or in chunks, or add tokens to sequences (``decode``).
 
 Prefill runs ``batch`` prompts of ``sequence`` tokens, ``chunk`` tokens of each at a time, through all layers. What a
 chunk adds to the KV cache of a layer is a tensor (``c0/L03/kv``; ``L03/kv`` if there is one chunk), which later chunks
@@ -25,6 +25,9 @@ home there (``L03/kv.from.ddr``) and is copied in by the policy before the promp
 another tier are a tensor that no op names (``L03/hbm.to.ddr``). Tensors hold the tokens of all sequences together, so
 that a copy moves what an iteration moves in a layer; of a window, those that it still sees. States of linear attention
 (``L03/state``) stay.
+
+On data ranks the numbers of an iteration are those of each: rows of all are that many times as many, cut among them.
+Where expert ranks are tensor ranks, too, rows are filled up to a whole number for each.
 
 *Two pools.* A prefill rank runs `batch` prompts of `sequence` tokens through all layers. Roped k and v of a layer are
 its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are made, layer by layer, and the first token

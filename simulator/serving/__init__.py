@@ -49,7 +49,7 @@ class Serving(Sweep):
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row per policy and request: arrival, admission, first and last token [ns], and hits."""
+        """One row per policy and request: arrival, admission, first and last token [ns], hits, and preemptions."""
         return frame(self.tables["requests"])
 
     @cached_property

@@ -76,6 +76,7 @@ class Story:
         line |= {"prompt_tokens": request.prompt, "output_tokens": request.output}
         hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
         line |= {f"hit_{name}_tokens": tokens for name, tokens in zip(self.tiers, hit, strict=True)}
+        line |= {"hit_fraction": _ratio(sum(served.hit), request.prompt) if served.hit else None}
         line |= {"preemptions": served.preemptions, "preempted_ns": served.preempted_ns}
         line |= {"recomputed_tokens": served.recomputed, "reloaded_tokens": served.reloaded}
         line |= {"ttft_ns": None if first is None else first - request.arrival_ns}

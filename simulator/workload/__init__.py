@@ -124,7 +124,7 @@ class Workload(Document):
         from, without a copy: of these tensors those that persist and that no op writes. Whether they do is up to each
         row.
     requests
-        With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
+        With phase ``requests``: sequences that arrive and leave, for `hosim serve`.
     pools
         With phase ``serve``: how many ranks prefill (``batch`` prompts of ``sequence`` tokens each), how many decode.
     graph
