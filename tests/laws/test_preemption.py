@@ -25,13 +25,14 @@ ROOMS = st.tuples(st.integers(ROOM, ROOM + 6), st.integers(1, 40))
 
 @st.composite
 def crowds(draw):
-    """Requests with long answers, in the order in which they come; prompts may share prefixes."""
+    """Requests with long answers, in the order in which they come; they may share prefixes, also of answers."""
     found, now = [], 0
     for _ in range(draw(st.integers(1, 9))):
         now += draw(st.sampled_from([0, 0, 50, 900]))
         prompt = draw(st.integers(1, 40))
-        tokens = draw(st.integers(0, prompt))
-        found.append(Request(now, prompt, draw(st.integers(1, 30)), draw(st.integers(0, 2)), tokens))
+        output = draw(st.integers(1, 30))
+        tokens = draw(st.integers(0, prompt + output))
+        found.append(Request(now, prompt, output, draw(st.integers(0, 2)), tokens))
     return found
 
 
@@ -49,6 +50,7 @@ def _check(story, replays, requests, rooms):
     for one in story.served:
         assert one.request.arrival_ns <= one.admitted_ns < one.first_ns <= one.end_ns
         assert min(one.recomputed, one.reloaded, one.preempted_ns) >= 0
+        assert sum(one.hit) < one.request.prompt
         assert one.preemptions or not (one.recomputed or one.reloaded or one.preempted_ns)
     for ran in story.iterations:
         for name, room in zip(("hbm", "ddr"), rooms, strict=True):
