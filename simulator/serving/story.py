@@ -71,7 +71,11 @@ class Story:
     def _request(self, served: Served) -> dict[str, Any]:
         request, first, last, more = served.request, served.first_ns, served.end_ns, served.request.output - 1
         adding_ns = None if first is None or last is None else last - first
-        line = {"request": served.number, "arrival_ns": request.arrival_ns, "admitted_ns": served.admitted_ns}
+        line: dict[str, Any] = {
+            "request": served.number,
+            "arrival_ns": request.arrival_ns,
+            "admitted_ns": served.admitted_ns,
+        }
         line |= {"first_token_ns": first, "end_ns": last}
         line |= {"prompt_tokens": request.prompt, "output_tokens": request.output}
         hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
