@@ -138,12 +138,14 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
         routed = t.to(x, t.cut((), (*t.batch, *TENSOR)))
     elif experts or features:  # each has a part of all experts
         routed = t.to(x, t.cut())
-    sent, shares = _route(t, part, routed)
+    rows = t.linear("ffn.latent.in", routed) if part.latent else routed
+    sent, shares = _route(t, part, routed, rows)
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
     made = through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
-    shared = [through_matrices(t, "ffn.shared", x)] if part.shared else []
+    beside = [through_matrices(t, "ffn.shared", x)] if part.shared else []
+    shared = [] if part.latent else beside
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
@@ -153,7 +155,7 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
     gates = [t.linear("ffn.shared_gate", x)] if part.shared_gate else []
     gate = [t.to(y, t.spread[routed].layout) for y in gates]
-    out = t.tensor("ffn.combine.out", t.model.hidden, summed)
+    out = t.tensor("ffn.combine.out", t.spread[rows].width, summed)
     t.op("ffn.combine", [back, shares, *shared, *gate], [out])
 
     def combine_back(dy: str) -> None:
@@ -166,29 +168,36 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
         t.op("ffn.combine", reads, [d_back, d_shares, *d_gates, *(d_shared if gate else [])])
         t.add_gradients([made, shares, *shared, *gates], [d_back, d_shares, *d_shared, *d_gates])
 
-    return t.record(out, combine_back)
+    t.record(out, combine_back)
+    if not part.latent:
+        return out
+    return t.vector("ffn.add", [t.linear("ffn.latent.out", out), *beside], adds=t.residual)
 
 
-def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
-    """Route tokens: return the rows that go to experts, and the shares of each token's experts in its output."""
+def _route(t: Tape, part: Experts, x: str, taken_rows: str) -> tuple[str, str]:
+    """Route tokens: return the rows that go to experts, and the shares of each token's experts in its output.
+
+    The router takes tokens as they are, `x`; experts take `taken_rows`, which may be narrower.
+    """
     own_tokens, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0]) if t.is_forward else 1
     rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
-    sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
+    width = t.spread[taken_rows].width
+    sent = t.tensor("ffn.route.out", width, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
-    t.op("ffn.route", [x, logits, *bias], [sent, shares])
+    t.op("ffn.route", [taken_rows, logits, *bias], [sent, shares])
 
     def back(d_sent: str) -> None:
         d_shares = t.to(t.grads.pop(shares), t.spread[shares].layout)
         summed = t.cut((), tokens, t.spread[d_sent].layout.partial)
         d_sent = t.to(d_sent, replace(routed, partial=summed.partial))
         d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
-        dx = t.tensor("ffn.route.in.grad", t.model.hidden, summed)
+        dx = t.tensor("ffn.route.in.grad", width, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
-        t.add_gradients([x, logits], [dx, d_logits], "ffn.route")
+        t.add_gradients([taken_rows, logits], [dx, d_logits], "ffn.route")
 
     t.record(sent, back)
     return sent, shares
@@ -246,7 +255,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
 
     All experts are one tensor; or each is a tensor of its own, read dynamically.
     """
-    is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
+    is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.spread[x].width
     modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in _MATRICES]
     stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in modules]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))

@@ -245,7 +245,11 @@ def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
     width = part.shared * (part.shared_width or part.width)
     shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
     shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
-    return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
+    narrow = part.latent or h
+    latent = {"ffn.latent.in": Spec((h, narrow), _WHOLE), "ffn.latent.out": Spec((narrow, h), _WHOLE)}
+    return (
+        router | bias | (latent if part.latent else {}) | _matrices("ffn", narrow, part, part.width, part.held) | shared
+    )
 
 
 def _matrices(name: str, h: int, part: Dense | Experts, f: int, experts: int = 0) -> Specs:

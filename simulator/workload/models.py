@@ -65,6 +65,9 @@ class Experts(_FeedForward):
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
     shared_width
         Inner width of each of these; default: that of an expert.
+    latent
+        Width of the rows that routed experts take and make, if a linear makes them and another one takes them back
+        (Nemotron 3); default: that of the residual.
     shared_gate
         Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
     router_bias
@@ -87,6 +90,7 @@ class Experts(_FeedForward):
     shared: FewOrNone = 0
     shared_width: Count | None = None
     shared_gate: StrictBool = False
+    latent: Count | None = None
     router_bias: StrictBool = False
     ranks: Ranks = 1
     copies: FewOrNone = 0
@@ -108,6 +112,8 @@ class Experts(_FeedForward):
         require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
+        must, do = "shared experts have a gate, or routed ones a width of their own", "remove one of them"
+        require(not (self.latent and self.shared_gate), must, "both", "latent", do=do)
 
 
 def family(model: object) -> object:
