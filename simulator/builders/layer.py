@@ -34,6 +34,7 @@ from simulator.builders.attention_gradients import attend_across
 from simulator.builders.specs import TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import is_matrix
+from simulator.errors import insist
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
@@ -138,14 +139,12 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
         routed = t.to(x, t.cut((), (*t.batch, *TENSOR)))
     elif experts or features:  # each has a part of all experts
         routed = t.to(x, t.cut())
-    rows = t.linear("ffn.latent.in", routed) if part.latent else routed
-    sent, shares = _route(t, part, routed, rows)
+    sent, shares = _route(t, part, routed)
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
     made = through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
-    beside = [through_matrices(t, "ffn.shared", x)] if part.shared else []
-    shared = [] if part.latent else beside
+    shared = [through_matrices(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
@@ -155,7 +154,8 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
     gates = [t.linear("ffn.shared_gate", x)] if part.shared_gate else []
     gate = [t.to(y, t.spread[routed].layout) for y in gates]
-    out = t.tensor("ffn.combine.out", t.spread[rows].width, summed)
+    beside, shared = (shared, []) if part.latent else ([], shared)
+    out = t.tensor("ffn.combine.out", part.latent or t.model.hidden, summed)
     t.op("ffn.combine", [back, shares, *shared, *gate], [out])
 
     def combine_back(dy: str) -> None:
@@ -171,24 +171,23 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     t.record(out, combine_back)
     if not part.latent:
         return out
-    return t.vector("ffn.add", [t.linear("ffn.latent.out", out), *beside], adds=t.residual)
+    out = t.linear("ffn.latent_out", t.to(out, t.spread[routed].layout))
+    return t.vector("ffn.latent_add", [out, *(t.to(y, t.spread[out].layout) for y in beside)], saves=False)
 
 
-def _route(t: Tape, part: Experts, x: str, taken_rows: str) -> tuple[str, str]:
-    """Route tokens: return the rows that go to experts, and the shares of each token's experts in its output.
-
-    The router takes tokens as they are, `x`; experts take `taken_rows`, which may be narrower.
-    """
+def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
+    """Route tokens: return the rows that go to experts, and the shares of each token's experts in its output."""
     own_tokens, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
+    width = part.latent or t.model.hidden
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0]) if t.is_forward else 1
     rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
-    width = t.spread[taken_rows].width
+    x = t.linear("ffn.latent_in", x) if part.latent else x
     sent = t.tensor("ffn.route.out", width, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
-    t.op("ffn.route", [taken_rows, logits, *bias], [sent, shares])
+    t.op("ffn.route", [x, logits, *bias], [sent, shares])
 
     def back(d_sent: str) -> None:
         d_shares = t.to(t.grads.pop(shares), t.spread[shares].layout)
@@ -197,7 +196,7 @@ def _route(t: Tape, part: Experts, x: str, taken_rows: str) -> tuple[str, str]:
         d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
         dx = t.tensor("ffn.route.in.grad", width, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
-        t.add_gradients([taken_rows, logits], [dx, d_logits], "ffn.route")
+        t.add_gradients([x, logits], [dx, d_logits], "ffn.route")
 
     t.record(sent, back)
     return sent, shares
@@ -208,6 +207,8 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
 
     Each side takes the hidden states and the choices of all tokens, and adds up what its experts make of a token.
     """
+    must, do = "experts that the host runs take tokens as they are", "remove on.experts"
+    insist(not part.latent, f"workload {t.workload.name}, on.experts", must, "latent ones", do)
     logits, bias = t.linear("ffn.router", x), [t.weight("ffn.router_bias").name] if part.router_bias else []
     choices = t.tensor("ffn.route.choices", part.top_k, size=FP32_BYTES + ID_BYTES)
     t.op("ffn.route", [logits, *bias], [choices])
@@ -255,7 +256,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
 
     All experts are one tensor; or each is a tensor of its own, read dynamically.
     """
-    is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.spread[x].width
+    is_each, rows = t.workload.experts == "each", t.spread[x].elements // (part.latent or t.model.hidden)
     modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in _MATRICES]
     stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in modules]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))

@@ -65,11 +65,10 @@ class Experts(_FeedForward):
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
     shared_width
         Inner width of each of these; default: that of an expert.
-    latent
-        Width of the rows that routed experts take and make, if a linear makes them and another one takes them back
-        (Nemotron 3); default: that of the residual.
     shared_gate
         Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
+    latent
+        Width to which a linear takes a token before its routed experts; another one takes their sum back (Nemotron 3).
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     ranks
@@ -112,8 +111,8 @@ class Experts(_FeedForward):
         require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
-        must, do = "shared experts have a gate, or routed ones a width of their own", "remove one of them"
-        require(not (self.latent and self.shared_gate), must, "both", "latent", do=do)
+        must = "shared experts beside latent ones have no gate"
+        require(not (self.latent and self.shared_gate), must, "one", "shared_gate", do="remove it")
 
 
 def family(model: object) -> object:

@@ -123,8 +123,8 @@ def test_experts_take_rows_of_their_own_width(layout: dict[str, Any], zero_stage
     """Two linears, which every tensor rank has, make them and take them back."""
     alone, plain = build(workload(GQA, LATENT)), build(workload(GQA, EXPERTS))
     once, before = by_op([alone], "forward"), by_op([plain], "forward")
-    layers = sum(op.name.endswith("fwd/ffn.latent.in") for op in alone.ops)
-    assert once["ffn.latent.in"] == once["ffn.latent.out"] == layers * 2 * T * H * 6
+    layers = sum(op.name.endswith("fwd/ffn.latent_in") for op in alone.ops)
+    assert once["ffn.latent_in"] == once["ffn.latent_out"] == layers * 2 * T * H * 6
     assert once["ffn.down"] - 2 * T * 24 * H == (before["ffn.down"] - 2 * T * 24 * H) * 6 // H, "behind a dense layer"
     assert once["ffn.shared.up"] == before["ffn.shared.up"]
     assert flops(alone, "backward", "matmul") == 2 * flops(alone, "forward", "matmul")
@@ -147,7 +147,7 @@ def test_experts_of_their_own_width_infer(phase: str, experts: str) -> None:
     name = "ffn.up" if experts == "together" else "ffn.experts"
     assert narrow[name] * H == wide[name] * 6
     rows = T // SEQUENCE if phase == "decode" else T
-    assert narrow["ffn.latent.in"] == narrow["ffn.latent.out"] == 2 * rows * H * 6
+    assert narrow["ffn.latent_in"] == narrow["ffn.latent_out"] == 2 * rows * H * 6
     with pytest.raises(ValidationError, match="the host runs experts that take rows of the residual"):
         workload(GQA, LATENT, phase=phase, on={"experts": "host"})
 
