@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from simulator.builders import inference, recommender, replicas, stage
+from simulator.builders.cache import CachedLayers, cached_layers, limited_reaches
 from simulator.builders.inference import (
-    CachedLayers,
     Iteration,
     Iterations,
-    cached_layers,
     decoder_of,
     iteration,
     least_iteration,
-    limited_reaches,
 )
 from simulator.builders.joined import build_programs
 from simulator.builders.turns import stage_layers

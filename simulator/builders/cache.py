@@ -15,13 +15,15 @@ before the step do not exist, and a block that the step begins and leaves dies w
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, cast
 
 from simulator.builders.specs import numbered
 from simulator.builders.tape import Tape
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import KvBlocks
+from simulator.workload import Attention, DecoderModel, Dtypes, KvBlocks, Mixer, Recurrent
 
 
 class Store:
@@ -209,3 +211,64 @@ class CacheRoom:
         for name, size_bytes in sizes.items():
             self.tape.graph.tensor(name, size_bytes, "kv_cache", persistent=lasts)
         store.add(stop, list(sizes))
+
+
+# what layers keep
+
+
+def cache_name(attention: Mixer) -> str:
+    """Return the last part of the name of the tensor that a layer keeps for all sequences."""
+    return "state" if isinstance(attention, Recurrent) else "kv"
+
+
+class CachedLayers(NamedTuple):
+    """Tokens that layers with the same reach keep in the KV cache.
+
+    Attributes
+    ----------
+    reach
+        Reach of these layers: the tokens of a sequence that they keep.
+    token_bytes
+        Size of a token in all of these layers, or of a sequence, if they keep a state [B].
+    """
+
+    reach: Reach
+    token_bytes: int
+
+    def block_bytes(self, tokens: int) -> int:
+        """Return the size of so many tokens, or of the state of a sequence [B]."""
+        return self.token_bytes * (1 if self.reach.block else tokens)
+
+    def copied_bytes(self, tokens: int) -> int:
+        """Return the size of what the token after `tokens` others needs from another tier [B]; 0 for a state."""
+        return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
+
+
+def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ...]:
+    """Return what a sequence keeps in the layers of a model."""
+    by_reach = Counter[Reach]()
+    for (attention, _), layers in model.kinds.items():
+        for part in parts_of(attention):
+            by_reach[Reach.of(part)] += layers * kept_bytes(part, dtypes)
+    return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
+
+
+def kept_bytes(attention: Mixer, dtypes: Dtypes) -> int:
+    """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
+    if isinstance(attention, Recurrent):
+        return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
+    token_bytes = attention.kv_elements * dtypes.kv_bytes
+    compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
+    return token_bytes * attention.views + compressed_bytes
+
+
+def parts_of(attention: Attention) -> list[Mixer]:
+    """Return the parts of a layer's attention that keep something of a sequence: tokens, a state, or both."""
+    keeping = [cast(Mixer, attention)] if attention.kv_elements else []
+    return [*keeping, attention.state] if attention.state else keeping
+
+
+def limited_reaches(model: DecoderModel) -> tuple[Reach, ...]:
+    """Return the reaches of a model's attention, without the one that has all tokens."""
+    reaches = (reach for kind, _ in model.kinds for part in parts_of(kind) for reach in Reach.all_of(part))
+    return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))

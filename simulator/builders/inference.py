@@ -38,14 +38,22 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
-from simulator.builders.cache import Cache, CacheRoom, Store
+from simulator.builders.cache import (
+    Cache,
+    CacheRoom,
+    Store,
+    cache_name,
+    cached_layers,
+    kept_bytes,
+    limited_reaches,
+    parts_of,
+)
 from simulator.builders.ends import embed, finish, sample_tokens
 from simulator.builders.layer import forward
 from simulator.builders.specs import numbered
@@ -55,7 +63,7 @@ from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums
 from simulator.lifetime import Lifetimes
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Dtypes, Mixer, Pools, Recurrent, Workload
+from simulator.workload import DecoderModel, Pools, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -162,59 +170,6 @@ def _serve(t: Tape, new_tokens: int, groups: Sequence[str]) -> Graph:
     return t.graph.build(steps=t.workload.steps)
 
 
-class CachedLayers(NamedTuple):
-    """Tokens that layers with the same reach keep in the KV cache.
-
-    Attributes
-    ----------
-    reach
-        Reach of these layers: the tokens of a sequence that they keep.
-    token_bytes
-        Size of a token in all of these layers, or of a sequence, if they keep a state [B].
-    """
-
-    reach: Reach
-    token_bytes: int
-
-    def block_bytes(self, tokens: int) -> int:
-        """Return the size of so many tokens, or of the state of a sequence [B]."""
-        return self.token_bytes * (1 if self.reach.block else tokens)
-
-    def copied_bytes(self, tokens: int) -> int:
-        """Return the size of what the token after `tokens` others needs from another tier [B]; 0 for a state."""
-        return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
-
-
-def cached_layers(model: DecoderModel, dtypes: Dtypes) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model."""
-    by_reach = Counter[Reach]()
-    for (attention, _), layers in model.kinds.items():
-        for part in parts_of(attention):
-            by_reach[Reach.of(part)] += layers * _kept_bytes(part, dtypes)
-    return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
-
-
-def _kept_bytes(attention: Mixer, dtypes: Dtypes) -> int:
-    """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, Recurrent):
-        return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
-    token_bytes = attention.kv_elements * dtypes.kv_bytes
-    compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
-    return token_bytes * attention.views + compressed_bytes
-
-
-def parts_of(attention: Attention) -> list[Mixer]:
-    """Return the parts of a layer's attention that keep something of a sequence: tokens, a state, or both."""
-    keeping = [cast(Mixer, attention)] if attention.kv_elements else []
-    return [*keeping, attention.state] if attention.state else keeping
-
-
-def limited_reaches(model: DecoderModel) -> tuple[Reach, ...]:
-    """Return the reaches of a model's attention, without the one that has all tokens."""
-    reaches = (reach for kind, _ in model.kinds for part in parts_of(kind) for reach in Reach.all_of(part))
-    return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
-
-
 class Iteration(NamedTuple):
     """Sequences and parts of prompts that run together.
 
@@ -305,7 +260,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
         t.declare(t.name(cache_name(part)), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * _kept_bytes(part, dtypes), "kv_cache")
+                t.declare(t.name(name), tokens[group] * kept_bytes(part, dtypes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -361,11 +316,6 @@ class Iterations:
         position = {of_few.name: index for index, of_few in enumerate(few)}
         paths = (map(self._first.get, parts := wanted.name.split("/"), parts) for wanted in whole)
         return [position["/".join(path)] for path in paths]
-
-
-def cache_name(attention: Mixer) -> str:
-    """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(attention, Recurrent) else "kv"
 
 
 _ENDLESS = TokenSpan(0, 1 << 62)

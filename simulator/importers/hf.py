@@ -38,7 +38,7 @@ from simulator.workload import Workload
 # Largest file (real ones have some kB); default tokens of a sequence.
 _MOST_BYTES, _DEFAULT_SEQUENCE = 16_000_000, 4096
 # Keys of a multimodal model's decoder; and keys beside it that apply to the decoder, too.
-_DECODERS = ("text_config", "llm_config", "language_config")
+_DECODERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
@@ -166,6 +166,9 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     key_of_decoder = next((key for key in _DECODERS if key in outer), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
+    if any(key in inner for key in _DECODERS) and key_of_decoder:  # a part that speaks stands beside one that thinks
+        config, dropped = _decoder({key: outer[key] for key in _OF_BOTH if key in outer} | inner, where)
+        return config, dropped | {key: 1 for key in outer if key != key_of_decoder and not is_irrelevant(key)}
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:

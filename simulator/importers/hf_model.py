@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +60,8 @@ STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
+OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
+"""Keys that say nothing in a model without attention."""
 OF_CHOICES = frozenset(_TABLE["of_choices"].split())
 """Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
@@ -254,9 +256,8 @@ def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
         own[int(key)] |= value
-    for layer, block in zip(own, c.list_of("block_configs", dict, layers) or (), strict=False):
-        layer |= _of_block(c, block)
-    return own
+    blocks = [_of_block(c, block) for block in c.list_of("block_configs", dict, layers) or ()]
+    return [keys | block for keys, block in zip_longest(own, blocks, fillvalue={})]
 
 
 def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
@@ -295,6 +296,9 @@ def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: 
     window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
     for word, entry in (("near", c.family.near), ("full", c.family.far)):
         c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
+    c.used |= set() if {"full", "near"} & {*words} else OF_ATTENTION
+    if "state" not in words:
+        c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
         c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
 

@@ -47,7 +47,8 @@ from numpy.typing import NDArray
 
 from simulator import metrics
 from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
-from simulator.builders.inference import cache_name, loaded_name, parts_of, stored_name
+from simulator.builders.cache import cache_name, parts_of
+from simulator.builders.inference import loaded_name, stored_name
 from simulator.builders.specs import blocks
 from simulator.builders.tape import read_experts
 from simulator.catalog import Loaded

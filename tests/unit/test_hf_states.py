@@ -12,7 +12,7 @@ from hf_states import MODELS
 from parameters import count
 
 import simulator as hosim
-from simulator.builders.inference import cached_layers
+from simulator.builders import cached_layers
 from simulator.workload import DecoderModel, Dtypes
 
 
