@@ -189,7 +189,9 @@ class Config:
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
         fields = PARTS[part].items()
-        return {name: self.count(*keys, path=f"{path}.{name}", least=name != "vocabulary") for name, keys in fields}
+        return {
+            name: self.count(*keys, path=f"{path}.{name}", least=int(name != "vocabulary")) for name, keys in fields
+        }
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""

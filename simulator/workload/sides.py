@@ -11,7 +11,8 @@ from pydantic import StrictBool
 from simulator.document import Part, Share
 from simulator.units import require
 from simulator.workload.attention_kinds import Mla
-from simulator.workload.models import DecoderModel, Experts
+from simulator.workload.feed_forwards import Experts
+from simulator.workload.models import DecoderModel
 from simulator.workload.sharding import Optimizer
 
 ADAM_FLOPS = 15
