@@ -236,6 +236,7 @@ def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields
         summed = ([axis for axis in layout.cut if axis not in weight.layout.cut] for weight in weights)
         both = [t.weight_gradients(tuple(axes), weight) for axes, weight in zip(summed, weights, strict=True)]
         old, new = (list(chain.from_iterable(part)) for part in zip(*both, strict=True)) if both else ([], [])
+        held = [t.held[weight.name] for weight in weights]  # ranks that shard them gather them again
         t.op(name, [*taken, *saved, dy, *held, *old], [*grads, *new], **backward)
         brought = [t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, wanted, strict=True)]
         for x, grad in zip(wanted, brought, strict=True):

@@ -12,6 +12,7 @@ from trained import DENSE, EXPERTS, GQA, LAYOUTS, SEQUENCE, H, T, by_op, check_l
 
 from simulator.builders import build_job
 from simulator.graph import Graph
+from simulator.lifetime import Lifetimes
 
 BLOCK = 3
 PAIRS = T // SEQUENCE * sum(token % BLOCK + 1 for token in range(SEQUENCE))
@@ -113,6 +114,21 @@ def test_all_ranks_do_the_work_of_one(kind: str, layout: dict[str, Any], zero_st
             assert total[name] == layout["data"] * layout["micro_batches"] * times * number, name
     for graph in graphs:
         check_lives(graph)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_gathered_again_in_backward(kind: str) -> None:
+    """With ZeRO 3 no copy of a weight that forward gathered is there until backward, but of the last layer."""
+    job = build_job(workload(KINDS[kind].part, parallel={"ranks": "all", "data": 2, "zero_stage": 3}))
+    graph = job.graphs[0]
+    lives = Lifetimes(graph)
+    turn = next(index for index, op in enumerate(graph.ops) if op.phase == "backward")
+    gathered = [
+        t for t, tensor in enumerate(graph.tensors) if tensor.name.startswith("L00/attn.") and "gathered" in tensor.name
+    ]
+    first = [t for t in gathered if lives.born[t] < turn]
+    assert first
+    assert all(lives.dies[t] < turn for t in first)
 
 
 LATENT = EXPERTS | {"latent": 6}
