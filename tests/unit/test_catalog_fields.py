@@ -190,7 +190,7 @@ PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}
         ("width: 8", "toy.yaml:11, model.feed_forward.kind: the key 'kind' is needed here, found none; add it"),
         (
             "kind: densed, width: 8",
-            "toy.yaml:11, model.feed_forward.kind: kind should be one of 'dense', 'experts', found 'densed'; use one of dense, experts (did you mean 'dense'?)",
+            "toy.yaml:11, model.feed_forward.kind: kind should be one of 'dense', 'experts', 'none', found 'densed'; use one of dense, experts, none (did you mean 'dense'?)",
         ),
         (
             "kind: dense, widht: 8",
