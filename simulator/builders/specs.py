@@ -245,7 +245,10 @@ def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
     width = part.shared * (part.shared_width or part.width)
     shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
     shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}
-    return router | bias | _matrices("ffn", h, part, part.width, part.held) | shared
+    ends = {"ffn.latent_in": Spec((h, part.latent), _WHOLE)} if part.latent else {}
+    experts = _matrices("ffn", part.latent or h, part, part.width, part.held)
+    experts |= {"ffn.latent_out": Spec((part.latent, h), _WHOLE)} if part.latent else {}
+    return router | bias | ends | experts | shared
 
 
 def _matrices(name: str, h: int, part: Dense | Experts, f: int, experts: int = 0) -> Specs:

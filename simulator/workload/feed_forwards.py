@@ -65,6 +65,8 @@ class Experts(_FeedForward):
         Inner width of each of these; default: that of an expert.
     shared_gate
         Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
+    latent
+        Width to which a linear takes a token before its routed experts; another one takes their sum back (Nemotron 3).
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     ranks
@@ -85,6 +87,7 @@ class Experts(_FeedForward):
     shared: FewOrNone = 0
     shared_width: Count | None = None
     shared_gate: StrictBool = False
+    latent: Count | None = None
     router_bias: StrictBool = False
     ranks: Ranks = 1
     copies: FewOrNone = 0
@@ -106,6 +109,8 @@ class Experts(_FeedForward):
         require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
+        must = "shared experts beside latent ones have no gate"
+        require(not (self.latent and self.shared_gate), must, "one", "shared_gate", do="remove it")
 
 
 FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
