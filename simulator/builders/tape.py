@@ -110,6 +110,7 @@ class Tape(StepBuilder):
         """
         weights = [self.weight(name)] if name in self.weights[self.block] else []
         rows, width, layout, *_ = self.spread[x]
+        held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
         is_composed = self.workload.kernels == "eager" and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
         if self.is_forward and is_composed:
@@ -117,13 +118,13 @@ class Tape(StepBuilder):
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
             is_trained = any(weight.is_trained for weight in weights)
             saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if is_trained else []
-        self.op(name, [x, *(self.held[weight.name] for weight in weights)], [out, *(y for y in saved if y != x)])
+        self.op(name, [x, *held], [out, *(y for y in saved if y != x)])
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
             dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
             old, new = self.weight_gradients(layout.cut, *weights)
-            held = (self.held[weight.name] for weight in weights)  # perhaps gathered anew
+            held = [self.held[weight.name] for weight in weights]  # of a layer that is gathered again, its copy
             self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)
 

@@ -148,6 +148,8 @@ class Sides(Part):
             return
         path, do = ("on", "experts"), "run them on the accelerator"
         require(of_layers, "the host runs a model's experts", "a model without experts", *path, do=do)
+        must = "the host runs experts that take rows of the residual"
+        require(not any(part.latent for part in of_layers), must, "latent", *path, do=do)
         must = "the host runs the experts of one rank, which has all of them, without buffers apart"
         is_alone = tensor == 1 and all(part.ranks == 1 and part.buffers == "fused" for part in of_layers)
         require(is_alone, must, "several ranks, or buffers apart", *path, do=do)
