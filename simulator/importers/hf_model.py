@@ -127,7 +127,7 @@ class Config:
 
         Where a family has a name of its own for a key, that is the first one.
         """
-        keys = (*(own for own in map(self.family.keys.get, keys) if own), *keys)
+        keys = (*filter(None, map(self.family.keys.get, keys)), *keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
             self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
