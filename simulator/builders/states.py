@@ -31,9 +31,9 @@ by element      ``fla/ops/kda``                    6                 6 * K + 4 *
 
 *In training* each product has two in backward, beside what is made again, as in the kernels: those of the authors of
 Lightning Attention-2 (arXiv 2401.04658, algorithm 2), ``chunk.py`` of fla-org/flash-linear-attention, and two of
-``mamba_ssm/ops`` of state-spaces/mamba. All save their inputs. The delta rule saves the inverse of each block as well (heads * block elements a token), with decays
-of elements also its scores; ``delta`` and ``mamba2`` a sum of the decays of each head (fp32); the state spaces their
-output. The convolution and the gated norm save their inputs alone.
+``mamba_ssm/ops`` of state-spaces/mamba. All save their inputs. The delta rule saves the inverse of each block as well
+(heads * block elements a token), with decays of elements also its scores; ``delta`` and ``mamba2`` a sum of the decays
+of each head (fp32); the state spaces their output. The convolution and the gated norm save their inputs alone.
 
 *Workspace*, where there is more than one token of a sequence: ``delta`` and ``mamba2`` lay out the matrix at the start
 of each block (in the type of arithmetic, and in fp32), in backward with its gradient.
@@ -236,6 +236,7 @@ def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields
         summed = ([axis for axis in layout.cut if axis not in weight.layout.cut] for weight in weights)
         both = [t.weight_gradients(tuple(axes), weight) for axes, weight in zip(summed, weights, strict=True)]
         old, new = (list(chain.from_iterable(part)) for part in zip(*both, strict=True)) if both else ([], [])
+        held = [t.held[weight.name] for weight in weights]  # ranks that shard them gather them again
         t.op(name, [*taken, *saved, dy, *held, *old], [*grads, *new], **backward)
         brought = [t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, wanted, strict=True)]
         for x, grad in zip(wanted, brought, strict=True):
