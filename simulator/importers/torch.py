@@ -23,12 +23,12 @@ from importlib.util import find_spec
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 from simulator import inputs
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph
+from simulator.graph import HOST, Graph, TensorKind
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import Storage, graph_of, unique
@@ -38,6 +38,11 @@ from simulator.units import human
 from simulator.workload import Workload
 
 __all__ = ["capture", "fake"]
+
+Captured = Literal["train", "prefill", "decode"]
+"""What a step is."""
+_PHASES = {"train": "forward", "prefill": "prefill", "decode": "decode"}
+_TITLES = {"prefill": "A prefill", "decode": "A step of decode"}
 
 
 def fake(ranks: int | None = None) -> AbstractContextManager[None]:
@@ -64,9 +69,10 @@ def capture(
     loss: Callable[[Any], Any] | None = None,
     name: str = "",
     free_early: bool = False,
+    phase: Captured = "train",
     **named_inputs: Any,
 ) -> Imported:
-    """Capture a training step as a graph: forward, backward and the optimizer's step.
+    """Capture a training step as a graph: forward, backward and the optimizer's step; or a step of inference.
 
     The step runs twice under fake tensors, which use no memory; the second run is recorded, as the optimizer then has
     its state. A module that was made outside `fake` is copied and stays unchanged. Ops are those of a real step on the
@@ -90,6 +96,10 @@ def capture(
         Name of the workload; default: that of the module's class, or of the function.
     free_early
         Whether to free each storage after its last use, even if PyTorch keeps it longer.
+    phase
+        What the step is: training (train); or, without gradients, reading prompts (prefill) or adding tokens (decode).
+        What its caches hold is then a KV cache: inputs of a class named so, or given as ``past_key_values`` or
+        ``cache``.
     **named_inputs
         Keyword arguments of the step, such as ``labels``.
 
@@ -109,24 +119,32 @@ def capture(
     is_module, kind = isinstance(step, run.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
+    insist(phase in _PHASES, f"capture of {kind}, phase", f"it is {', '.join(_PHASES)}", repr(phase), "choose one")
+    must, found = f"a step of {phase} has neither loss nor optimizer", "one beside it"
+    insist(phase == "train" or (optimizer is None and loss is None), f"capture of {kind}", must, found, "remove it")
     for option, given, such in (("optimizer", optimizer, "torch.optim.AdamW"), ("loss", loss, "my_loss")):
         fits = given is None or callable(given) or isinstance(given, run.Optimizer)
         must, found = f"{option} is a function, such as {such}", repr(given)
         insist(fits, f"capture of {kind}, {option}", must, found, "write it without quotes, or leave it out")
     with run.config_errors(kind), run.fake_mode():
         if is_module:
-            step = run.step_of(*run.copied(step, optimizer), loss)
+            module, optimizer = run.copied(step, optimizer)
+            step = run.step_of(module, optimizer, loss) if phase == "train" else module
+        step = step if phase == "train" else run.torch.no_grad()(step)
         args, kwargs = run.faked((inputs, named_inputs))
         with run.ModuleWatch() as watched:
             watched.compiled = compiled
             step(*args, **kwargs)
-            with recorder.OpRecorder(watched, (args, kwargs)) as record:
-                _returned = step(*args, **kwargs)  # alive until the step ends
+            with recorder.OpRecorder(watched, (args, kwargs), _PHASES[phase]) as record:
+                returned = step(*args, **kwargs)  # alive until the step ends
+                record.grow(returned)
     how = "The second of two steps was recorded, on fake CPU tensors; code that asks for CUDA gets these, too."
     return imported(name or kind, record, free_early=free_early, how=how)
 
 
-def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: int = 1) -> Imported:
+def read_torch(
+    source: str, *, phase: Captured = "train", name: str = "", free_early: bool = False, ranks: int = 1
+) -> Imported:
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
     The function's code runs with your permissions: name only one that you trust. It returns a module, or a function
@@ -140,6 +158,8 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: 
     ----------
     source
         The function, as ``package.module:function``, or the program, a file whose name ends in ``.pt2``.
+    phase
+        What the step is: training (train); or, without gradients, reading prompts (prefill) or adding tokens (decode).
     name
         Name of the workload; default: that of the module's class, or of the step.
     free_early
@@ -158,11 +178,12 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False, ranks: 
         return capture(step, *args, **named_inputs, name=name or named(Path(source).stem), free_early=free_early)
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
         with _part("torch_run").config_errors(where), fake(ranks):
-            made = find()()
+            found = find()
+            made = found() if phase == "train" else _part("torch_run").torch.no_grad()(found)()
         if isinstance(made, Imported):
             return made
         parts, options = parts_of(where, made)
-        return capture(*parts, **{"name": name, "free_early": free_early, **options})
+        return capture(*parts, **{"phase": phase, "name": name, "free_early": free_early, **options})
 
 
 def _program(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -267,7 +288,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
     kept = {"parameters": amount(parameters)} if parameters else {}
-    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph).max()), "B")
+    here = (t for t in range(len(graph.tensors)) if t not in graph.made_on_host)
+    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph, here).max()), "B")
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
@@ -278,6 +300,9 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     ]
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
+    if left := [graph.tensors[t].size_bytes for index in graph.on_host for t in graph.ops[index].writes]:
+        how = "What lies there is copied in where it is read; ops on it run on the accelerator."
+        derived.append(f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {how}")
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
     if met := sum(map(len, next(iter(record.groups.values()), []))):
@@ -295,7 +320,10 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
         derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
     if record.again:
         derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
-    kind = "A training step" if any(op.phase == "backward" for op in graph.ops) else "A run"
+    if caches := sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE):
+        how = "one that grows by copies is one tensor, and its old copy a workspace."
+        derived.append(f"Caches, {human(caches, 'B')}, are as long as they are after this step; {how}")
+    kind = "A training step" if any(op.phase == "backward" for op in graph.ops) else _TITLES.get(record.phase, "A run")
     about = {"name": named(name), "title": f"{kind} of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
     outputs = "freed" if free_early else "kept"
@@ -303,14 +331,20 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 
 
+def _leaves(call: Any) -> bool:
+    """Tell whether an op that was recorded is a copy to the host."""
+    return bool(call.more.get("device") == HOST)
+
+
 def _held_bytes(record: Any) -> list[int]:
     """Return, for each op, the bytes of storages that PyTorch still holds after their last use [B]."""
     last = dict.fromkeys(record.before, -1)  # unless an op uses them
+    last |= {old: index - 1 for old, index in record.replaced.items()}
     last |= {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
-    change = [0] * (len(record.calls) + 1)
+    change, on_host = [0] * (len(record.calls) + 1), {s for call in record.calls if _leaves(call) for s in call.writes}
     for storage, use in last.items():
         died = record.died.get(storage, 0)
-        if died > use + 1 and (use < 0 or not storage.persistent):
+        if died > use + 1 and (use < 0 or not storage.persistent) and storage not in on_host:
             change[use + 1] += storage.size_bytes
             change[died] -= storage.size_bytes
     return list(accumulate(change[:-1]))

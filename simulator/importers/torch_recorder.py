@@ -20,9 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from simulator.errors import insist
-from simulator.graph import LARGEST_RUN, Collective
+from simulator.graph import HOST, LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
+from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, blocks, unique
+from simulator.importers.torch_caches import cached
+from simulator.importers.torch_devices import Accelerated
 from simulator.importers.torch_numbers import RECURRENT, RECURRENT_BACK, DispatchedOp, numbers, touched
 from simulator.importers.torch_ranks import met, number, runs_backward, tensors
 from simulator.importers.torch_run import ModuleWatch, Site, line_of
@@ -40,6 +43,10 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
 # FSDP's copy of shards into what is gathered, which it does not say that it writes.
 _COPY_IN = "fsdp.all_gather_copy_in.default"
+# A copy to the host: what it reads is brought there, which takes the time.
+_OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
+# Phases with caches.
+_CACHED = ("prefill", "decode")
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
@@ -105,6 +112,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         Follows modules and optimizers.
     inputs
         The user's arguments of the step.
+    phase
+        Phase of ops that are neither backward nor the optimizer's.
 
     Attributes
     ----------
@@ -113,18 +122,22 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     before
         Storages that inputs, modules and optimizers hold when the step begins, whether an op uses them or not; without
         counts of steps, which the host keeps.
+    replaced
+        Storage of a cache that a larger one replaced, which is its tensor -> number of ops before that was made.
     died
         Storage -> number of ops that had run when PyTorch freed it; storages without an entry outlive the step.
     folded
         Reason why a call is no op of the graph -> number of calls.
     batch
         Batch and sequence of the step, as far as its inputs tell.
+    phase
+        As given.
     lines, again, copied
         Number of ops with a source line; of ops in backward that run forward ops again, and that copy for updates in
         place of views.
     """
 
-    def __init__(self, watch: ModuleWatch, inputs: Any) -> None:
+    def __init__(self, watch: ModuleWatch, inputs: Any, phase: str = "forward") -> None:
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
         self.lines = self.again = self.copied = 0
@@ -135,12 +148,36 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._last, self.groups = "optimizer", dict[str, list[list[int]]]()
         self._ranges, self._copied_out = list[str](), 0  # names of profiler ranges; where ops gather that come later
         self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
+        self._inputs, self.phase, self.replaced = inputs, phase, dict[Storage, int]()
+        caches = [
+            (path, "kv_cache", tensor) for path, tensor in (cached(inputs[1], inputs) if phase in _CACHED else ())
+        ]
         given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
-        for name, kind, owned in (*given, *watch.owned()):
+        for name, kind, owned in (*caches, *given, *watch.owned()):
             for tensor in tensors([owned]):
                 storage = self._storage(tensor, name, kind, persistent=True)
                 if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
                     self.before[storage] = None
+        self._caches = {path: self._storage(tensor) for path, _, tensor in caches}
+
+    def _cached(self, returned: Any) -> list[tuple[str, torch.Tensor]]:
+        """Return path and tensor of what caches hold now."""
+        return [*cached(self._inputs[1], (self._inputs, returned))] if self.phase in _CACHED else []
+
+    def grow(self, returned: Any) -> None:
+        """Make what caches hold after the step one with what they held before, where that is gone."""
+        news = dict[Storage, Storage]()
+        for path, tensor in self._cached(returned):
+            new, old = self._storage(tensor), self._caches.get(path)
+            new.kind = "kv_cache"
+            if old is not None and old in self.died and new.is_written and not new.persistent:
+                news[old] = new
+                old.persistent, new.persistent, new.name = False, True, old.name
+        for index, call in enumerate(self.calls):
+            self.replaced |= {
+                old: index for old, new in news.items() if new in call.writes and old not in self.replaced
+            }
+            call.reads, call.writes = ({news.get(s, s): None for s in used} for used in (call.reads, call.writes))
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
         """Return the storage of a tensor; add it if it is new."""
@@ -239,10 +276,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         is_read = not ran.changed and next(tensors(ran.made), None) is None  # as `item` does, which needs the bytes
         if not (writes or (is_read and reads)):
             return
-        phase = "update" if is_update else "backward" if is_backward else "forward"
-        line = f"@{site.line}" if site.line else ""
-        is_again = is_backward and bool(self.watch.stack)
-        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{ran.packet.__name__}{line}"
+        phase = "update" if is_update else "backward" if is_backward else self.phase
+        is_again, is_copy = is_backward and bool(self.watch.stack), Accelerated.to_host
+        did = "to_host" if is_copy else ran.packet.__name__
+        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{did}{site.line and f'@{site.line}'}"
         name = unique(name, self._taken)
         for position, storage in enumerate(writes):
             storage.is_written = True
@@ -254,16 +291,16 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        op = Event(name, *used, {"phase": phase, **numbers(ran, sources, self._each)})
-        self.calls.insert(self._place(phase), op)
-        if ran.func.namespace not in ("aten", "prims"):
-            self._meet(ran, op, site.line or name)
-        must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
-        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
+        work = _OF_HOST if is_copy else numbers(ran, sources, self._each)
+        self._enter(ran, Event(name, *used, {"phase": phase, **work}), site.line or name)
+        must = f"a step has at most {LARGEST_RUN // 2:,} ops"
+        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", "capture a smaller one")
 
-    def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
-        """Make an op a collective, if it is one."""
-        if (meeting := met(ran.func, ran.args, where)) is None:
+    def _enter(self, ran: DispatchedOp, op: Event, where: str) -> None:
+        """Put an op in its place; make it a collective, if it is one."""
+        self.calls.insert(self._place(op.more["phase"]), op)
+        meeting = None if ran.func.namespace in ("aten", "prims") else met(ran.func, ran.args, where)
+        if meeting is None:
             return
         (kind, group, ranks), is_backward = meeting, op.more["phase"] == "backward"
         self.groups.setdefault(group, blocks(number(), ranks))
@@ -283,12 +320,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         computes (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13,
         torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Backward, FSDP itself gathers ahead.
         """
-        doing = self._ranges[-1] if self._ranges else ""
-        if doing.startswith("FSDP::all_gather ") and phase == "forward" and self._copied_out:
+        doing, is_forward = self._ranges[-1] if self._ranges else "", phase not in ("backward", "update")
+        if doing.startswith("FSDP::all_gather ") and is_forward and self._copied_out:
             self._copied_out += 1
             return self._copied_out - 1
-        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and phase == "forward"
-        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if phase == "forward" else 0
+        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and is_forward
+        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if is_forward else 0
         return len(self.calls)
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:
@@ -329,4 +366,4 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 # Phase -> its short form in names of ops.
-_SHORT = {"forward": "fwd", "backward": "bwd", "update": "update"}
+_SHORT = {"forward": "fwd", "backward": "bwd", "update": "update", **{phase: phase for phase in _CACHED}}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
-from weakref import WeakSet
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -31,16 +29,15 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
-    unset_fake_temporarily,
 )
-from torch.nn import functional, init
+from torch.nn import init
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from simulator.errors import ConfigError, insist
+from simulator.importers.torch_devices import Accelerated, is_cuda, on_cpu
 from simulator.importers.torch_ranks import alone, tensors
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -48,17 +45,6 @@ _OURS, _PARTS = str(Path(__file__).parents[1]), str(Path(__file__).with_name("to
 _NOT_USERS = (_TORCH, _OURS, str(Path(importlib.__file__).parent), "<")
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
-_CUDA = re.compile(r"cuda(:\d+)?")
-_FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
-# Functions that autocast runs in fp32 on CUDA.
-_IN_FP32 = """
-    __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
-    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
-    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
-    nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh smooth_l1_loss
-    soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
-"""
-_FP32_FUNCTIONS = frozenset(_IN_FP32.split())
 
 
 class Site(NamedTuple):
@@ -129,6 +115,7 @@ class ModuleWatch:
         self._optimizers, self._hooks = dict[Optimizer, None](), ExitStack()
 
     def __enter__(self) -> ModuleWatch:
+        self._hooks.enter_context(patch.object(Accelerated, "in_step", True))
         for hook in (
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
@@ -222,53 +209,6 @@ class ModuleWatch:
                     yield f"{parameters[id(parameter)][0]}.{name}", "optimizer_state", value
 
 
-def _is_cuda(value: Any) -> bool:
-    """Tell whether a value names CUDA."""
-    return isinstance(value, str | torch.device) and bool(_CUDA.fullmatch(str(value)))
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return a value, or "cpu" if it names CUDA."""
-    return "cpu" if _is_cuda(value) else value
-
-
-_ON_CUDA = WeakSet[torch.UntypedStorage]()
-"""Storages that code asked to be on CUDA, or that were made of such."""
-
-
-class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
-    is_asked = False  # whether the code asked for CUDA, or was given what is there
-
-    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
-            return func(*args, **(kwargs or {}))
-        given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
-        is_there = func is torch.Tensor.cuda or any(map(_is_cuda, values))
-        is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
-        self.is_asked |= is_there
-        made = self._call(func, tuple(map(_on_cpu, args)), {k: _on_cpu(v) for k, v in (kwargs or {}).items()}, given)
-        if is_there:
-            _ON_CUDA.update(tensor.untyped_storage() for tensor in tensors(made))
-        return made
-
-    def _call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
-        if func is torch.Tensor.cuda:
-            return args[0]
-        are_real = given and not any(isinstance(tensor, FakeTensor) or tensor.requires_grad for tensor in given)
-        if func is torch.linspace or (are_real and max(tensor.numel() for tensor in given) <= _FEW):
-            with unset_fake_temporarily():
-                return func(*args, **kwargs)
-        if not self.is_asked:
-            return func(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
-        if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
-            halves = (torch.bfloat16, torch.float16)
-            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in halves else x, (args, kwargs))
-        return func(*args, **kwargs)
-
-
 class _OneMode(FakeTensorMode):  # type: ignore[misc]
     """A mode that a copy of a fake tensor shares: under one of its own, its views had storages of their own."""
 
@@ -286,7 +226,7 @@ def mode() -> FakeTensorMode:
 def fake_mode(ranks: int | None = None) -> Iterator[None]:
     """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as the first of `ranks`."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
-    accelerated, overrides = _Accelerated(), torch.overrides.has_torch_function
+    accelerated, overrides = Accelerated(), torch.overrides.has_torch_function
     run_backward = torch.autograd._engine_run_backward
 
     def swap_unheld(tensor: Any, other: Any) -> None:
@@ -296,8 +236,8 @@ def fake_mode(ranks: int | None = None) -> Iterator[None]:
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
         """Cast on the CPU, by default to the type of the device that is asked for."""
-        accelerated.is_asked |= _is_cuda(device_type) and options.get("enabled", True)  # a checkpoint disables it
-        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
+        accelerated.is_asked |= is_cuda(device_type) and options.get("enabled", True)  # a checkpoint disables it
+        make(self, on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
 
     def backward(*given: Any, **options: Any) -> Any:
         """Run backward, and what a checkpoint runs again there: PyTorch calls it without the mode."""
@@ -324,7 +264,7 @@ def fake_mode(ranks: int | None = None) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(alone(ranks))
-        stack.enter_context(accelerated)
+        stack.enter_context(accelerated.hooked())
         stack.enter_context(mode())
         yield
 
@@ -340,7 +280,7 @@ def _fake(tensor: Any) -> Any:
         return tensor
     if tensor.device.type == "cpu":
         return mode().from_tensor(tensor, static_shapes=True)
-    device = tensor.device if _is_cuda(tensor.device) else "cpu"
+    device = tensor.device if is_cuda(tensor.device) else "cpu"
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
