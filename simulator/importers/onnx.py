@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from simulator import inputs
-from simulator.errors import ConfigError, insist
+from simulator.errors import ConfigError, import_extra, insist
 from simulator.graph_builder import OpFields
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, Storage, short
@@ -36,12 +35,18 @@ def _sums(equation: str, _: _Shape, *given: _Shape) -> int:
     return 2 * prod(sizes.values()) if len(terms) > 1 else 0
 
 
+def _pairs(_: str, made: _Shape, query: _Shape, key: _Shape, *more: _Shape) -> int:
+    """Count the products of each query with the keys, those of the cache included, and of their weights with values."""
+    cached = more[2][-2] if len(more) > 2 and more[2] else 0
+    return 2 * (key[-2] + cached) * (prod(query) + prod(made))
+
+
 # Kind of a node -> FLOPs, of its equation and the shapes of its first output and of its inputs.
 _FLOPS: Mapping[str, Callable[..., int]] = {
     **dict.fromkeys(("MatMul", "MatMulInteger", "QLinearMatMul"), lambda _, made, rows, *__: 2 * prod(made) * rows[-1]),
     **dict.fromkeys(("Conv", "ConvInteger"), lambda _, made, __, kernel, *___: 2 * prod(made) * prod(kernel[1:])),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda _, __, x, w, r, *___: 2 * x[0] * x[1] * (prod(w) + prod(r))),
-    "Attention": lambda _, made, query, key, *__: 2 * key[-2] * (prod(query) + prod(made)),
+    "Attention": _pairs,
     "ConvTranspose": lambda _, __, given, kernel, *___: 2 * prod(given) * prod(kernel[1:]),
     "Einsum": _sums,
     "Gemm": lambda _, made, rows, *__: 2 * prod(rows) * made[-1],
@@ -65,23 +70,19 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
         If onnx is not installed, the file is wrong, or not all sizes are known.
     """
     path, where = Path(source), inputs.shown(Path(source))
-    try:
-        onnx: Any = import_module("onnx.inliner") and import_module("onnx")
-    except ImportError as error:
-        must, do = "a model in ONNX is read where onnx is installed", 'run: pip install "hosim[onnx]"'
-        raise ConfigError("hosim.read_onnx", must, str(error), do) from None
+    install = 'run: pip install "hosim[onnx]"'
+    onnx, inliner = import_extra("hosim.read_onnx", "a model in ONNX is read by onnx", install, "onnx", "onnx.inliner")
     data = inputs.whole(path, _MOST_BYTES)
     inputs.data_only(data[:8], path)
     try:
         model = onnx.ModelProto.FromString(data)
         _set_sizes(model.graph, dim, where)
-        graph = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model), data_prop=True).graph
+        graph = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(model), data_prop=True).graph
         recording = _Nodes(graph, onnx.TensorProto.DataType.Name, where).recording
-    except ConfigError:
-        raise
     except Exception as error:
         must, do = "onnx reads the file, and infers its sizes", "export it again, or look into it with onnx.checker"
-        raise ConfigError(where, must, f"{type(error).__name__}: {error}", do) from None
+        wrong = ConfigError(where, must, f"{type(error).__name__}: {error}", do)
+        raise error if isinstance(error, ConfigError) else wrong from None
     recording.derived.append("FLOPs are those of products, convolutions, recurrent layers, and attention of all pairs.")
     recording.derived += [f"Sizes that the file leaves open: {', '.join(dim)}."] if dim else []
     return recording.imported(path, "The model")
@@ -89,26 +90,29 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
 
 def _set_sizes(graph: Any, dim: tuple[str, ...], where: str) -> None:
     """Set the sizes that a file leaves open, and forget the values of weights."""
-    given = dict[str, str](text.rpartition("=")[::2] for text in dim)
-    odd = next((f"{key}={size}" for key, size in given.items() if not (size.isdecimal() and len(size) < 10)), None)
+    odd = next((text for text in dim if not re.fullmatch(r".+=\d{1,9}", text)), None)
     insist(odd is None, "--dim", "a size is written batch=8", repr(odd))
+    given, used, asked = dict[str, str](text.rpartition("=")[::2] for text in dim), set[str](), dict[str, None]()
     for tensor in graph.initializer:
         if prod(tensor.dims) > _FEW_BYTES:
             tensor.ClearField("raw_data")
-    weights, used, asked = {tensor.name for tensor in graph.initializer}, set[str](), dict[str, None]()
+    weights = {tensor.name for tensor in graph.initializer}
     for infos in (graph.input, graph.value_info, graph.output):
-        for info in infos:
-            for axis, size in enumerate(info.type.tensor_type.shape.dim):
-                key = size.dim_param or f"{info.name}.{axis}"
-                if not size.HasField("dim_value") and key in given:
-                    size.dim_value = int(given[key])
-                    used.add(key)
-                elif not size.HasField("dim_value") and infos is graph.input and info.name not in weights:
-                    asked[key] = None
+        for info, axis, size in [(each, *pair) for each in infos for pair in enumerate(_sizes(each))]:
+            key = size.dim_param or f"{info.name}.{axis}"
+            if not size.HasField("dim_value") and key in given:
+                size.dim_value = int(given[key])
+                used.add(key)
+            elif not size.HasField("dim_value") and infos is graph.input and info.name not in weights:
+                asked[key] = None
     do = f"say them: --dim {' --dim '.join(f'{key}=8' for key in asked)}"
     insist(not asked, where, "all sizes of inputs are known", f"{', '.join(asked)} open", do)
     odd = ", ".join(sorted(given.keys() - used))
     insist(not odd, "--dim", "the file leaves that size open", odd, "correct its name")
+
+
+def _sizes(info: Any) -> Any:
+    return info.type.tensor_type.shape.dim
 
 
 class _Nodes:
@@ -119,10 +123,9 @@ class _Nodes:
         self._storages, self._sizes = dict[str, Storage](), set[str]()
         self._types, self._shapes = dict[str, str](), dict[str, list[int]]()
         for info in (*graph.input, *graph.value_info, *graph.output):
-            tensor = info.type.tensor_type
-            if tensor.HasField("shape") and all(size.HasField("dim_value") for size in tensor.shape.dim):
-                self._types[info.name] = type_name(tensor.elem_type)
-                self._shapes[info.name] = [size.dim_value for size in tensor.shape.dim]
+            if info.type.tensor_type.HasField("shape") and all(size.HasField("dim_value") for size in _sizes(info)):
+                self._types[info.name] = type_name(info.type.tensor_type.elem_type)
+                self._shapes[info.name] = [size.dim_value for size in _sizes(info)]
         for tensor in graph.initializer:
             self._types[tensor.name], self._shapes[tensor.name] = type_name(tensor.data_type), [*tensor.dims]
             self._add_constant(tensor.name)
@@ -184,7 +187,7 @@ class _Nodes:
         dtype = next((_DTYPES[start] for type_ in types for start in _DTYPES if type_.startswith(start)), "fp32")
         equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
         count = _FLOPS.get(node.op_type)
-        flops = count(equation, *(self._shapes[name] for name in (made[0], *given))) if count else 0
+        flops = count(equation, *(self._shapes.get(name, ()) for name in (made[0], *node.input))) if count else 0
         kind = "attention" if node.op_type == "Attention" else "matmul" if flops else "vector"
         more = OpFields(read_bytes=read_bytes, write_bytes=write_bytes, dtype=dtype, flops=flops, op_class=kind)
         return Event(short(node.name.strip("/") or node.op_type), reads, writes, more)

@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -305,7 +306,11 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
     if met := sum(map(len, next(iter(record.groups.values()), []))):
-        derived.append(f"All {met:,} ranks do what the first does; where they share data, batch is that of each.")
+        shares = prod(record.shares.values())
+        derived.append(
+            f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."
+        )
+        record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):

@@ -41,10 +41,12 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 # Ops that update the running statistics that they are given, which their schema does not say, if what follows those (to
 # train, or a momentum) is not zero.
 UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
-# How FSDP copies shards into what is gathered, which it does not say that it writes, and weights out of that.
-_COPY_IN, _COPY_OUT = "fsdp.all_gather_copy_in.default", "fsdp.split_with_sizes_copy.default"
+# FSDP's copy of shards into what is gathered, which it does not say that it writes.
+_COPY_IN = "fsdp.all_gather_copy_in.default"
 # A copy to the host: what it reads is brought there, which takes the time.
 _OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
+# Ops that make a sparse tensor with the entries of another one, of which there are none under fake tensors.
+_OF_ENTRIES = frozenset((_aten.clone, _aten._coalesce, _aten.sparse_mask))
 # Phases with caches.
 _CACHED = ("prefill", "decode")
 # Sequence numbers to look back from a backward node for the op that made it.
@@ -144,7 +146,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.batch = batch_of(*inputs)
         self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
         self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
-        self._last, self.groups, self._events = "optimizer", dict[str, list[list[int]]](), list[Storage]()
+        self.shares = dict[str, int]()  # groups that reduce gradients of samples that each rank has alone
+        self._last, self.groups = "optimizer", dict[str, list[list[int]]]()
+        self._ranges, self._copied_out = list[str](), 0  # names of profiler ranges; where ops gather that come later
         self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
         self._inputs, self.phase, self.replaced = inputs, phase, dict[Storage, int]()
         caches = [
@@ -230,8 +234,11 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             changed += tensors(args[3:5])
         if str(func) == _COPY_IN:
             changed += tensors(made[:1])
+        if func.namespace == "profiler":
+            self._ranges = [*self._ranges, str(args[0])] if isinstance(args[0], str) else self._ranges[:-1]
         ops_before = len(self.calls)
-        if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
+        asks = func.namespace != "aten" or func._overloadpacket is _aten.is_coalesced  # for a device, or a shape
+        if outs or changed or (given and not asks):
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         self.called(func, given, outs, is_op=len(self.calls) > ops_before)
         return made
@@ -240,6 +247,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Call a function of PyTorch, which is given these tensors."""
         if func._overloadpacket in (RECURRENT, RECURRENT_BACK) and isinstance(given[0], FakeTensor):
             return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
+        kept = next((arg for arg in reversed(args) if isinstance(arg, FakeTensor) and arg.is_sparse), None)
+        if kept is not None and func._overloadpacket in _OF_ENTRIES:
+            parts = (torch.empty_like(part) for part in tensors([kept]))
+            return torch.sparse_coo_tensor(*parts, kept.shape, check_invariants=False)
         made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
         if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
             self._storage(made, "constant", "input", persistent=True)
@@ -287,36 +298,42 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        work = _OF_HOST if is_copy else numbers(ran, sources, self._each)
-        self.calls.append(Event(name, *used, {"phase": phase, **work}))
+        op = Event(name, *used, {"phase": phase, **(_OF_HOST if is_copy else numbers(ran, sources, self._each))})
+        self.calls.insert(self._place(phase), op)
         if ran.func.namespace not in ("aten", "prims"):
-            self._meet(ran, self.calls[-1], site.line or name)
+            self._meet(ran, op, site.line or name)
         must = f"a step has at most {LARGEST_RUN // 2:,} ops"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", "capture a smaller one")
 
     def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
-        """Make an op a collective, if it is one; let FSDP gather on streams of its own, after an event.
+        """Make an op a collective, if it is one."""
+        if (meeting := met(ran.func, ran.args, where)) is None:
+            return
+        (kind, group, ranks), is_backward = meeting, op.more["phase"] == "backward"
+        self.groups.setdefault(group, blocks(number(), ranks))
+        if is_backward and "reduce" in kind and ran.func.namespace == "c10d":  # of FSDP or DDP
+            self.shares[group] = len(ranks)
+        got = [*ran.changed, *ran.new]
+        sent = [tensor for tensor in ran.given if all(tensor is not other for other in got)]
+        size_bytes = max(sum(map(touched, sent)), sum(map(touched, got)))
+        op.is_collective, op.more["collective"] = True, Collective(kind, group, size_bytes)
+        for bucket in op.writes if is_backward else ():
+            bucket.kind = "gradient" if bucket.kind == "input" else bucket.kind
 
-        That is that it has copied out the unit before; forward, where none is gathered ahead, the one before that
-        (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+    def _place(self, phase: str) -> int:
+        """Return where an op stands: last, but where FSDP gathers forward, when the unit before has been copied out.
+
+        So it is on CUDA, where the host runs ahead: a gather waits for the copy out of the unit before the one that
+        computes (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13,
+        torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Backward, FSDP itself gathers ahead.
         """
-        is_backward, func = op.more["phase"] == "backward", str(ran.func)
-        if meeting := met(ran.func, ran.args, where):
-            kind, group, ranks = meeting
-            self.groups.setdefault(group, blocks(number(), ranks))
-            got = [*ran.changed, *ran.new]
-            sent = [tensor for tensor in ran.given if all(tensor is not other for other in got)]
-            size_bytes = max(sum(map(touched, sent)), sum(map(touched, got)))
-            op.is_collective, op.more["collective"] = True, Collective(kind, group, size_bytes)
-            for bucket in op.writes if is_backward else ():
-                bucket.kind = "gradient" if bucket.kind == "input" else bucket.kind
-        if func == _COPY_IN:
-            op.more["stream"] = 1
-            op.reads |= dict.fromkeys(self._events[-1:] if is_backward else self._events[-2:-1])
-        elif func == _COPY_OUT:
-            self._events.append(Storage(0, "workspace", is_written=True, name=f"{op.name}.event"))
-            self.died[self._events[-1]] = 0
-            op.writes[self._events[-1]] = None
+        doing = self._ranges[-1] if self._ranges else ""
+        if doing.startswith("FSDP::all_gather ") and phase == "forward" and self._copied_out:
+            self._copied_out += 1
+            return self._copied_out - 1
+        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and phase == "forward"
+        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if phase == "forward" else 0
+        return len(self.calls)
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:
         """Return the reason why a call is no op of the graph; empty if it is one."""

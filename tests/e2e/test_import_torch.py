@@ -79,6 +79,14 @@ def word_loss():
 def ends():
     raise SystemExit("the code ends")
 
+def sharded():
+    import os
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group("nccl")
+    assert (os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]) == ("0", "8")
+    model = Model().to(torch.bfloat16)
+    return fully_shard(model), torch.randn(32, 64, dtype=torch.bfloat16), {"optimizer": torch.optim.AdamW}
+
 def prints():
     print("from the function")
     class Late(Model):
@@ -115,6 +123,29 @@ def test_a_function_becomes_a_graph_that_runs(hosim, mine):
     assert (done.code, done.err) == (0, "")
     assert "static  ok " in done.out
     assert "samples/s" in done.out  # of its 32 rows
+
+
+@NEEDS_TORCH
+def test_a_step_of_several_ranks_runs_on_them(hosim, mine):
+    done = hosim("import", "torch", "mine_steps:sharded", "--ranks", "8", "-o", "mine.yaml")
+    assert (done.code, done.err) == (0, "")
+    assert "  All 8 ranks do what the first does; 8 of them reduce gradients of their samples." in done.out.splitlines()
+    done = hosim("run", "--hardware", "dgx_h100", "--workload", "mine.yaml", "--policy", "resident")
+    assert (done.code, done.err) == (0, "")
+    assert "in 8 ranks" in done.out
+    done = hosim("import", "torch", "mine_steps:alone", "-o", "alone.yaml")  # the ranks are gone
+    assert "ranks" not in done.out
+
+
+@NEEDS_TORCH
+def test_an_exported_program_is_imported_or_refused_in_one_line(hosim, mine):
+    (mine / "mine.pt2").write_bytes(b"PK")
+    done = hosim("import", "torch", "mine.pt2", "-o", "mine.yaml")
+    assert done.code == 1
+    assert done.err.startswith("hosim: mine.pt2: torch.export.load reads the file, found BadZipFile")
+    assert done.err.count("\n") == 1
+    done = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.pt2")
+    assert "run `hosim import torch mine.pt2 -o mine.yaml`" in done.err
 
 
 @pytest.mark.slow

@@ -131,6 +131,14 @@ def test_arithmetic_is_a_closed_form(kind, tmp_path):
     assert op.write_bytes > 0
 
 
+def test_attention_meets_the_keys_of_its_cache(tmp_path):
+    given = [value(name, [1, 2, rows, 8]) for name, rows in (("q", 1), ("k", 1), ("v", 1), ("pk", 31), ("pv", 31))]
+    node = helper.make_node("Attention", ["q", "k", "v", "", "pk", "pv"], ["y", "nk", "nv"])
+    (op,) = hosim.read_onnx(saved(tmp_path, [node], given, [value(name, None) for name in ("y", "nk", "nv")])).graph.ops
+    assert op.flops == 2 * 2 * 32 * 2 * 8
+    assert op.write_bytes == 4 * 2 * 8 * (1 + 32 + 32)
+
+
 def test_quantized_weights_have_their_bits(tmp_path):
     nodes = [
         helper.make_node("DequantizeLinear", ["packed", "scale"], ["w"], axis=0, block_size=32),

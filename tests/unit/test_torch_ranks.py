@@ -11,7 +11,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
@@ -43,11 +43,11 @@ def layers():
     return nn.Sequential(*(Layer() for _ in range(LAYERS))).to(torch.bfloat16)
 
 
-def sharded(model=None, mesh=None):
+def sharded(model=None, mesh=None, **more):
     model = model or layers()
     for layer in model:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **more)
+    return fully_shard(model, mesh=mesh, **more)
 
 
 def tensor_parallel(mesh=None, layout=None):
@@ -158,19 +158,19 @@ def test_fsdp_meets_as_zero_3_of_hosim_does():
     assert ours.arithmetic == found.graph.arithmetic
 
 
-def test_fsdp_gathers_a_layer_while_the_one_before_it_computes():
-    graph = captured(sharded)[0].graph
-    ids = {op.name: index for index, op in enumerate(graph.ops)}
-    copies_in = [op for op in graph.ops if "all_gather_copy_in" in op.name]
-    assert {op.stream for op in copies_in} == {1}
-    waits = [
-        next((graph.tensors[t].name for t in op.reads if graph.tensors[t].name.endswith(".event")), "")
-        for op in copies_in
-    ]
-    forward = ["", "", "0/fwd/split_with_sizes_copy.event", "1/fwd/split_with_sizes_copy.event"]
-    assert waits[:LAYERS] == forward
-    assert all("/split_with_sizes_copy" in wait for wait in waits[LAYERS:])
-    assert "3/fwd/all_gather_copy_in" in ids
+@pytest.mark.parametrize("policy", [None, MixedPrecisionPolicy(param_dtype=torch.bfloat16)])
+def test_fsdp_gathers_a_layer_while_the_one_before_it_computes(policy):
+    def make():
+        return sharded(layers().float(), **({"mp_policy": policy} if policy else {}))
+
+    graph = captured(make)[0].graph
+    names = [op.name.partition("@")[0] for op in graph.ops if op.phase == "forward" and not op.name.startswith("step")]
+    gather = ["_foreach_copy_", "all_gather_copy_in", "_allgather_base_"][policy is None :]
+    for layer in range(LAYERS - 1):
+        place = names.index(f"{layer}/fwd/split_with_sizes_copy")
+        ahead = [f"{layer + 1}/fwd/{part}" for part in gather]
+        assert names[place + 1 : place + 1 + len(ahead)] == ahead
+    assert names.index("1/fwd/all_gather_copy_in") < names.index("0.up/fwd/mm")
 
 
 def test_tensor_parallel_layers_add_up_what_they_make():
@@ -210,9 +210,12 @@ def test_two_axes_meet_apart():
     assert ((0, 1, 2, 3), (4, 5, 6, 7)) in members
 
 
-@pytest.mark.parametrize("make", [sharded, tensor_parallel, replicated, both])
-def test_what_was_captured_runs_on_as_many_ranks(make, tmp_path):
-    captured(make)[0].write(tmp_path / "mine.yaml")
+@pytest.mark.parametrize(("make", "shares"), [(sharded, 8), (tensor_parallel, 1), (replicated, 8), (both, 2)])
+def test_what_was_captured_runs_on_as_many_ranks(make, shares, tmp_path):
+    made = captured(make)[0]
+    made.write(tmp_path / "mine.yaml")
+    assert made.workload.batch == ROWS * shares
+    assert any(f"All 8 ranks do what the first does; {shares} of them" in sentence for sentence in made.derived)
     found = hosim.run(hardware="dgx_h100", workload=tmp_path / "mine.yaml", policies=["resident", "static"])
     rows = found.summary
     assert set(rows["status"]) == {"ok"}
@@ -228,6 +231,11 @@ def test_what_is_not_alike_on_all_ranks_is_refused_by_name():
         model, x = nn.Linear(8, 8), torch.randn(4, 8)
     with pytest.raises(ConfigError, match=r"test_torch_ranks\.py:\d+: all ranks .* do the same, found send, of one"):
         hosim.torch.capture(step, x)
+
+
+def test_weights_that_lie_on_the_host_are_refused():
+    with pytest.raises(ConfigError, match="what FSDP shares lies on the device, found CPUOffloadPolicy"):
+        captured(lambda: sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)))
 
 
 def test_ranks_that_are_there_are_not_called(tmp_path, monkeypatch):
