@@ -107,8 +107,9 @@ def _experts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> tuple[to
 def _parts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> dict[int, int]:
     """Return how many bytes an op touches of a tensor, by its id, where that is a part; `each` as for `_experts`."""
     packet, args = ran.packet, ran.args
-    if found := _experts(ran, each):
-        return {id(found[0]): touched(found[0]) // len(found[0]) * found[1]}
+    if taken := _experts(ran, each):
+        experts, some = taken
+        return {id(experts): touched(experts) // len(experts) * some}
     if packet in _PICKS:
         most = sum(map(touched, ran.new))
     elif packet in _OF_ROWS and getattr(args[1], "is_sparse", False):
