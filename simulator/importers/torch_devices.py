@@ -52,17 +52,19 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
 
     Attributes
     ----------
-    in_step, to_host
-        Whether a step runs; whether what runs now copies to the host.
+    in_step, in_update, to_host
+        Whether a step runs; an optimizer, for which each value that it asks for is 1; a copy to the host.
     is_asked
         Whether the code asked for CUDA, or was given what is there.
     """
 
-    in_step = to_host = is_asked = False
+    in_step = in_update = to_host = is_asked = False
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
             return func(*args, **(kwargs or {}))
+        if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__):
+            return 1.0
         given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
         is_there = func is torch.Tensor.cuda or any(map(is_cuda, values))
         is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))

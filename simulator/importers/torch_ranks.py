@@ -28,12 +28,12 @@ from simulator.importers.recordings import collective_kind
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Iterate over the tensors in nested containers; of one that several ranks share, over what this rank holds."""
+    """Iterate over the tensors in nested containers: this rank's, the parts of sparse ones."""
     for value in tree_leaves(values):
         if is_traceable_wrapper_subclass(value):
             yield from tensors([getattr(value, part) for part in value.__tensor_flatten__()[0]])
         elif isinstance(value, torch.Tensor):
-            yield value
+            yield from (value._indices(), value._values()) if value.is_sparse else (value,)
 
 
 def runs_backward(frame: FrameType | None) -> bool:

@@ -45,6 +45,8 @@ UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miop
 _COPY_IN = "fsdp.all_gather_copy_in.default"
 # A copy to the host: what it reads is brought there, which takes the time.
 _OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
+# Ops that make a sparse tensor with the entries of another one, of which there are none under fake tensors.
+_OF_ENTRIES = frozenset((_aten.clone, _aten._coalesce, _aten.sparse_mask))
 # Phases with caches.
 _CACHED = ("prefill", "decode")
 # Sequence numbers to look back from a backward node for the op that made it.
@@ -235,7 +237,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if func.namespace == "profiler":
             self._ranges = [*self._ranges, str(args[0])] if isinstance(args[0], str) else self._ranges[:-1]
         ops_before = len(self.calls)
-        if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
+        asks = func.namespace != "aten" or func._overloadpacket is _aten.is_coalesced  # for a device, or a shape
+        if outs or changed or (given and not asks):
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         self.called(func, given, outs, is_op=len(self.calls) > ops_before)
         return made
@@ -244,6 +247,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Call a function of PyTorch, which is given these tensors."""
         if func._overloadpacket in (RECURRENT, RECURRENT_BACK) and isinstance(given[0], FakeTensor):
             return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
+        kept = next((arg for arg in reversed(args) if isinstance(arg, FakeTensor) and arg.is_sparse), None)
+        if kept is not None and func._overloadpacket in _OF_ENTRIES:
+            parts = (torch.empty_like(part) for part in tensors([kept]))
+            return torch.sparse_coo_tensor(*parts, kept.shape, check_invariants=False)
         made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
         if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
             self._storage(made, "constant", "input", persistent=True)

@@ -165,10 +165,10 @@ class ModuleWatch:
 
     def _enter_update(self, optimizer: Optimizer, *_: object) -> None:
         self._optimizers[optimizer] = None
-        self.in_update = True
+        self.in_update = Accelerated.in_update = True
 
     def _leave_update(self, *_: object) -> None:
-        self.in_update = False
+        self.in_update = Accelerated.in_update = False
 
     def is_update(self, frame: FrameType | None) -> bool:
         """Tell whether an optimizer runs, or a caller between this frame and the user's code clips gradients for it."""
