@@ -24,8 +24,8 @@ _MOST_BYTES = 2_147_483_647  # of protocol buffers
 _FEW = 128  # so many whole numbers are sizes or axes, perhaps
 _MOST_ROUNDS = 200  # of computing sizes and inferring more: a layer asks for a few
 _COMPUTES_SIZES = """
-    Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Greater Less Max Min Mod Mul Neg Not Range ReduceProd
-    Reshape Shape Size Slice Sqrt Squeeze Sub Unsqueeze Where
+    Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Greater Less Max Min Mod Mul Neg Not Range
+    ReduceProd Reshape Shape Size Slice Sqrt Squeeze Sub Unsqueeze Where
 """
 _HOST = frozenset(_COMPUTES_SIZES.split())
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
@@ -127,11 +127,11 @@ def _sizes(info: Any) -> Any:
 
 def _shapes(graph: Any) -> dict[str, list[int]]:
     """Return the shapes that are known, by the name of the value."""
-    infos = [
-        info for info in (*graph.input, *graph.value_info, *graph.output) if info.type.tensor_type.HasField("shape")
-    ]
-    known = [info for info in infos if all(size.HasField("dim_value") for size in _sizes(info))]
-    return {info.name: [size.dim_value for size in _sizes(info)] for info in known}
+    return {
+        info.name: [size.dim_value for size in _sizes(info)]
+        for info in (*graph.input, *graph.value_info, *graph.output)
+        if info.type.tensor_type.HasField("shape") and all(size.HasField("dim_value") for size in _sizes(info))
+    }
 
 
 def _inferred(onnx: Any, model: Any) -> tuple[Any, set[str]]:
@@ -148,7 +148,7 @@ def _inferred(onnx: Any, model: Any) -> tuple[Any, set[str]]:
             left.append(node)
             is_small = prod(shapes.get(node.output[0], [_FEW + 1])) <= _FEW
             if node.op_type in _HOST and is_small and all(value is not None for value in given.values()):
-                with suppress(Exception):  # then its sizes stay unknown
+                with suppress(Exception), np.errstate(all="ignore"):  # then its sizes stay unknown
                     (value,) = onnx.reference.ReferenceEvaluator(node).run(None, given)
                     model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), node.output[0]))
                     values[node.output[0]] = value
