@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -55,7 +55,7 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
     Attributes
     ----------
     in_step, in_update, to_host
-        Whether a step runs; an optimizer, for which each value that it asks for is 1; a copy to the host.
+        Whether a step runs; an optimizer, for which a value that is not known is 1; a copy to the host.
     is_asked
         Whether the code asked for CUDA, or was given what is there.
     """
@@ -66,6 +66,8 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
         if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
             return func(*args, **(kwargs or {}))
         if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__):
+            with suppress(DataDependentOutputException):
+                return func(*args)
             return 1.0
         given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
         is_there = func is torch.Tensor.cuda or any(map(is_cuda, values))
