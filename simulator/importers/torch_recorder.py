@@ -298,16 +298,16 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.copied += node is not None and node.name().endswith("CopySlices")
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
-        op = Event(name, *used, {"phase": phase, **(_OF_HOST if is_copy else numbers(ran, sources, self._each))})
-        self.calls.insert(self._place(phase), op)
-        if ran.func.namespace not in ("aten", "prims"):
-            self._meet(ran, op, site.line or name)
+        work = _OF_HOST if is_copy else numbers(ran, sources, self._each)
+        self._enter(ran, Event(name, *used, {"phase": phase, **work}), site.line or name)
         must = f"a step has at most {LARGEST_RUN // 2:,} ops"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", "capture a smaller one")
 
-    def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
-        """Make an op a collective, if it is one."""
-        if (meeting := met(ran.func, ran.args, where)) is None:
+    def _enter(self, ran: DispatchedOp, op: Event, where: str) -> None:
+        """Put an op in its place; make it a collective, if it is one."""
+        self.calls.insert(self._place(op.more["phase"]), op)
+        meeting = None if ran.func.namespace in ("aten", "prims") else met(ran.func, ran.args, where)
+        if meeting is None:
             return
         (kind, group, ranks), is_backward = meeting, op.more["phase"] == "backward"
         self.groups.setdefault(group, blocks(number(), ranks))
@@ -327,12 +327,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         computes (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13,
         torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Backward, FSDP itself gathers ahead.
         """
-        doing = self._ranges[-1] if self._ranges else ""
-        if doing.startswith("FSDP::all_gather ") and phase == "forward" and self._copied_out:
+        doing, is_forward = self._ranges[-1] if self._ranges else "", phase not in ("backward", "update")
+        if doing.startswith("FSDP::all_gather ") and is_forward and self._copied_out:
             self._copied_out += 1
             return self._copied_out - 1
-        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and phase == "forward"
-        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if phase == "forward" else 0
+        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and is_forward
+        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if is_forward else 0
         return len(self.calls)
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:
