@@ -84,6 +84,21 @@ def test_a_sparse_gradient_has_the_rows_that_were_taken_and_no_others_are_update
     assert {op.read_bytes for op in large} == {2 * rows + 8 * TAKEN}
 
 
+def test_a_value_that_is_known_is_what_it_is():
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            (parameter,) = self.param_groups[0]["params"]
+            self.state[parameter].setdefault("step", torch.tensor(0.0)).add_(1)
+            counted.append((self.state[parameter]["step"].item(), parameter.sum().item()))
+
+    counted = []
+    with hosim.torch.fake():
+        model, x = nn.Linear(8, 8, bias=False), torch.randn(2, 8)
+        optimizer = Counting(model.parameters(), 0.1)
+    hosim.torch.capture(step_of(model, optimizer), x)
+    assert counted == [(1.0, 1.0), (2.0, 1.0)]
+
+
 def test_conditions_on_values_in_an_optimizer_are_refused():
     class Wary(torch.optim.SGD):
         def step(self, closure=None):
