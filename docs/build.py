@@ -63,6 +63,7 @@ _ROWS = {
     "run": "every row",
     "rank": "rows that ran to their end",
     "ranks": "jobs of several ranks",
+    "chosen": "rows whose ops read dynamically",
     "bound": "rows with a lower bound",
     "addresses": "rows with addresses",
     "table": "tables of several rows",

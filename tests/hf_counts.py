@@ -106,18 +106,18 @@ def row_of(name: str) -> Row:
                 parts["encoder"] = hosim.read_hf(folder, phase="train", sequence=64, part="encoder")
         except ConfigError as error:
             return Row(name, "refused", note=reason(error))
-    counted = {part: parameters(found.workload) or (0, 0) for part, found in parts.items()}
-    total = sum(every for every, _ in counted.values())
-    told = ", ".join(text for found in parts.values() for text in found.dropped if not text.endswith("decoder)"))
+    counted = {part: (parameters(found.workload) or (0, 0))[0] for part, found in parts.items()}
+    told = ", ".join(text for found in parts.values() for text in found.dropped if " " in text)
     try:
         module = module_of(name, config)
         modules = parts_of(config, module)
     except Exception as error:
-        return Row(name, "read", total, note=f"transformers cannot build it: {type(error).__name__}")
-    right = sum(parameters_of(modules[part]) for part in parts if part in modules)
+        return Row(name, "read", sum(counted.values()), note=f"transformers cannot build it: {type(error).__name__}")
+    total = sum(counted[part] for part in modules)
+    right = sum(map(parameters_of, modules.values()))
     if total == right:
         return Row(name, "exact", total, right)
-    return Row(name, "differs", total, right, told if " " in told else "")
+    return Row(name, "differs", total, right, told)
 
 
 def reason(error: ConfigError) -> str:

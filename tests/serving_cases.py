@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from simulator.builders import CachedLayers
 from simulator.hardware import ServingHost
 from simulator.reach import Reach
 from simulator.scenario import KvTier
 from simulator.serving.blocks import Rooms
+from simulator.serving.data_ranks import together
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
 from simulator.workload import Request, Requests
@@ -110,11 +113,12 @@ class Told:
     Compute waits 1 ns for a token that is copied in, and stores of 1 B and 1 ns a token go on after the last op.
     """
 
-    def __init__(self, reaches=(), engine=None):
-        self.works, self.reaches, self.engine = [], reaches, engine or ServingHost()
+    def __init__(self, reaches=(), engine=None, data=1):
+        self.works, self.reaches, self.engine, self.data = [], reaches, engine or ServingHost(), data
 
-    def of(self, work):
-        self.works.append(work)
+    def of(self, *each):
+        self.works += each
+        work = together(each)
         loads, stores = (sum(sum(tokens) for _, tokens in copies) for copies in (work.loads, work.stores))
         took_ns = 100 * work.decoding + 10 * work.reading + loads + stores
         spent = dict.fromkeys((f"wait_{cause}_ns" for cause in CAUSES), 0) | {"wait_transfer_ns": loads}
@@ -138,12 +142,25 @@ def told(
     groups: tuple[CachedLayers, ...] = (CachedLayers(Reach(), 1),),
     kept: tuple[KvTier, ...] = (),
     engine: ServingHost | None = None,
+    data: int = 1,
     **more,
 ) -> tuple[Story, Told]:
     """Serve requests by iterations that take a time told by hand; `more` is of the workload's requests."""
     asked = Requests.model_construct(block=block, max_sequences=max_sequences, max_tokens=max_tokens, **more)
     names = ("hbm", "ddr", "pool")[: len(rooms)]
-    replays = Told([group.reach for group in groups if group.reach != Reach()], engine)
+    replays = Told([group.reach for group in groups if group.reach != Reach()], engine, data)
     found = Rooms(names, tuple(room * block for room in rooms), keeps, groups, kept)
     story = serve_row("told", replays, found, asked, requests, lambda *_: None)
     return story, replays
+
+
+@st.composite
+def crowds(draw):
+    """Requests in the order in which they come; prompts may share prefixes."""
+    found, now = [], 0
+    for _ in range(draw(st.integers(1, 12))):
+        now += draw(st.sampled_from([0, 0, 50, 400, 3000]))
+        prompt = draw(st.integers(1, 40))
+        tokens = draw(st.integers(0, prompt))
+        found.append(Request(now, prompt, draw(st.integers(1, 6)), draw(st.integers(0, 2)), tokens))
+    return found

@@ -248,13 +248,12 @@ class CachedLayers(NamedTuple):
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
-def cached_layers(model: DecoderModel, dtypes: Dtypes, tensor: int = 1) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model, on one of so many tensor ranks."""
+def cached_layers(model: DecoderModel, dtypes: Dtypes, ranks: int = 1) -> tuple[CachedLayers, ...]:
+    """Return what one of so many tensor ranks keeps of a sequence in the layers of a model."""
     by_reach = Counter[Reach]()
     for (attention, _), layers in model.kinds.items():
-        for part in parts_of(attention):
-            by_reach[Reach.of(part)] += layers * kept_bytes(part.of_one(tensor), dtypes)
-    by_reach -= Counter()  # without those that keep nothing
+        for part in parts_of(attention.of_one(ranks)):
+            by_reach[Reach.of(part)] += layers * kept_bytes(part, dtypes)
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 

@@ -1,4 +1,4 @@
-"""Inference on one rank: read prompts (``prefill``), whole or in chunks, or add tokens to sequences (``decode``).
+"""Inference: read prompts (``prefill``), whole or in chunks, or add tokens to sequences (``decode``).
 
 Prefill runs ``batch`` prompts of ``sequence`` tokens, ``chunk`` tokens of each at a time, through all layers. What a
 chunk adds to the KV cache of a layer is a tensor (``c0/L03/kv``; ``L03/kv`` if there is one chunk), which later chunks
@@ -26,6 +26,9 @@ home there (``L03/kv.from.ddr``) and is copied in by the policy before the promp
 another tier are a tensor that no op names (``L03/hbm.to.ddr``). Tensors hold the tokens of all sequences together, so
 that a copy moves what an iteration moves in a layer; of a window, those that it still sees. States of linear attention
 (``L03/state``) stay.
+
+On data ranks the numbers of an iteration are those of each: rows of all are that many times as many, cut among them.
+Where expert ranks are tensor ranks, too, rows are filled up to a whole number for each.
 
 *Two pools.* A prefill rank runs `batch` prompts of `sequence` tokens through all layers. Roped k and v of a layer are
 its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are made, layer by layer, and the first token
@@ -254,10 +257,8 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[str]) -> Graph:
     """Build the graph of an iteration, of these layers alone."""
     dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
-    parallel, groups = (
-        laid.workload.parallel,
-        cached_layers(laid.model, laid.workload.dtypes, laid.workload.parallel.tensor),
-    )
+    parallel = laid.workload.parallel
+    groups = cached_layers(laid.model, dtypes, parallel.tensor)
     parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
     padded = -(-rows // parts) * parts
     t = Tape(laid, rows=padded * laid.mesh.size(BATCH))
@@ -280,7 +281,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     for layer in layers:
         x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
-        x = sample_tokens(t, x, last=work.answers if work.answers < padded else 0)
+        x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 

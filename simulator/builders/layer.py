@@ -1,4 +1,9 @@
-"""The layers of a decoder, which are alike at training and at inference.
+"""The layers of a model, which are alike at training and at inference.
+
+*Norms* stand where the model says: before a part, after it, on its sum with the residual. Where attention and
+feed-forward are *parallel*, both take the layer's input, behind a norm each or one for both, and one op adds up what
+they make, so that tensor ranks sum up once a layer. Without a gate a feed-forward is ``ffn.up``, ``ffn.act`` and
+``ffn.down``, and saves two inner rows of a token, not four.
 
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
@@ -36,6 +41,7 @@ from simulator.builders.attention_gradients import attend_across
 from simulator.builders.specs import TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import is_matrix
+from simulator.errors import insist
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
@@ -155,7 +161,8 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
     gates = [t.linear("ffn.shared_gate", x)] if part.shared_gate else []
     gate = [t.to(y, t.spread[routed].layout) for y in gates]
-    out = t.tensor("ffn.combine.out", t.model.hidden, summed)
+    beside, shared = (shared, []) if part.latent else ([], shared)
+    out = t.tensor("ffn.combine.out", part.latent or t.model.hidden, summed)
     t.op("ffn.combine", [back, shares, *shared, *gate], [out])
 
     def combine_back(dy: str) -> None:
@@ -168,19 +175,25 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
         t.op("ffn.combine", reads, [d_back, d_shares, *d_gates, *(d_shared if gate else [])])
         t.add_gradients([made, shares, *shared, *gates], [d_back, d_shares, *d_shared, *d_gates])
 
-    return t.record(out, combine_back)
+    t.record(out, combine_back)
+    if not part.latent:
+        return out
+    out = t.linear("ffn.latent_out", t.to(out, t.spread[routed].layout))
+    return t.vector("ffn.latent_add", [out, *(t.to(y, t.spread[out].layout) for y in beside)], saves=False)
 
 
 def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     """Route tokens: return the rows that go to experts, and the shares of each token's experts in its output."""
     own_tokens, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
+    width = part.latent or t.model.hidden
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
     each = ceil(Fraction(own_tokens * part.top_k, ranks) * part.busiest(ranks * part.ranks))
     rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
-    sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
+    x = t.linear("ffn.latent_in", x) if part.latent else x
+    sent = t.tensor("ffn.route.out", width, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
 
@@ -189,7 +202,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         summed = t.cut((), tokens, t.spread[d_sent].layout.partial)
         d_sent = t.to(d_sent, replace(routed, partial=summed.partial))
         d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
-        dx = t.tensor("ffn.route.in.grad", t.model.hidden, summed)
+        dx = t.tensor("ffn.route.in.grad", width, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.add_gradients([x, logits], [dx, d_logits], "ffn.route")
 
@@ -202,6 +215,8 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
 
     Each side takes the hidden states and the choices of all tokens, and adds up what its experts make of a token.
     """
+    must, do = "experts that the host runs take tokens as they are", "remove on.experts"
+    insist(not part.latent, f"workload {t.workload.name}, on.experts", must, "latent ones", do)
     logits, bias = t.linear("ffn.router", x), [t.weight("ffn.router_bias").name] if part.router_bias else []
     choices = t.tensor("ffn.route.choices", part.top_k, size=FP32_BYTES + ID_BYTES)
     t.op("ffn.route", [logits, *bias], [choices])
@@ -249,7 +264,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
 
     All experts are one tensor; or each is a tensor of its own, read dynamically.
     """
-    is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
+    is_each, rows = t.workload.experts == "each", t.spread[x].elements // (part.latent or t.model.hidden)
     modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in _MATRICES]
     stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in modules]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))

@@ -61,6 +61,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     experts: Literal["together", "grouped", "each"] | None = None,
     tensor: int = 1,
     data: int = 1,
+    expert: int = 1,
     pipeline: int = 1,
     zero_stage: int = 0,
     requests: int | None = None,
@@ -97,7 +98,9 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     tensor
         Ranks that share each layer (tensor parallelism).
     data
-        With train: replicas, each with its own samples (data parallelism).
+        With train and requests: replicas, each with its own samples or requests (data parallelism).
+    expert
+        With train and requests: ranks that share the experts of a layer: a divisor of `data`, or all ranks.
     pipeline
         With train: stages, each with some of the layers (pipeline parallelism).
     zero_stage
@@ -127,7 +130,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     wanted = min(_DEFAULT_SEQUENCE, limit - added) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
-    axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
+    axes = {"tensor": tensor, "data": data, "expert": expert, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
     if arriving := _arrivals(phase, requests=requests, prompt=prompt, answer=answer):
@@ -236,6 +239,8 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
         lacks = "no type for arithmetic (torch_dtype)" if name is None else f"{name!r}, in which no arithmetic is done"
         c.derived.append(f"bf16, as config.json names {lacks}.")
     dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # as ModelOpt writes it
+    states = _DTYPES.get(str(c.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype")))
+    dtypes |= {"states": states} if states and phase != "train" else {}
     quantized = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
     if quantized and phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")

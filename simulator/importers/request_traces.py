@@ -68,8 +68,8 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     source
         A trace of Mooncake (JSON lines), Azure, BurstGPT or Vidur (CSV); conversations of ShareGPT, or lengths (JSON).
     model
-        The workload whose model serves the requests: a name in the catalogue, or a path, such as one that
-        `hosim import hf` wrote.
+        The workload whose model serves the requests, on its ranks if it serves requests itself: a name in the
+        catalogue, or a path, such as one that `hosim import hf` wrote.
     count
         Number of requests to take, the first ones by arrival; default: as many as a run serves.
     slower
@@ -163,9 +163,11 @@ def _workload(path: Path, name: str, block: int) -> Workload:
     must, do = "requests are served by a decoder", "name a workload with a model, such as llama31_8b_chat"
     insist(base.decoder, f"--model {name}", must, "a recommender" if base.model else "a graph", do)
     about: dict[str, Any] = {"model": base.model, "phase": "requests", "requests": Requests(file=".csv", block=block)}
+    if base.phase == "requests" and "parallel" in base.model_fields_set:
+        about["parallel"] = base.parallel
     for table in ("sources", "assumed"):
         origins = getattr(base, table).items()
-        about[table] = {key: why for key, why in origins if key.partition(".")[0] in ("model", "dtypes")}
+        about[table] = {key: why for key, why in origins if key.partition(".")[0] in {"dtypes", *about} - {"requests"}}
     if types := {key: getattr(base.dtypes, key) for key in _INFERENCE if key in base.dtypes.model_fields_set}:
         about["dtypes"] = Dtypes(**types)
     title = f"The requests of {path.name}, served by the model of {base.name}"

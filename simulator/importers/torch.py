@@ -181,8 +181,8 @@ def read_torch(
         return capture(step, *args, **named_inputs, name=name or named(Path(source).stem), free_early=free_early)
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
         with _part("torch_run").config_errors(where), fake(ranks):
-            found = find()
-            made = found() if phase == "train" else _part("torch_run").torch.no_grad()(found)()
+            make = find()
+            made = make() if phase == "train" else _part("torch_run").torch.no_grad()(make)()
         if isinstance(made, Imported):
             return made
         parts, options = parts_of(where, made)
@@ -291,8 +291,8 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
     kept = {"parameters": amount(parameters)} if parameters else {}
-    here = (t for t in range(len(graph.tensors)) if t not in graph.made_on_host)
-    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph, here).max()), "B")
+    on_device = (t for t in range(len(graph.tensors)) if t not in graph.made_on_host)
+    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph, on_device).max()), "B")
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [

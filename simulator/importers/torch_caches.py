@@ -21,8 +21,8 @@ def cached(named: Mapping[str, Any], values: Any) -> Iterator[tuple[str, torch.T
     values
         Nested containers.
     """
-    found = tree_leaves(values, is_leaf=_is_cache)
-    caches = [*(named[name] for name in _NAMES if named.get(name) is not None), *filter(_is_cache, found)]
+    caches = [named[name] for name in _NAMES if named.get(name) is not None]
+    caches += filter(_is_cache, tree_leaves(values, is_leaf=_is_cache))
     seen = set[int]()
     for position, cache in enumerate({id(cache): cache for cache in caches}.values()):
         yield from _tensors(f"cache{position or ''}", cache, seen)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -46,23 +46,29 @@ def on_cpu(value: Any) -> Any:
 _ON_CUDA, _ON_HOST = WeakSet[torch.UntypedStorage](), WeakSet[torch.UntypedStorage]()
 """Storages that code asked to be on CUDA, or on the host, or that were made of such on CUDA."""
 
+_COPIES = (torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.to)
+
 
 class Accelerated(TorchFunctionMode):  # type: ignore[misc]
     """Runs code that asks for CUDA on the CPU, as it would run there, and notes what it copies to the host.
 
     Attributes
     ----------
-    in_step, to_host
-        Whether a step runs; whether what runs now copies to the host.
+    in_step, in_update, to_host
+        Whether a step runs; an optimizer, for which a value that is not known is 1; a copy to the host.
     is_asked
         Whether the code asked for CUDA, or was given what is there.
     """
 
-    in_step = to_host = is_asked = False
+    in_step = in_update = to_host = is_asked = False
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
             return func(*args, **(kwargs or {}))
+        if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__):
+            with suppress(DataDependentOutputException):
+                return func(*args)
+            return 1.0
         given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
         is_there = func is torch.Tensor.cuda or any(map(is_cuda, values))
         is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
@@ -80,11 +86,12 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
 
     def _leaves(self, func: Any, given: list[torch.Tensor], values: tuple[Any, ...]) -> bool:
         """Tell whether a function copies what it is given to the host."""
-        on_host = [tensor.untyped_storage() in _ON_HOST for tensor in given]
+        if func not in _COPIES:
+            return False
+        on_host, memory = [tensor.untyped_storage() in _ON_HOST for tensor in given], given[0].untyped_storage()
         if func is torch.Tensor.copy_:
             return on_host[0] and not all(on_host)
-        is_named = func is torch.Tensor.to and "cpu" in [value for value in values if isinstance(value, str)]
-        is_named = is_named and given[0].untyped_storage() in _ON_CUDA
+        is_named = memory in _ON_CUDA and any(value == "cpu" for value in values if isinstance(value, str))
         return (func is torch.Tensor.cpu or is_named) and not on_host[0]
 
     def _to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -116,18 +123,19 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Be entered where hooks save tensors, too, which PyTorch calls in the midst of a function."""
-        hooks, on_cpu_hooks = torch.autograd.graph.saved_tensors_hooks, torch.autograd.graph.save_on_cpu
-        make = hooks.__init__
+        autograd, graph = torch._C._autograd, torch.autograd.graph
+        push = autograd._push_saved_tensors_default_hooks
 
-        def hooks_of(made: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        def pushed(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
             def packed(tensor: Any) -> Any:
                 with self:
                     return pack(tensor)
 
-            make(made, packed, unpack)
+            push(packed, unpack)
 
         def on_host(made: Any, *_: Any, **__: Any) -> None:  # PyTorch's own asks first whether there is CUDA
-            hooks_of(made, torch.Tensor.cpu, lambda held: held)
+            graph.saved_tensors_hooks.__init__(made, torch.Tensor.cpu, lambda held: held)
 
-        with patch.object(hooks, "__init__", hooks_of), patch.object(on_cpu_hooks, "__init__", on_host), self:
+        hooks, pin = (autograd, "_push_saved_tensors_default_hooks", pushed), (graph.save_on_cpu, "__init__", on_host)
+        with patch.object(*hooks), patch.object(*pin), self:
             yield

@@ -25,7 +25,7 @@ _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gath
 # Ops that change, of their first argument, entries at indices; entries at an index along a dimension; elements.
 _PUTS, _PLACES = frozenset((_aten.index_put_, _aten._index_put_impl_)), frozenset((_aten.scatter_, _aten.scatter_add_))
 _ALONG = frozenset((_aten.index_copy_, _aten.index_add_, _aten.index_fill_, _aten.index_reduce_))
-_ENTRIES = {_aten.index, *_PUTS}
+_ENTRIES, _OF_ROWS = {_aten.index, *_PUTS}, {_aten.add_, _aten.sparse_mask}
 # Matmuls of groups of rows, each with a matrix of its own -> the argument that tells where groups end.
 _GROUPS = {_aten._grouped_mm: 2, _aten._scaled_grouped_mm: 4}
 
@@ -107,10 +107,15 @@ def _experts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> tuple[to
 def _parts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> dict[int, int]:
     """Return how many bytes an op touches of a tensor, by its id, where that is a part; `each` as for `_experts`."""
     packet, args = ran.packet, ran.args
-    if found := _experts(ran, each):
-        return {id(found[0]): touched(found[0]) // len(found[0]) * found[1]}
+    if taken := _experts(ran, each):
+        experts, some = taken
+        return {id(experts): touched(experts) // len(experts) * some}
     if packet in _PICKS:
         most = sum(map(touched, ran.new))
+    elif packet in _OF_ROWS and getattr(args[1], "is_sparse", False):
+        most = touched(args[1]._values())
+    elif packet is _aten._embedding_bag:
+        most = args[1].numel() * touched(args[0]) // max(len(args[0]), 1)
     elif packet in _PLACES:
         most = args[2].numel() * args[0].element_size()
     elif packet in _ALONG:

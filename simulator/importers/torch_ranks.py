@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from simulator.document import MOST_RANKS
@@ -28,12 +28,12 @@ from simulator.importers.recordings import collective_kind
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Iterate over the tensors in nested containers; of one that several ranks share, over what this rank holds."""
+    """Iterate over the tensors in nested containers: this rank's, the parts of sparse ones."""
     for value in tree_leaves(values):
         if is_traceable_wrapper_subclass(value):
             yield from tensors([getattr(value, part) for part in value.__tensor_flatten__()[0]])
         elif isinstance(value, torch.Tensor):
-            yield value
+            yield from (value._indices(), value._values()) if value.is_sparse else (value,)
 
 
 def runs_backward(frame: FrameType | None) -> bool:
@@ -103,12 +103,6 @@ def _part(make: Any, self: Any, *given: Any, **named: Any) -> None:
     insist(not self.offload_to_cpu, "fully_shard", "what FSDP shares lies on the device", "CPUOffloadPolicy", do)
 
 
-def _shapes(run: Any, *given: Any) -> Any:
-    """Find what an op makes of whole tensors, of which each rank has a part: that is no op of the step."""
-    with _disable_current_modes():
-        return run(*given)
-
-
 def _around(instead: Callable[..., Any], run: Any) -> Callable[..., Any]:
     return lambda *given, **named: instead(run, *given, **named)
 
@@ -120,7 +114,6 @@ _INSTEAD: dict[str, Callable[..., Any]] = {
     "torch.distributed.Reducer._rebuild_buckets": lambda *_: False,  # it would make them of real memory
     "torch.distributed.device_mesh.DeviceMesh.__init__": _mesh,
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.__init__": _part,
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": _shapes,
     "torch.nn.parallel.distributed.DistributedDataParallel._pre_forward": _forward,
     "torch.nn.parallel.distributed._BucketCapacityConfig.compute_bucket_size_limits": _limits,
     "torch.nn.parallel.distributed._verify_param_shape_across_processes": lambda *_: None,

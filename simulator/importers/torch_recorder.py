@@ -45,6 +45,8 @@ UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miop
 _COPY_IN = "fsdp.all_gather_copy_in.default"
 # A copy to the host: what it reads is brought there, which takes the time.
 _OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
+# Ops that make a sparse tensor with the entries of another one, of which there are none under fake tensors.
+_OF_ENTRIES = frozenset((_aten.clone, _aten._coalesce, _aten.sparse_mask))
 # Phases with caches.
 _CACHED = ("prefill", "decode")
 # Sequence numbers to look back from a backward node for the op that made it.
@@ -235,7 +237,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if func.namespace == "profiler":
             self._ranges = [*self._ranges, str(args[0])] if isinstance(args[0], str) else self._ranges[:-1]
         ops_before = len(self.calls)
-        if outs or changed or (given and func.namespace == "aten"):  # others ask for a device, or a shape
+        asks = func.namespace != "aten" or func._overloadpacket is _aten.is_coalesced  # for a device, or a shape
+        if outs or changed or (given and not asks):
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         self.called(func, given, outs, is_op=len(self.calls) > ops_before)
         return made
@@ -244,6 +247,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         """Call a function of PyTorch, which is given these tensors."""
         if func._overloadpacket in (RECURRENT, RECURRENT_BACK) and isinstance(given[0], FakeTensor):
             return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
+        kept = next((arg for arg in reversed(args) if isinstance(arg, FakeTensor) and arg.is_sparse), None)
+        if kept is not None and func._overloadpacket in _OF_ENTRIES:
+            parts = (torch.empty_like(part) for part in tensors([kept]))
+            return torch.sparse_coo_tensor(*parts, kept.shape, check_invariants=False)
         made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
         if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
             self._storage(made, "constant", "input", persistent=True)
@@ -292,16 +299,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
         work = _OF_HOST if is_copy else numbers(ran, sources, self._each)
-        op = Event(name, *used, {"phase": phase, **work})
-        self.calls.insert(self._place(phase), op)
-        if ran.func.namespace not in ("aten", "prims"):
-            self._meet(ran, op, site.line or name)
-        must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
-        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
+        self._enter(ran, Event(name, *used, {"phase": phase, **work}), site.line or name)
+        must = f"a step has at most {LARGEST_RUN // 2:,} ops"
+        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", "capture a smaller one")
 
-    def _meet(self, ran: DispatchedOp, op: Event, where: str) -> None:
-        """Make an op a collective, if it is one."""
-        if (meeting := met(ran.func, ran.args, where)) is None:
+    def _enter(self, ran: DispatchedOp, op: Event, where: str) -> None:
+        """Put an op in its place; make it a collective, if it is one."""
+        self.calls.insert(self._place(op.more["phase"]), op)
+        meeting = None if ran.func.namespace in ("aten", "prims") else met(ran.func, ran.args, where)
+        if meeting is None:
             return
         (kind, group, ranks), is_backward = meeting, op.more["phase"] == "backward"
         self.groups.setdefault(group, blocks(number(), ranks))
@@ -321,12 +327,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         computes (``FSDPParamGroup.wait_for_unshard`` of PyTorch 2.13,
         torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Backward, FSDP itself gathers ahead.
         """
-        doing = self._ranges[-1] if self._ranges else ""
-        if doing.startswith("FSDP::all_gather ") and phase == "forward" and self._copied_out:
+        doing, is_forward = self._ranges[-1] if self._ranges else "", phase not in ("backward", "update")
+        if doing.startswith("FSDP::all_gather ") and is_forward and self._copied_out:
             self._copied_out += 1
             return self._copied_out - 1
-        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and phase == "forward"
-        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if phase == "forward" else 0
+        is_copied_out = doing.startswith("FSDP::all_gather_copy_out") and is_forward
+        self._copied_out = len(self.calls) + 1 if is_copied_out else self._copied_out if is_forward else 0
         return len(self.calls)
 
     def _reason_to_fold(self, ran: DispatchedOp) -> str:

@@ -98,8 +98,6 @@ class ModuleWatch:
     ----------
     stack
         Paths of the running modules, the innermost last.
-    in_update
-        Whether an optimizer runs.
     compiled
         Whether any code that ran was compiled.
 
@@ -110,12 +108,12 @@ class ModuleWatch:
     """
 
     def __init__(self, *, has_memory: bool = False) -> None:
-        self.has_memory, self.in_update, self.compiled = has_memory, False, False
+        self.has_memory, self.compiled = has_memory, False
         self.stack, self._paths, self._roots = list[str](), dict[int, str](), list[tuple[str, torch.nn.Module]]()
         self._optimizers, self._hooks = dict[Optimizer, None](), ExitStack()
 
     def __enter__(self) -> ModuleWatch:
-        self._hooks.enter_context(patch.object(Accelerated, "in_step", True))
+        self._hooks.enter_context(patch.multiple(Accelerated, in_step=True, in_update=False))
         for hook in (
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
@@ -165,18 +163,18 @@ class ModuleWatch:
 
     def _enter_update(self, optimizer: Optimizer, *_: object) -> None:
         self._optimizers[optimizer] = None
-        self.in_update = True
+        Accelerated.in_update = True
 
     def _leave_update(self, *_: object) -> None:
-        self.in_update = False
+        Accelerated.in_update = False
 
     def is_update(self, frame: FrameType | None) -> bool:
         """Tell whether an optimizer runs, or a caller between this frame and the user's code clips gradients for it."""
-        while not (self.in_update or self.stack or frame is None or _is_users(frame.f_code)):
+        while not (Accelerated.in_update or self.stack or frame is None or _is_users(frame.f_code)):
             if frame.f_code.co_filename == _CLIPS:
                 return True
             frame = frame.f_back
-        return self.in_update
+        return Accelerated.in_update
 
     def _parameters(self) -> dict[int, tuple[str, torch.Tensor]]:
         """Return names and parameters of modules and optimizers by id, each parameter once."""

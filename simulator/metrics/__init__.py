@@ -14,6 +14,7 @@ from simulator.metrics.pacing import real_figures as real_figures
 from simulator.metrics.ranks import Crowd as Crowd
 from simulator.metrics.ranks import by_rank as by_rank
 from simulator.metrics.ranks import crowds as crowds
+from simulator.metrics.ranks import hit_fraction as hit_fraction
 from simulator.metrics.ranks import summarise as summarise
 from simulator.metrics.steps import Instances as Instances
 from simulator.metrics.steps import RankRun as RankRun

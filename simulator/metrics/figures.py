@@ -27,7 +27,7 @@ Over = Literal[
     "", "cause", "tier", "link", "bus", "compute tier", "host", "field", "energy", "price", "worn tier", "process",
     "loads", "finite tier",
 ]  # fmt: skip
-Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost", "real"]
+Of = Literal["run", "rank", "ranks", "chosen", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
 _ENDS: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share"}
 """End of a column's name -> its unit."""
@@ -50,8 +50,9 @@ class Figure:
         Its definition, in a sentence.
     of
         Which rows have it: every ``run``; each ``rank``, and so each job, that ran to its end; jobs of several
-        ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
-        what is ``served``; rows that ran on a machine that states a ``cost``; rows held against ``real`` steps.
+        ``ranks``; rows whose dynamic reads have ``chosen``; rows whose ``bound`` is known; rows whose places have
+        ``addresses``; rows of a ``table`` with others; what is ``served``; rows that ran on a machine that states a
+        ``cost``; rows held against ``real`` steps.
     over
         The kind of thing with a figure for each; for ``energy``, ``price`` and the ``host``, one figure if the machine
         states any.
@@ -149,6 +150,9 @@ FIGURES = registered(
            over_ranks="sum"),
     Figure("loaded_<>_bytes", "B", "loaded <>", "What of this kernels loaded, as they read in place. A load is no "
            "transfer: it lengthens the compute.", over="loads", over_ranks="sum"),
+    Figure("chosen_hit_fraction", "share", "hit of chosen", "Hit rate of experts and all else that is read "
+           "dynamically: of what was chosen in the step, the share that was in the compute tier, or on its way, when "
+           "that was known.", of="chosen"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
     Figure("order_bound_ns", "ns", "order bound", "What no order of the ops makes the step shorter than: the work "

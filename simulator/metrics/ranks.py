@@ -12,8 +12,10 @@ import numpy as np
 
 from simulator.bounds import Bound
 from simulator.cost.service import transfer_ns
+from simulator.draws import Draws
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
+from simulator.metrics import summary
 from simulator.metrics.figures import figure_of
 from simulator.metrics.steps import RankRun, in_use, peaks_bytes
 from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, peak_figures, rank_figures
@@ -75,6 +77,33 @@ def summarise(
     shares |= {f"demand_{name}": crowd.demand for name, crowd in by_bus.items()}
     whole |= in_use(hardware, trace, of_job | whole)
     return {**of_job, **whole, **bound_figures(of_job["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
+
+
+def hit_fraction(job: Job, hardware: Hardware, trace: Trace, draws: Sequence[Draws | None]) -> float | None:
+    """Return the share of what all ranks chose that was in the compute tier, or on its way, when that became known.
+
+    Parameters
+    ----------
+    job, hardware, trace
+        The job, the machine and the trace.
+    draws
+        For each rank what its dynamic reads chose, if it has some.
+    """
+    alone, counts, target = trace.by_rank(), Counter[bool](), hardware.compute_tier_id
+    into = [link for link, (_, end) in enumerate(hardware.hops) if end == target]
+    for rank, of_rank in enumerate(draws):
+        if of_rank is None:
+            continue
+        graph, ran = job.graph(rank), RankRun.of(job.graph(rank), hardware, alone[trace.stands_in[rank]])
+        window, spans = summary.measured(graph, ran), ran.trace.spans.whole()
+        step, spans = ran.starts.index(window.first_issue), pick(spans, summary.is_issued(spans, window))
+        computes, copies = spans["kind"] == COMPUTE, (spans["kind"] == COPY) & np.isin(spans["track"], into)
+        times = {op: (start, end) for op, start, end in tuples(pick(spans, computes), "item", "start_ns", "end_ns")}
+        begun = [*tuples(pick(spans, copies), "item", "start_ns")]
+        for op, reads in graph.dynamic_reads.items():
+            late = {t for t, start in begun if times[reads.revealed_by][1] <= start < times[op][0]}
+            counts.update(t not in late for t in of_rank.chosen(op, step) if not reads.updates)
+    return counts[True] / counts.total() if counts else None
 
 
 def _in_step_with(job: Job, rank: int) -> list[int]:

@@ -54,14 +54,14 @@ def rank_figures(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | 
     row |= {"status": trace.status, "makespan_ns": ran.makespan_ns}
     row |= peak_figures(hardware, ran.peaks_bytes)
     if trace.status == "ok":
-        window = _measured(graph, ran)
+        window = measured(graph, ran)
         row["step_ns"] = window.end_ns - window.start_ns
         row |= flop_rates([(graph.arithmetic, 1)], hardware, row["step_ns"])
         row |= _time_figures(graph, hardware, ran, window) | _transfer_figures(hardware, trace, window)
         row |= _traffic_figures(graph, hardware, trace, window)
         if hardware.states_energy:
             spans = trace.spans.whole()
-            computes = pick(spans, _is_issued(spans, window) & (spans["kind"] == COMPUTE))
+            computes = pick(spans, is_issued(spans, window) & (spans["kind"] == COMPUTE))
             row["energy_j"] = energy_j(graph, hardware, computes, row)
     return row | allocator_figures(hardware, trace, window) | bound_figures(row["step_ns"], bound)
 
@@ -128,7 +128,7 @@ _NEVER = 2**62
 """An issue number above all others."""
 
 
-def _measured(graph: Graph, ran: RankRun) -> Window:
+def measured(graph: Graph, ran: RankRun) -> Window:
     """Find the measured step of the main stream."""
     by_stream = ran.ends_ns
     if not by_stream:
@@ -232,7 +232,7 @@ def waits_by_place(graph: Graph, ran: RankRun) -> dict[tuple[int, int], int]:
         Columns ``cause`` and ``on`` of the waits -> time [ns]. A collective on the main stream is no wait here.
     """
     waited_ns: Counter[tuple[int, int]] = Counter()
-    waits = _waits(ran.trace, _measured(graph, ran))
+    waits = _waits(ran.trace, measured(graph, ran))
     for cause, on, start, end in tuples(waits, "cause", "on", "start_ns", "end_ns"):
         waited_ns[cause, on] += end - start
     return dict(waited_ns)
@@ -259,18 +259,18 @@ def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
     return int((until - start[order][first]).sum())
 
 
-def _is_issued(spans: Block, window: Window) -> Bools:
+def is_issued(spans: Block, window: Window) -> Bools:
     """Flag the spans that were issued in the measured step."""
     return np.asarray((spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue))
 
 
 def _traffic_figures(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
     spans, sizes = trace.spans.whole(), np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
-    is_measured = _is_issued(spans, window) & (spans["kind"] == COPY)
+    is_measured = is_issued(spans, window) & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)
     np.add.at(total, spans["track"][is_measured], sizes[spans["item"][is_measured]])
     rows, loaded = trace.loads.whole(), np.zeros_like(total)
-    np.add.at(loaded, rows["link"], rows["size_bytes"] * _is_issued(rows, window))
+    np.add.at(loaded, rows["link"], rows["size_bytes"] * is_issued(rows, window))
     loads = zip(hardware.links.items(), loaded.tolist(), strict=True)
     figures = {f"loaded_{name}_bytes": size for (name, link), size in loads if link.loads_bytes_per_s is not None}
     moved = dict(zip(hardware.link_names, (total + loaded).tolist(), strict=True))

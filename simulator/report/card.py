@@ -18,7 +18,7 @@ from simulator.metrics.statistics import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, DlrmModel, Dtypes, Workload
+from simulator.workload import DecoderModel, DlrmModel, Dtypes, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -60,9 +60,11 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
     work = workload if isinstance(workload, Workload) else None
     if isinstance(workload, JobDocument):
         card["programs"] = _programs(workload), {"programs": {n: [*ranks] for n, ranks in workload.placed.items()}}
-    is_served = job is None and work is not None and work.requests is not None
+    is_served, alone = job is None and work is not None and work.requests is not None, None
     if work is not None and is_served:
         job = Job.of(iteration(work, least_iteration(work), 0), work.ranks)
+        whole = work.model_copy(update={"parallel": Parallel()})  # what ranks fill up or copy is no token's
+        alone = Job.of(iteration(whole, least_iteration(whole), 0))
     if work is not None and (counts := parameters(work)):
         every, active = map(amount, counts)
         text = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
@@ -75,10 +77,10 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
         if persistent:
             name, size = ("weights", weights) if weights else ("persistent tensors", persistent)
             card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
-    if work is not None and work.decoder is not None and work.phase != "train":
+    if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
         card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
     if job is not None:
-        card |= _arithmetic(job, 1 if is_served else tokens)
+        card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
         theirs = max(sum(graph.tensors[t].size_bytes for t in graph.of_host) for graph in job.graphs)
         text = f"{counted(ops, 'op')}, and {human(theirs, 'B')} that nothing else uses{whose}"
@@ -105,6 +107,7 @@ def _cache(model: DecoderModel, dtypes: Dtypes) -> tuple[str, dict[str, Any]]:
             stateful.update(layers=layers, bytes=layers * sum(kept.values()))
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
+    windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []
     text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows, *(states if stateful else ())))
     counts = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
     return text, counts | ({"state_bytes": stateful["bytes"]} if stateful else {})

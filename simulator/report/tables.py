@@ -127,6 +127,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
+    held += occurring(summaries, ["chosen_hit_fraction"])
     demands = (f"demand_{bus}" for bus in machine.caps)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))

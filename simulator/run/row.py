@@ -275,6 +275,9 @@ def replayed(
         pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=is_pinned, delays=delays)
         summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
         summary |= {} if case.order_bound_ns is None else {"order_bound_ns": case.order_bound_ns}
+        if any(of_ranks.dynamic_reads for of_ranks in case.job.graphs):
+            draws = [case.tasks[i].draws(rank) for rank, i in enumerate(case.job.graph_of)]
+            summary["chosen_hit_fraction"] = metrics.hit_fraction(case.job, case.hardware, trace, draws)
     reasons = trace.blocked[:1] or notes(case, plans)
     summary |= {"notes": "; ".join(reasons), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)

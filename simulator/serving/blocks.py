@@ -297,6 +297,11 @@ class Rooms(NamedTuple):
         return [group.block_bytes(block) for group in self.groups]
 
 
+def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
+    """Return the groups of layers, by the tokens that a rank keeps of a sequence."""
+    return cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor)
+
+
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     """Compute the room for blocks in each tier that keeps them.
 
@@ -314,10 +319,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked, groups = (
-        requests_of(loaded),
-        cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor),
-    )
+    asked, groups = requests_of(loaded), groups_of(loaded)
     compute_tier, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (compute_tier, *(tier for tier in kept_in if tier != compute_tier))
     where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)
@@ -339,7 +341,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
         insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
     is_swapped = asked.preemption == "swap"
     rule = "what is swapped goes to a tier below that keeps KV blocks, block by block; a state has none"
-    where, do = loaded.place("workload", "requests", "preemption"), "say recompute, or name such a tier in kv_tiers"
+    where, do = loaded.place("requests", "preemption", of="workload"), "say recompute, or name such a tier in kv_tiers"
     found = "linear attention" if any(group.reach.block for group in groups) else "no such tier"
     is_fine = any(room.room_bytes[1:2]) and not any(group.reach.block for group in groups)
     insist(is_fine or not is_swapped, where, rule, found, do)

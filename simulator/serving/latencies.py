@@ -106,9 +106,10 @@ def _sentences_of(row: Row) -> Iterator[str]:
     if not present(row["ttft_p50_ns"]):
         return
     first, late, more = (quantity(row[column], "ns") for column in ("ttft_p50_ns", "ttft_p95_ns", "tpot_p50_ns"))
+    more = f"a further token takes {more}, " if present(row["tpot_p50_ns"]) else ""
     yield (
         f"{policy}: half of the requests have their first token within {first} of sending, 95 % within {late}; "
-        f"a further token takes {more}, {shown('tokens_per_s', row['tokens_per_s'])} tokens come out in a second."
+        f"{more}{shown('tokens_per_s', row['tokens_per_s'])} tokens come out in a second."
     )
     hits = {column[len("hit_") : -len("_fraction")]: row[column] for column in row if column.startswith("hit_")}
     shares = listed([f"{percent(share)} in {tier}" for tier, share in hits.items() if share]) or "nothing"

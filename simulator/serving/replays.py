@@ -3,7 +3,7 @@
 *Times of ops.* FLOPs and bytes of each op are linear in the numbers of an iteration (cached tokens, attending pairs,
 ...), so a few graphs give both sides of its roofline for all numbers, and with them the time of each op alone. Few
 tokens leave some experts unread: their number has a closed form and is one more number of the iteration; the time of an
-expert comes from an iteration of few tokens.
+expert comes from an iteration of few tokens. Rows that expert ranks fill up are left out.
 
 *Classes.* Each number is rounded to a multiple of the step that costs one part of the iteration's scale (the power of
 two below the time of its ops), but never to 0. The price of a number is the most that one more can cost; for tokens it
@@ -46,15 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import metrics
-from simulator.builders import (
-    Iteration,
-    Iterations,
-    cached_layers,
-    decoder_of,
-    iteration,
-    least_iteration,
-    limited_reaches,
-)
+from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
 from simulator.builders.cache import cache_name, parts_of
 from simulator.builders.inference import loaded_name, stored_name
 from simulator.builders.specs import blocks
@@ -70,7 +62,8 @@ from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
-from simulator.serving.blocks import requests_of
+from simulator.serving.blocks import groups_of, requests_of
+from simulator.serving.data_ranks import together
 from simulator.workload import Experts
 
 PARTS = (8, 64)
@@ -214,8 +207,8 @@ class Replays:
 
     Attributes
     ----------
-    reaches
-        Reaches that iterations count besides all tokens: see `simulator.builders.Iteration`.
+    data, reaches
+        Number of data ranks; reaches that iterations count besides all tokens: see `simulator.builders.Iteration`.
     engine
         Costs of the serving engine's host.
     """
@@ -223,10 +216,10 @@ class Replays:
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
         self._asked, self._problem = requests_of(loaded), smallest(loaded).problem
-        self._groups = cached_layers(decoder_of(loaded.work), loaded.work.dtypes, loaded.work.parallel.tensor)
+        self._groups = groups_of(loaded)
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.reaches, self.engine = limited_reaches(decoder_of(loaded.work)), loaded.hardware.host.serving
-        self._graphs = Iterations(loaded.work)
+        self._graphs, self.data = Iterations(loaded.work), loaded.work.parallel.data
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._replayed = cache(self._replay)
 
@@ -234,19 +227,20 @@ class Replays:
         """Count the iterations that were replayed."""
         return self._replayed.cache_info().currsize
 
-    def of(self, work: Iteration) -> dict[str, Any]:
-        """Return the time of an iteration, and its waits.
+    def of(self, *each: Iteration) -> dict[str, Any]:
+        """Return the time of an iteration, given that of each data rank, and its waits.
 
         Returns
         -------
         dict
             ``status``, as in a row of `simulator.run`, and ``why`` it is not ``ok``. If it is: ``took_ns``, its time;
             of this ``stall_ns``, while compute waited, also by ``wait_<cause>_ns``, and ``drain_ns``, while copies ran
-            after the last op; ``moved_<link>_bytes``; and ``flops``, its arithmetic (`Graph.arithmetic`).
+            after the last op; ``moved_<link>_bytes``; and ``flops``, its arithmetic (`Graph.arithmetic`), of a rank on
+            average.
         """
         if self._exact:
-            return self._replayed(work)
-        shape = self.shape(work)
+            return self._counted(self._replayed(together(each)), together(each), each)
+        shape = self.shape(work := together(each))
         own_ns = shape.ops_ns(work)
         for parts in PARTS:
             alike = self._representative(work, shape, 2.0 ** math.floor(math.log2(max(own_ns, 1))) / parts)
@@ -256,20 +250,25 @@ class Replays:
             waits_ns = counted["stall_ns"] - counted["wait_collective_ns"] + counted["drain_ns"]
             if waits_ns <= WAITS * counted["took_ns"]:
                 break
-        took_ns, moved = counted["took_ns"] + round(own_ns - shape.known_ops_ns(alike)), dict[str, int]()
-        if work.loads or work.stores:
-            more = self._moved(work)
-            more.subtract(self._moved(alike))
-            moved = {(column := f"moved_{link}_bytes"): counted[column] + size for link, size in more.items()}
-        return {**counted, "took_ns": took_ns, **moved, "flops": shape.flops(work)}
+        took_ns = counted["took_ns"] + round(own_ns - shape.known_ops_ns(alike))
+        return self._counted({**counted, "took_ns": took_ns, "flops": shape.flops(work)}, alike, each)
+
+    def _counted(self, took: dict[str, Any], alike: Iteration, each: Sequence[Iteration]) -> dict[str, Any]:
+        """Count what data ranks moved and computed in place of what the replayed iteration did."""
+        if took["status"] != "ok" or each == (alike,):
+            return took
+        more, flops = self._moved(*each), took["flops"]
+        more.subtract(self._moved(alike))
+        if len(each) > 1:
+            flops = sum(self.shape(work).flops(work) for work in each if work.decoding or work.reading) // len(each)
+        moved = {(column := f"moved_{link}_bytes"): took[column] + size for link, size in more.items()}
+        return {**took, **moved, "flops": flops}
 
     def shape(self, work: Iteration) -> _Shape:
         """Return the shape that this iteration has."""
         near = map(bool, chain.from_iterable(work.near))
         kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading, *near)
-        if kind not in self._shapes:
-            self._shapes[kind] = _Shape(self._loaded, self._graphs, work)
-        return self._shapes[kind]
+        return self._shapes.get(kind) or self._shapes.setdefault(kind, _Shape(self._loaded, self._graphs, work))
 
     def _representative(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
         """Return the iteration that is replayed for the class of this one."""
@@ -292,13 +291,14 @@ class Replays:
         hops = pairwise(problem.path(tiers.index(source), tiers.index(target)))
         return [link for name in map(problem.link_names.__getitem__, hops) for link in (name, *links[name].via)]
 
-    def _moved(self, work: Iteration) -> Counter[str]:
-        """Count the bytes that the loads and stores of an iteration move over each link."""
+    def _moved(self, *each: Iteration) -> Counter[str]:
+        """Count the bytes that the loads and stores of equal parts of all ranks move over each link."""
         compute_tier, moved = self._loaded.hardware.compute_tier, Counter[str]()
-        for way, tokens in (*(((tier, compute_tier), tokens) for tier, tokens in work.loads), *work.stores):
+        loads = (((tier, compute_tier), tokens) for work in each for tier, tokens in work.loads)
+        for way, tokens in (*loads, *(copied for work in each for copied in work.stores)):
             size_bytes = sum(n // self._asked.block * size for n, size in zip(tokens, self._sizes, strict=True))
             for link in self._links(*way):
-                moved[link] += size_bytes * self._loaded.work.ranks
+                moved[link] += size_bytes * self._loaded.work.ranks // len(each)
         return moved
 
     @no_garbage_search()

@@ -15,11 +15,12 @@ past it, and who needs the same blocks waits for them, too.
 
 *Preemption.* If the engine has it so, a request is admitted once the blocks for all that it reads fit, and gets one at
 a time for its answer. Where none is left, the request that was admitted last is interrupted, which may be the one that
-needs it; it waits before all others, and nobody is admitted in that iteration. Once admitted again, it reads its prompt
-and what it had added, as far as that is not found: its blocks stay cached as those of sequences that leave; or all that
-are complete are stored one tier down at once (``swap``). So does vLLM (V1, v1/core/sched/scheduler.py, `schedule`,
-which interrupts the last of `running` and then admits nobody); SGLang interrupts who has added fewest tokens
-(managers/schedule_batch.py, `retract_decode`). Swapping is vLLM's before V1 (core/scheduler.py, `_preempt_by_swap`).
+needs it. It waits before all others, so that nobody is admitted before there is room for it again. Then it reads its
+prompt and what it had added, as far as that is not found: its blocks stay cached as those of sequences that leave; or
+all that are complete are stored one tier down at once (``swap``). So does vLLM (V1, v1/core/sched/scheduler.py,
+`schedule`, which interrupts the last of `running`, and puts it first in `waiting`); SGLang interrupts who has added
+fewest tokens (managers/schedule_batch.py, `retract_decode`). vLLM swapped before V1 (core/scheduler.py,
+`_preempt_by_swap`).
 
 *Windows.* In layers with a window a sequence holds only the blocks that its next tokens see, and those for the part of
 its prompt that is read at a time; it releases the others as it proceeds, as in vLLM's hybrid KV cache manager. A prefix
@@ -192,12 +193,13 @@ class Scheduler:
         If blocks that leave the compute tier have no room beside those that are copied in, they leave in an iteration
         of their own before.
         """
-        is_full = self._may_preempt and self._make_room_for_answers(now_ns)
+        if self._may_preempt:
+            self._make_room_for_answers(now_ns)
         decoding = [served for served in self.running if not served.is_reading]
         left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
         parts: list[tuple[Served, int]] = []
         waiting = (served for served in self.running if served.is_reading)
-        while left and (served := next(waiting, None) or (not is_full and self._admit(loads, now_ns))):
+        while left and (served := next(waiting, None) or self._admit(loads, now_ns)):
             if served.loaded_ns > now_ns:
                 continue
             new = min(left, served.text - served.cached)
@@ -269,9 +271,8 @@ class Scheduler:
         holds = ((reach, near if reach == Reach() else request) for _, reach in self._groups)
         return [blocks_to_hold(reach, cached, ends, asked) for reach, ends in holds]
 
-    def _make_room_for_answers(self, now_ns: int) -> bool:
-        """Give blocks to sequences that add a token; interrupt the last admitted where there is no room, and say so."""
-        is_full = False
+    def _make_room_for_answers(self, now_ns: int) -> None:
+        """Give blocks to sequences that add a token; interrupt the last admitted where there is no room."""
         for served in [*self.running]:
             if served.is_reading or not served.blocks:
                 continue
@@ -279,11 +280,9 @@ class Scheduler:
             missing = (len({*of}.difference(has)) for of, has in zip(wanted, served.blocks, strict=True))
             new_bytes = sum(size * count for size, count in zip(self.tiers.sizes, missing, strict=True))
             while served.blocks and not self.tiers.fits((), new_bytes):
-                is_full = True
                 self._preempt(next(last for last in reversed(self.running) if last.loaded_ns <= now_ns), now_ns)
             if served.blocks and new_bytes:
                 self._hold(served, wanted)
-        return is_full
 
     def _preempt(self, served: Served, now_ns: int) -> None:
         """Release what a sequence holds, copied down if it is to be swapped, and let it wait before all others."""

@@ -15,6 +15,7 @@ from simulator.metrics import causes, flop_rates
 from simulator.metrics.figures import LATENCIES, PREEMPTED
 from simulator.scenario import Slo
 from simulator.serving.blocks import Rooms, Tiers
+from simulator.serving.data_ranks import DataRanks
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Loads, Scheduler, Served, Work
 from simulator.workload import Arriving, Clients, Request, Requests
@@ -70,11 +71,16 @@ class Story:
     def _request(self, served: Served) -> dict[str, Any]:
         request, first, last, more = served.request, served.first_ns, served.end_ns, served.request.output - 1
         adding_ns = None if first is None or last is None else last - first
-        line = {"request": served.number, "arrival_ns": request.arrival_ns, "admitted_ns": served.admitted_ns}
+        line: dict[str, Any] = {
+            "request": served.number,
+            "arrival_ns": request.arrival_ns,
+            "admitted_ns": served.admitted_ns,
+        }
         line |= {"first_token_ns": first, "end_ns": last}
         line |= {"prompt_tokens": request.prompt, "output_tokens": request.output}
         hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
         line |= {f"hit_{name}_tokens": tokens for name, tokens in zip(self.tiers, hit, strict=True)}
+        line |= {"hit_fraction": _ratio(sum(served.hit), request.prompt) if served.hit else None}
         line |= {"preemptions": served.preemptions, "preempted_ns": served.preempted_ns}
         line |= {"recomputed_tokens": served.recomputed, "reloaded_tokens": served.reloaded}
         line |= {"ttft_ns": None if first is None else first - request.arrival_ns}
@@ -150,39 +156,40 @@ def serve_row(
     story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
     senders, left = _Senders(story.served, asked.clients), 0
 
-    def replayed(work: Work) -> dict[str, Any]:
-        took = replays.of(work.iteration(asked.block, len(rooms.groups), replays.reaches))
+    def replayed(works: Sequence[Work]) -> dict[str, Any]:
+        took = replays.of(*(work.iteration(asked.block, len(rooms.groups), replays.reaches) for work in works))
         if took["status"] != "ok":
             story.status, story.why = took["status"], took["why"]
         return took
 
     def load_ns(loads: Loads) -> int:
         ways = {((tier, rooms.names[0]), group): count for (tier, group), count in loads.items()}
-        took = replayed(Work(stores=ways))
+        took = replayed([Work(stores=ways), *[Work()] * (replays.data - 1)])
         story.loads += [took] if story.status == "ok" else []
         return int(took.get("took_ns", 0))
 
-    scheduler = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups, load_ns)
+    schedulers = [Scheduler(Tiers(rooms, asked.block), asked, rooms.groups, load_ns) for _ in range(replays.data)]
+    ranks = DataRanks(schedulers, asked.clients.number if asked.clients else 0)
     while story.status == "ok":
         before = senders.left
-        scheduler.waiting.extend(senders.send(story.end_ns))
-        works = scheduler.next(story.end_ns)
+        ranks.send(senders.send(story.end_ns))
+        works = ranks.next(story.end_ns)
         if before > senders.left == 0:
-            story.waiting_at_last = waiting = len(scheduler.waiting)
-            if left and waiting > max(asked.max_sequences, len(requests) - waiting):
+            story.waiting_at_last = waiting = ranks.waiting
+            if left and waiting > max(asked.max_sequences * replays.data, len(requests) - waiting):
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
         if not works:
-            later_ns = [ns for ns, _ in senders.due[:1] if ns > story.end_ns] + scheduler.loading(story.end_ns)
+            later_ns = [ns for ns, _ in senders.due[:1] if ns > story.end_ns] + ranks.loading(story.end_ns)
             if not later_ns:
                 break
             story.end_ns = story.host_ns = min(later_ns)
-        for work in works:
-            took = replayed(work)
+        for each in works:
+            took = replayed(each)
             if story.status != "ok":
                 break
-            _add(story, scheduler, work, took, _host_wait_ns(story, replays.engine, work))
-            ended = scheduler.ended(work, story.end_ns)
+            _add(story, ranks, each, took, _host_wait_ns(story, replays.engine, each))
+            ended = ranks.ended(each, story.end_ns)
             senders.answered(ended, story.end_ns)
             left += len(ended)
             progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))
@@ -190,29 +197,32 @@ def serve_row(
     return story
 
 
-def _host_wait_ns(story: Story, costs: ServingHost, work: Work) -> int:
-    """Return how long an iteration waits for the engine's host, which begins when the one before began, or ended."""
-    if not (work.decoding or work.parts):
+def _host_wait_ns(story: Story, costs: ServingHost, works: Sequence[Work]) -> int:
+    """Return how long an iteration waits for the engine's host, which begins when the one before began, or ended.
+
+    Data ranks have a host each, and all wait for the one with most to do.
+    """
+    if not any(work.decoding or work.parts for work in works):
         return 0
-    admitted = sum(served.cached == sum(served.hit) for served, _ in work.parts)
+    admitted = max(sum(served.cached == sum(served.hit) for served, _ in work.parts) for work in works)
     begin_ns = story.host_ns if costs.ahead else story.end_ns
     story.host_ns = max(story.end_ns, begin_ns + costs.iteration_ns + costs.request_ns * admitted)
     return story.host_ns - story.end_ns
 
 
-def _add(story: Story, scheduler: Scheduler, work: Work, took: dict[str, Any], wait_ns: int) -> None:
+def _add(story: Story, ranks: DataRanks, works: Sequence[Work], took: dict[str, Any], wait_ns: int) -> None:
     """Add an iteration to a story, after its wait for the engine's host."""
-    tiers = scheduler.tiers
+    tiers = [scheduler.tiers for scheduler in ranks.schedulers]
     took = {**took, **{column: took[column] + wait_ns for column in ("took_ns", "stall_ns", "wait_host_ns")}}
     about = {
         "policy": story.policy,
         "iteration": len(story.iterations),
         "start_ns": story.end_ns,
-        "decoding": len(work.decoding),
-        "prompt_tokens": sum(new for _, new in work.parts),
-        "waiting": len(scheduler.waiting) + len(scheduler.loading(story.end_ns)),
-        "held_blocks": tiers.held,
-        **{f"used_{name}_blocks": tiers.used(tier) for tier, name in enumerate(story.tiers)},
+        "decoding": sum(len(work.decoding) for work in works),
+        "prompt_tokens": sum(new for work in works for _, new in work.parts),
+        "waiting": ranks.waiting + len(ranks.loading(story.end_ns)),
+        "held_blocks": sum(of_rank.held for of_rank in tiers),
+        **{f"used_{name}_blocks": sum(of.used(tier) for of in tiers) for tier, name in enumerate(story.tiers)},
     }
     story.iterations.append(about | {column: took[column] for column in took if column not in ("status", "why")})
     story.end_ns += took["took_ns"]

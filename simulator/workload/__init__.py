@@ -11,19 +11,9 @@ from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
+from simulator.workload.feed_forwards import Dense, Experts
 from simulator.workload.kv_blocks import KvBlocks
-from simulator.workload.models import (
-    Checkpoint,
-    DecoderModel,
-    Dense,
-    Experts,
-    Layer,
-    LlamaModel,
-    Lora,
-    Merger,
-    Model,
-    Other,
-)
+from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
 from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
@@ -127,7 +117,7 @@ class Workload(Document):
         from, without a copy: of these tensors those that persist and that no op writes. Whether they do is up to each
         row.
     requests
-        With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
+        With phase ``requests``: sequences that arrive and leave, for `hosim serve`.
     pools
         With phase ``serve``: how many ranks prefill (``batch`` prompts of ``sequence`` tokens each), how many decode.
     graph
@@ -309,7 +299,7 @@ class Workload(Document):
         if self.phase == "train":
             self._check_training(decoder)
         if self.phase in (*_INFERENCE, "requests"):
-            self._check_ranks()
+            self._check_ranks(decoder)
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
@@ -334,7 +324,7 @@ class Workload(Document):
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, model: DecoderModel) -> None:
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
@@ -342,6 +332,9 @@ class Workload(Document):
         for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
             default = Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
+        must, do = "how experts lie on ranks is said once", "remove it, or ranks of the feed-forward"
+        once = self.parallel.expert == 1 or all(getattr(part, "ranks", 1) == 1 for _, part in model.kinds)
+        require(once, must, "twice", "parallel", "expert", do=do)
 
     def _check_encoder(self, model: DecoderModel) -> None:
         """Refuse what needs tokens that come one after another."""

@@ -235,7 +235,8 @@ class Parallel(Part):
     ranks
         ``one`` or ``all``.
     data
-        Replicas, each with its own samples.
+        Replicas, each with its own samples; with phase ``requests``, ranks, or groups of tensor ranks, with requests
+        and a KV cache of their own.
     tensor
         Ranks that share each layer's matrices, heads and vocabulary. Where there are more than KV heads, each KV head
         is held by ``tensor / kv_heads`` ranks.

@@ -62,6 +62,24 @@ def test_only_what_is_chosen_comes_in(tmp_path: Path) -> None:
     assert results.provenance["seed"] == 4
 
 
+@pytest.mark.parametrize(("budget", "misses"), [("1100 kB", 4), ("1400 kB", 1), ("2 MB", 0)])
+def test_what_was_chosen_and_not_hit_is_what_comes_in(tmp_path: Path, budget: str, misses: int) -> None:
+    """In the last step two layers choose two experts each; on demand, each one that is not there is copied in once."""
+    story = folder(tmp_path, "draws: {distribution: zipf, skew: 2.0}\n")
+    story.write_text(story.read_text().replace("2 MB", budget))
+    row = hosim.run(story, policies=["on demand"])["on demand"]
+    assert row.summary["chosen_hit_fraction"] == 1 - misses / 4
+    assert row.summary["moved_h2d_bytes"] == misses * experts(row.graph)[0]
+
+
+def test_where_all_experts_stay_every_choice_is_a_hit_and_without_choices_there_is_no_rate(tmp_path: Path) -> None:
+    story = folder(tmp_path)
+    story.write_text(story.read_text().replace("{expert: ddr}", "{expert: hbm}").replace("2 MB", "9 MB"))
+    assert hosim.run(story, policies=["resident"])["resident"].summary["chosen_hit_fraction"] == 1.0
+    (tmp_path / "job.yaml").write_text(JOB.replace("experts: each", "experts: together"))
+    assert "chosen_hit_fraction" not in hosim.run(story, policies=["resident"])["resident"].summary
+
+
 @pytest.mark.parametrize(("budget", "moves"), [("3 MB", False), ("1500 kB", True)])
 @pytest.mark.parametrize("evict", ["hot", "lru"])
 def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budget, moves, evict) -> None:

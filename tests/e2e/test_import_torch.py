@@ -160,7 +160,7 @@ def test_an_exported_program_is_imported_or_refused_in_one_line(hosim, mine):
 def test_the_guide_goes_from_nothing_to_a_table(hosim, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "how-to" / "bring-your-own-model.md").read_text(encoding="utf-8")
-    part = text.partition("## A PyTorch module")[2].partition("\n## ")[0]
+    part = text.partition("## A PyTorch module")[2].partition("\n##")[0]
     (code,), (commands,) = blocks(part, "py"), blocks(part, "text")
     assert len(code.splitlines()) + len(commands.splitlines()) <= 10
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
@@ -171,6 +171,33 @@ def test_the_guide_goes_from_nothing_to_a_table(hosim, tmp_path, monkeypatch):
     assert [one.code for one in done] == [0, 0]
     assert "static    ok " in done[-1].out
     assert "tokens/s  samples/s" in done[-1].out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@NEEDS_TORCH
+def test_the_guide_captures_a_step_of_decode(hosim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "how-to" / "bring-your-own-model.md").read_text(encoding="utf-8")
+    part = text.partition("### A step of decode")[2].partition("\n##")[0]
+    (code,), (command,) = blocks(part, "py"), blocks(part, "text")
+    (tmp_path / "mine_decode.py").write_text(code, encoding="utf-8")
+    try:
+        assert hosim(*shlex.split(command)[1:]).code == 0
+    finally:
+        sys.modules.pop("mine_decode", None)
+    graph = (tmp_path / "mine.jsonl").read_text(encoding="utf-8")
+    assert graph.count('"kind":"kv_cache"') == 32
+    assert graph.count(f'"size_bytes":{8 * 4098 * 32 * 128 * 2}') >= 32
+
+
+@NEEDS_TORCH
+def test_a_step_without_gradients_is_captured_by_phase(hosim, mine):
+    assert hosim("import", "torch", "mine_steps:alone", "--phase", "prefill", "-o", "mine.yaml").code == 0
+    graph = (mine / "mine.jsonl").read_text(encoding="utf-8")
+    assert '"phase":"prefill"' in graph
+    assert "backward" not in graph
+    assert "title: A prefill of Model, captured from PyTorch" in (mine / "mine.yaml").read_text(encoding="utf-8")
 
 
 @NEEDS_TORCH

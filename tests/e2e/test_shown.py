@@ -124,8 +124,14 @@ def test_what_is_asked_back_is_what_is_printed(line, shown, hosim):
     assert shown == hosim(*shlex.split(line)[1:]).out
 
 
-def test_what_is_served_is_what_hosim_serve_prints():
-    ((name, shown),) = re.findall(r"<!-- output of: hosim serve (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+_SERVED = re.findall(r"<!-- output of: hosim serve (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+_LARGE = {"qwen3_235b_turns_h100"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [pytest.param(*told, marks=[pytest.mark.slow] * (told[0] in _LARGE)) for told in _SERVED]
+)
+def test_what_is_served_is_what_hosim_serve_prints(name, shown):
     assert f"{hosim.serve(name)}\n" == shown
 
 

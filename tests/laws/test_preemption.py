@@ -25,13 +25,14 @@ ROOMS = st.tuples(st.integers(ROOM, ROOM + 6), st.integers(1, 40))
 
 @st.composite
 def crowds(draw):
-    """Requests with long answers, in the order in which they come; prompts may share prefixes."""
+    """Requests with long answers, in the order in which they come; they may share prefixes, also of answers."""
     found, now = [], 0
     for _ in range(draw(st.integers(1, 9))):
         now += draw(st.sampled_from([0, 0, 50, 900]))
         prompt = draw(st.integers(1, 40))
-        tokens = draw(st.integers(0, prompt))
-        found.append(Request(now, prompt, draw(st.integers(1, 30)), draw(st.integers(0, 2)), tokens))
+        output = draw(st.integers(1, 30))
+        tokens = draw(st.integers(0, prompt + output))
+        found.append(Request(now, prompt, output, draw(st.integers(0, 2)), tokens))
     return found
 
 
@@ -49,6 +50,7 @@ def _check(story, replays, requests, rooms):
     for one in story.served:
         assert one.request.arrival_ns <= one.admitted_ns < one.first_ns <= one.end_ns
         assert min(one.recomputed, one.reloaded, one.preempted_ns) >= 0
+        assert sum(one.hit) < one.request.prompt
         assert one.preemptions or not (one.recomputed or one.reloaded or one.preempted_ns)
     for ran in story.iterations:
         for name, room in zip(("hbm", "ddr"), rooms, strict=True):
@@ -129,10 +131,15 @@ def test_unless_asked_a_request_waits_until_its_whole_length_fits():
     assert [(one.admitted_ns, one.preemptions) for one in story.served] == [(0, 0), (780, 0)]
 
 
-def test_nobody_is_admitted_where_someone_is_preempted():
-    """A third, of one token, would fit beside the first at 160; it waits behind the one that was interrupted."""
-    story, _ = told([*TWO, Request(0, 1, 1)], (5,), max_sequences=2, preemption="recompute")
-    assert story.served[2].admitted_ns >= 860
+def test_nobody_is_admitted_before_who_was_preempted():
+    """Room for six blocks: at 160 + 400 the first needs its fourth. A third, of one token, would fit beside it then.
+
+    It waits behind the one that was interrupted, for which there is room when the first has ended.
+    """
+    story, _ = told([*TWO, Request(0, 1, 1)], (6,), max_sequences=2, preemption="recompute")
+    first, other, third = story.served
+    assert (other.preemptions, other.preempted_ns) == (1, first.end_ns - (160 + 4 * 200))
+    assert third.admitted_ns == first.end_ns
 
 
 def test_the_summary_has_what_preemption_took(tmp_path):

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_cases import BOX, DRAWN, told, write
+from serving_cases import BOX, DRAWN, crowds, told, write
 
 import simulator as hosim
 from simulator import catalog
@@ -20,19 +20,6 @@ from simulator.serving import drawn, story
 from simulator.serving.blocks import Block, Rooms, Tiers, blocks_to_hold
 from simulator.serving.replays import Replays
 from simulator.workload import Clients, Lengths, Request, Requests
-
-
-@st.composite
-def crowds(draw):
-    """Requests in the order in which they come; prompts may share prefixes."""
-    found, now = [], 0
-    for _ in range(draw(st.integers(1, 12))):
-        now += draw(st.sampled_from([0, 0, 50, 400, 3000]))
-        prompt = draw(st.integers(1, 40))
-        tokens = draw(st.integers(0, prompt))
-        found.append(Request(now, prompt, draw(st.integers(1, 6)), draw(st.integers(0, 2)), tokens))
-    return found
-
 
 ROOMS = st.tuples(st.integers(12, 30), st.integers(0, 20), st.integers(0, 20))
 HOW = st.sampled_from([KvTier(), KvTier(content="exclusive"), KvTier(write="through"), KvTier(write="through", uses=2)])

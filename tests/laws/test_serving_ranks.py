@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
-from serving_cases import BOX, DRAWN, EXPERTS, MODELS, TOY, told, toy, write
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_cases import BOX, DRAWN, EXPERTS, MODELS, TOY, crowds, told, toy, write
 
 import simulator as hosim
 from simulator import catalog
 from simulator.builders import Iteration, cached_layers, iteration, least_iteration, limited_reaches
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
+from simulator.hardware import ServingHost
 from simulator.serving.blocks import rooms
+from simulator.serving.data_ranks import together
 from simulator.serving.replays import PARTS, Replays
-from simulator.workload import Request
+from simulator.workload import Clients, Request
 
 FOUR = """\
 topology: {devices_per_node: 4}
@@ -32,6 +38,12 @@ def spread(tensor, text=TOY):
 FOUR_HEADS = TOY.replace("kv_heads: 2", "kv_heads: 4")
 MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answers=4)
 LOADING = MIX._replace(loads=(("ddr", (40,)),))
+
+
+def kept_by_rank(workload):
+    """What a rank keeps of a token in each group of layers [B]."""
+    groups = cached_layers(workload.model.decoder, workload.dtypes, workload.parallel.tensor)
+    return [group.token_bytes for group in groups]
 
 
 def loaded(folder, tensor=0, text=FOUR_HEADS, box=FREE, requests=DRAWN, **more):
@@ -64,20 +76,16 @@ def test_a_rank_has_its_part_of_all_work_weights_and_tokens(tmp_path, tensor, na
     for weight in of_all.tensors:
         if weight.persistent and weight.kind == "weight" and "norm" not in weight.name:
             assert sizes[weight.name] * tensor == weight.size_bytes
-    groups = map(_kept, works)
-    assert [group.token_bytes for group in next(groups)] == [tensor * group.token_bytes for group in next(groups)]
+    of_all, of_rank = map(kept_by_rank, works)
+    assert of_all == [tensor * size for size in of_rank]
 
 
 def test_where_there_are_fewer_kv_heads_than_ranks_each_is_on_several(tmp_path):
     """Two KV heads on four ranks: a rank keeps one of 16 elements in each of two layers, as does a rank of two."""
-    kept = [_kept(loaded(tmp_path, tensor, TOY).workload)[0].token_bytes for tensor in (1, 2, 4)]
+    kept = [kept_by_rank(loaded(tmp_path, tensor, TOY).workload)[0] for tensor in (1, 2, 4)]
     assert kept == [2 * 2 * 2 * 16 * 2, 2 * 2 * 16 * 2, 2 * 2 * 16 * 2]
     took = [_replays(tmp_path, tensor, TOY).of(LOADING) for tensor in (2, 4)]
     assert [ran["moved_h2d_bytes"] for ran in took] == [2 * 40 * kept[1], 4 * 40 * kept[2]]
-
-
-def _kept(workload):
-    return cached_layers(workload.model.decoder, workload.dtypes, workload.parallel.tensor)
 
 
 def _replays(folder, tensor, *text, **more):
@@ -149,9 +157,13 @@ def test_a_room_above_what_all_have_together_is_refused(tmp_path):
 
 @pytest.mark.parametrize("part", ["", EXPERTS], ids=["dense", "experts"])
 def test_one_stands_for_all_of_its_class_on_several_ranks_too(tmp_path, part):
-    """With nothing copied, an iteration takes as long as replayed itself, to a ns of rounding for each collective."""
+    """With nothing copied, an iteration takes as long as replayed itself, to a ns of rounding for each op.
+
+    A ring is faster than a tree from 4 kB on, 31 tokens: each size takes the time of its own algorithm.
+    """
     text = toy(MODELS["all tokens"], *([part] if part else []))
-    scenario = loaded(tmp_path, 2, text, ON_FOUR)
+    library = "latency: 1 us, algorithms: {all_reduce: [ring, tree]}"
+    scenario = loaded(tmp_path, 4, text, ON_FOUR.replace("latency: 2 us", library).replace("20 GB/s", "1 GB/s"))
     alike, exact = Replays(scenario, "static", 256_000), Replays(scenario, "static", 256_000, exact=True)
     for tokens in range(2, 62, 3):
         work = Iteration(decoding=3, context=90 + tokens, reading=tokens, pairs=tokens * (tokens + 1) // 2, answers=4)
@@ -177,6 +189,12 @@ def test_what_is_not_built_for_requests_is_refused_by_name(tmp_path, key, value)
         loaded(tmp_path, 0, text)
 
 
+def test_experts_that_lie_on_ranks_by_two_keys_are_refused(tmp_path):
+    text = spread_data(EXPERT_RANKS.replace("width: 128}", "width: 128, ranks: 2}"), data=2, expert=2)
+    with pytest.raises(ConfigError, match=r"parallel\.expert: how experts lie on ranks is said once, found twice"):
+        loaded(tmp_path, 0, text, ON_FOUR)
+
+
 def test_ranks_that_do_not_divide_the_heads_are_refused_before_anything_runs(tmp_path):
     with pytest.raises(
         ConfigError, match=r"parallel\.tensor: tensor divides heads, ffn, vocabulary, found 3, and 4 heads"
@@ -189,6 +207,8 @@ def test_weights_of_the_card_are_those_of_a_rank(tmp_path):
     graph = iteration(loaded(tmp_path, 4).workload, least_iteration(loaded(tmp_path, 4).workload), 0)
     size = sum(weight.size_bytes for weight in graph.tensors if weight.persistent and weight.kind == "weight")
     assert card["weights"] == f"{size / 1000:.3g} kB a rank"
+    alone = hosim.serve(loaded(tmp_path, 1, box=ROOMY, kv_tiers="ddr: null"), policies=["static"])
+    assert card["arithmetic"] == alone.card["model"]["arithmetic"]
 
 
 def test_the_scheduler_counts_whole_tokens_whatever_ranks_there_are():
@@ -202,3 +222,118 @@ def test_the_scheduler_counts_whole_tokens_whatever_ranks_there_are():
         for size in (4, 1)
     ]
     assert stories[0].requests == stories[1].requests
+
+
+# data ranks
+
+
+def spread_data(text=TOY, **axes):
+    """The workload over these ranks."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in axes.items())
+    return text.replace("phase: requests", f"phase: requests\nparallel: {{ranks: all, {axes}}}")
+
+
+CROWD = [Request(40 * n, 5 + 3 * n, 1 + n % 4, n % 2, 5) for n in range(9)]
+
+
+@given(st.integers(1, 4), st.sampled_from(["never", "recompute", "swap"]))
+def test_data_ranks_that_get_the_same_requests_run_as_one_rank_with_them(data, preemption):
+    """Request n of each rank comes with that of all others, in turn: all do the same, as does what stands for them."""
+    more = {"max_tokens": 16, "preemption": preemption}
+    alone, replays = told(CROWD, (12, 9), **more)
+    times = [request for request in CROWD for _ in range(data)]
+    spread, of_all = told(times, (12, 9), data=data, **more)
+    for rank in range(data):
+        for one, same in zip(alone.served, spread.served[rank::data], strict=True):
+            assert (same.first_ns, same.end_ns, same.hit) == (one.first_ns, one.end_ns, one.hit)
+    assert len(of_all.works) == data * len(replays.works)
+    assert [ran["took_ns"] for ran in spread.iterations] == [ran["took_ns"] for ran in alone.iterations]
+    assert [ran["held_blocks"] for ran in spread.iterations] == [data * ran["held_blocks"] for ran in alone.iterations]
+
+
+@given(crowds(), st.integers(1, 4), st.sampled_from(["by_layer", "before_admission"]))
+def test_on_data_ranks_every_token_is_computed_or_found_once_on_its_own(requests, data, loads):
+    rooms = (12, 9)
+    story, replays = told(requests, rooms, data=data, max_tokens=16, loads=loads)
+    assert story.status in ("ok", "overloaded")
+    for ran in story.iterations:
+        for name, room in zip(("hbm", "ddr"), rooms, strict=True):
+            assert ran[f"used_{name}_blocks"] <= data * room
+    if story.status == "ok":
+        read = sum(work.reading for work in replays.works)
+        assert read + sum(sum(one.hit) for one in story.served) == sum(one.prompt for one in requests)
+        assert sum(work.decoding for work in replays.works) == sum(one.output - 1 for one in requests)
+    for one in story.served:
+        before = [other.request.prefix for other in story.served[one.number % data : one.number : data]]
+        assert one.request.prefix in before or not sum(one.hit)
+
+
+def test_data_ranks_wait_for_the_host_with_most_to_do():
+    """The second rank admits one request beside two on the first: 30 ns, and 7 for each of two."""
+    come = [Request(0, 9, 1), Request(0, 9, 1), Request(0, 9, 1)]
+    story, _ = told(come, (inf,), data=2, engine=ServingHost(iteration="30 ns", request="7 ns"))
+    assert [ran["wait_host_ns"] for ran in story.iterations] == [30 + 2 * 7]
+
+
+def test_clients_go_to_one_rank_with_all_rounds():
+    """Three clients on two ranks: the first and the third share a rank, and each finds what it said before."""
+    clients = Clients(number=3, rounds=2)
+    rounds = [Request(0, 9, 4, 1 + n % 3, 13) for n in range(3)]
+    rounds += [Request(0, 18, 1, 1 + n % 3, 19) for n in range(3)]
+    story, _ = told(rounds, (inf,), data=2, clients=clients)
+    assert [one.hit for one in story.served] == [[0], [0], [0], [12], [12], [12]]
+
+
+def test_one_iteration_stands_for_those_of_all_data_ranks():
+    """As many tokens as the fullest, as many decoding as on any; of the rest, the most of any."""
+    one = Iteration(5, 90, 0, 0, 0, 5, ((40, 0, 0),), (), ((("hbm", "ddr"), (8, 0)),))
+    other = Iteration(2, 60, 4, 16, 74, 3, ((20, 16, 60),), (("ddr", (16, 8)),), ((("hbm", "ddr"), (4, 4)),))
+    stands = Iteration(5, 90, 1, 16, 74, 5, ((40, 16, 60),), (("ddr", (16, 8)),), ((("hbm", "ddr"), (8, 4)),))
+    assert together([one, other]) == stands
+    assert together([one, other._replace(reading=9)]).reading == 11 - 5
+    assert together([one]) is one
+
+
+ROOMY = ON_FOUR.replace("capacity: 4 MB", "capacity: 16 MB")
+AXES = [{"data": 4}, {"data": 4, "expert": 4}, {"data": 2, "tensor": 2, "expert": 4}, {"tensor": 4, "expert": 4}]
+EXPERT_RANKS = toy(MODELS["all tokens"], EXPERTS)
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_an_iteration_of_data_ranks_takes_the_ops_of_the_one_that_stands_for_all(tmp_path, axes):
+    """What is moved is the sum of what each rank moves. A class knows nothing of the rows that expert ranks fill up."""
+    each = [LOADING, MIX, MIX._replace(reading=0, cached=0, pairs=0, answers=3), Iteration()][: axes.get("data", 1)]
+    for exact in (True, False)[: 1 if "expert" in axes else 2]:
+        scenario = loaded(tmp_path, 0, spread_data(EXPERT_RANKS, **axes), ROOMY)
+        took = Replays(scenario, "static", 256_000, exact=exact).of(*each)
+        graph = iteration(scenario.workload, together(each), 256_000)
+        least_ns = sum(durations_ns(graph, scenario.hardware))
+        assert abs(took["took_ns"] - took["wait_transfer_ns"] - least_ns) <= (0 if exact else 40)
+        kept = kept_by_rank(scenario.workload)[0]
+        assert took["moved_h2d_bytes"] == 40 * kept * axes.get("tensor", 1)
+
+
+def test_requests_are_served_on_data_and_expert_ranks(tmp_path):
+    """All are answered, each on one rank; ranks meet in each layer."""
+    text = spread_data(EXPERT_RANKS, data=4, expert=4)
+    served = hosim.serve(loaded(tmp_path, 0, text, ROOMY), policies=["static"])
+    (row,) = served.rows
+    assert (row["status"], row["finished"]) == ("ok", 12)
+    assert row["wait_collective_ns"] > 0
+    alone = hosim.serve(loaded(tmp_path, 0, EXPERT_RANKS, ROOMY), policies=["static"])
+    assert served.card["model"]["arithmetic"] == alone.card["model"]["arithmetic"]
+    assert served.iterations["decoding"].sum() == (served.requests["output_tokens"] - 1).sum()
+    assert served.card["model"]["weights"].endswith("a rank")
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"data": 4, "expert": 3}, "expert"),
+        ({"data": 2, "expert": 2}, "expert divides experts"),
+        ({"data": 2}, r"parallel.data: data ranks .*share experts, found 2 engines of their own; add expert"),
+    ],
+)
+def test_expert_ranks_that_do_not_fit_are_refused(tmp_path, axes, said):
+    with pytest.raises(ConfigError, match=said):
+        hosim.serve(loaded(tmp_path, 0, spread_data(TOY, **axes), ON_FOUR))

@@ -235,6 +235,7 @@ def test_a_later_turn_finds_the_answer_of_an_earlier_one(tmp_path):
     story, replays = told(read_requests(path).requests, (inf,))
     assert [one.hit for one in story.served] == [[0], [12], [8]]
     assert [work.reading for work in replays.works if work.reading] == [9, 6, 10]
+    assert [row["hit_fraction"] for row in story.requests] == [0, 12 / 18, 8 / 18]
 
 
 def test_a_block_of_an_answer_is_found_once_it_is_full_and_not_before():

@@ -246,4 +246,4 @@ def test_expert_ranks_that_are_tensor_ranks_send_a_part_of_the_tokens_each():
     ]
     sizes = {t.name: t.size_bytes for t in graph.tensors}
     assert sizes["L00/ffn.gate.weight"] == 4 * 64 * 32 * 2
-    assert sizes["head/token"] == 3 * 4
+    assert sizes["head/token"] == 4 * 4

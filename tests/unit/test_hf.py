@@ -741,6 +741,23 @@ RUNNING = {
     "llama4": kind("llama4_text", **EXPERTS, intermediate_size_mlp=96, interleave_moe_layer_step=2),
     "minimax_m2": kind("minimax_m2", **EXPERTS, head_dim=16),
     "minimax": kind("minimax", **EXPERTS, attn_type_list=[0, 0, 0, 1]),
+    "chosen again": kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]),
+    "gemma4": kind("gemma4_text", head_dim=16, sliding_window=8, sliding_window_pattern=2)
+    | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
+    | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+    | {"global_head_dim": 32, "num_global_key_value_heads": 1},
+    "mimo": kind("mimo_v2_flash", head_dim=24, v_head_dim=16, sliding_window=8, swa_num_key_value_heads=4)
+    | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "swa_v_head_dim": 16}
+    | {"hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "n_shared_experts": 0},
+    "latent experts": {"model_type": "nemotron_h", "hybrid_override_pattern": "M*E-", "hidden_size": 64}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "n_routed_experts": 8}
+    | {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32, "moe_latent_size": 24},
+    "blocks": kind("nemotron-nas", num_key_value_heads=None, intermediate_size=None)
+    | {
+        "block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}] * 2
+        + [{"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}}] * 2
+    },
 }
 
 
@@ -756,7 +773,7 @@ RUNNING = {
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
-    if name == "gemma3":
+    if name in ("gemma3", "blocks"):
         options = {key: value for key, value in options.items() if key != "experts"}
     read(RUNNING[name], batch=2, sequence=32, **options).write("mine.yaml")
     found = hosim.run(hardware="h100_sxm", workload="mine.yaml", policies=["resident", "reactive", "static"])

@@ -72,6 +72,15 @@ def test_blocks_of_mooncake_become_a_tree_of_prefixes(imported):
     assert found.dropped == {"requests without a prompt or an output token": 1}
 
 
+def test_the_model_serves_on_its_own_ranks_if_it_serves_requests_there(imported):
+    on_eight, alone = (
+        imported(AZURE, model=name)[0].files[".yaml"] for name in ("qwen3_235b_turns", "llama3_70b_train")
+    )
+    assert (on_eight.parallel.ranks, on_eight.parallel.tensor) == ("all", 8)
+    assert [key for key in on_eight.sources if key.startswith(("parallel", "requests"))] == ["parallel"]
+    assert "parallel" not in alone.model_fields_set
+
+
 def test_an_id_after_others_is_another_block(imported):
     """Names count with all before them, so that a trace whose ids are of the blocks alone is read aright."""
     records = [{**MOONCAKE[0], "hash_ids": ids} for ids in ([1, 5, 6], [2, 5, 6])]

@@ -126,6 +126,9 @@ def test_fsdp_shares_states_and_holds_what_it_gathered():
     assert (states["weight"], states["optimizer_state"]) == (
         LAYERS * LAYER_BYTES // RANKS, 2 * LAYERS * LAYER_BYTES // RANKS,
     )  # fmt: skip
+    gradients = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == "gradient")
+    assert gradients == LAYERS * (LAYER_BYTES + LAYER_BYTES // RANKS)  # whole ones, and the parts that are kept
+    assert {op.phase for op in graph.ops if "_reduce_scatter_" in op.name} == {"backward"}  # also of the first layer
     peak = int(live_bytes(graph).max())
     shards = 3 * LAYERS * LAYER_BYTES // RANKS + (LAYERS - 2) * LAYER_BYTES // RANKS  # and gradients, before the last
     of_one_row = 3 * LAYERS * 4 * 2 * 4 * WIDTH  # activations at most
