@@ -80,8 +80,8 @@ class RecordedMoves:
     def _before(self, node: ChakraNode) -> list[ChakraNode]:
         """Return the nodes that a node depends on, in order."""
         others, place = (*node.after, *node.under), self._places[node.id]
-        known = [other for other in others if self._places.get(other, place) < place]
-        places = {end for other in known for end in self._through.get(other, (self._places[other],))}
+        earlier = [other for other in others if self._places.get(other, place) < place]
+        places = {end for other in earlier for end in self._through.get(other, (self._places[other],))}
         return [self._nodes[end] for end in sorted(places)]
 
     def _tensor(self, node: ChakraNode, maker: Event) -> Storage:

@@ -8,9 +8,9 @@
 With ``--record`` a step of a small encoder is recorded here, on the CPU, in every form that PyTorch has, and each is
 held against what PyTorch itself counts; that needs torch. With ``--growth`` profiles of 25,000 and of 100,000 kernels
 are made up, and processes of their own read and replay them: the time for a kernel stays the same if nothing grows with
-the square, and the memory is told as a multiple of the file. With ``--between`` each pair of profiles is of one step on two
-machines: each is replayed with the times of its kernels in one ratio to those recorded, so that they take as long in all
-as on the other, and held against what the other recorded.
+the square, and the memory is told as a multiple of the file. With ``--between`` each pair of profiles is of one step on
+two machines: each is replayed with the times of its kernels in one ratio to those recorded, so that they take as long
+in all as on the other, and held against what the other recorded.
 
 The files lie in ``shared/data`` beside the project. What was recorded is counted here anew, by nothing of hosim, where
 a file tells it: of a Kineto trace from the first start on the device to the last end there, of a memory timeline from
