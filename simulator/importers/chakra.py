@@ -115,8 +115,10 @@ def _with_plan(imported: Imported, moves: RecordedMoves) -> Imported:
     about: dict[str, object] = {"plan": _PLAN, "steps": 1, "assumed": {"steps": "the recording is of one step"}}
     if any(tensor.name.startswith(REMOTE) for tensor in cast(Graph, imported.graph).tensors):
         about["remote"] = (f"{REMOTE}*",)
+    text = "Loads and stores are copies of a recorded plan, a row of runs without a scenario; what was below is remote."
     plan = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in moves.plan())
-    return replace(imported, files={**imported.files, ".yaml": imported.workload.model_copy(update=about), _PLAN: plan})
+    files = {**imported.files, ".yaml": imported.workload.model_copy(update=about), _PLAN: plan}
+    return replace(imported, files=files, derived=(*imported.derived, text))
 
 
 class _Reader:
@@ -149,18 +151,9 @@ class _Reader:
                 self._links[node.id], self._linked = tuple(links), self._linked + len(links)
                 must = f"nodes that are no ops stand between at most {_MOST_LINKED:,} pairs of ops"
                 insist(self._linked <= _MOST_LINKED, where, must, "more", "record fewer steps")
-        if self._moves:
-            on_device = [node for node in self._nodes if not node.is_on_host]
-            return RecordedMoves(on_device, recording, where)
-        self._add_times()
-        return None
-
-    def _add_times(self) -> None:
-        """Give ops the recorded times, if there are any, and the streams."""
-        recording = self._recording
         if not self._timed:
             recording.derived.append("Without times a roofline gives them; float counts as bf16.")
-        elif recording.ops:
+        elif recording.ops and not self._moves:
             self._replay()
         if recording.groups:
             text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
@@ -169,6 +162,7 @@ class _Reader:
             for op in recording.ops:
                 if "collective" in op.more:
                     op.more["duration_ns"] = None
+        return RecordedMoves(self._nodes, recording, where) if self._moves else None
 
     def _replay(self) -> None:
         """Give ops the times of their nodes: as recorded, or as soon as the nodes that they depend on have ended."""

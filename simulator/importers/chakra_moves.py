@@ -80,8 +80,8 @@ class RecordedMoves:
     def _before(self, node: ChakraNode) -> list[ChakraNode]:
         """Return the nodes that a node depends on, in order."""
         others, place = (*node.after, *node.under), self._places[node.id]
-        known = [other for other in others if self._places.get(other, place) < place]
-        places = {end for other in known for end in self._through.get(other, (self._places[other],))}
+        earlier = [other for other in others if self._places.get(other, place) < place]
+        places = {end for other in earlier for end in self._through.get(other, (self._places[other],))}
         return [self._nodes[end] for end in sorted(places)]
 
     def _tensor(self, node: ChakraNode, maker: Event) -> Storage:
@@ -142,6 +142,8 @@ class RecordedMoves:
         """Yield the lines of the plan; ops and tensors have their names by now."""
         ops = [item for item in self._issued if isinstance(item, Event)]
         last = {storage: op for op in ops for storage in (*op.reads, *op.writes)}
+        first = 1 + max(op.more["stream"] for op in ops)
+        self._streams = {group: stream for stream, group in enumerate(self._recording.groups, first)}
         homes = {s.name: _BELOW if s in self._loaded else _DEVICE for s in last if s.persistent}
         actions = list[dict[str, Any]]()
         for item, syncs in self._issued.items():
@@ -161,8 +163,8 @@ class RecordedMoves:
 
     def _compute(self, op: Event, last: dict[Storage, Event]) -> Iterator[dict[str, Any]]:
         """Yield an op on its stream, and the end of the tensors that nothing uses behind it."""
-        groups, collective = ["", "", "", *self._recording.groups], op.more.get("collective")
-        yield {"compute": op.name, "stream": groups.index(collective.group) if collective else op.more["stream"]}
+        collective = op.more.get("collective")
+        yield {"compute": op.name, "stream": self._streams[collective.group] if collective else op.more["stream"]}
         for storage in {**op.reads, **op.writes}:
             if last[storage] is op and (storage in self._loaded or not storage.stays):
                 yield {"detach": storage.name, "tier": _DEVICE}

@@ -198,11 +198,9 @@ def _messages(path: Path, data: bytes) -> Iterator[tuple[WireMessage, dict[str, 
 def _records(path: Path, data: bytes) -> Iterator[Any]:
     """Yield the records of a trace in JSON, the header first."""
     if b'"workload_graph"' in data:
-        nodes = records_of(path).get("workload_graph")
+        nodes, where = records_of(path).get("workload_graph"), f"{shown(path)}: workload_graph"
         yield {}
-        yield from objects(
-            nodes if isinstance(nodes, list) else (), f"{shown(path)}: workload_graph", "a node is an object"
-        )
+        yield from objects(nodes if isinstance(nodes, list) else (), where, "a node is an object")
         return
     if not re.match(rb'\s*\{\s*("version"|"attr"|\})', data):
         raise ValueError("JSON that is none of Chakra's forms")

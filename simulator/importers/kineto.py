@@ -114,7 +114,9 @@ class Timeline:
         self.device = [span for span in self.device if whole(span.args.get("device")) == busiest]
         for spans in (self.device, self.ops, self.marks):
             spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
-        self.memory = sorted(self._memory[busiest if self.device else -1], key=itemgetter(0))
+        of_host, at_most = self._memory.pop(-1, []), max(self._memory.values(), key=len, default=[])
+        of_device = self._memory.get(busiest, at_most)  # ids of kernels and allocations need not be the same
+        self.memory = sorted(of_device if self.device else of_host, key=itemgetter(0))
 
     def _add(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
@@ -154,16 +156,24 @@ class Timeline:
         return self.launched.get(span.correlation, span).start_ns
 
     def activities(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> Iterator[Activity]:
-        """Join each span with its op; its launch time is the end of the launching call, but at most its start."""
+        """Join each span with its op; its launch is the end of the launching call, or its start if that outlasts it."""
         for span, op in zip(spans, ops, strict=False):
             call = self.launched.get(span.correlation) if self.device else None
-            launched_ns = min(call.end_ns, span.start_ns) if call else None
+            end_ns = call.start_ns if call and self._waiting_for(span) else call.end_ns if call else 0
+            launched_ns = min(end_ns, span.start_ns) if call else None
             yield Activity(op, span.start_ns, span.end_ns, span.thread[1] if self.device else "", launched_ns)
+
+    def _waiting_for(self, span: TimelineSpan) -> TimelineSpan | None:
+        """Return the call that launched a copy and waited for its end, as with pageable memory; None of others."""
+        call = self.launched.get(span.correlation) if span.cat == "gpu_memcpy" else None
+        return call if call and span.end_ns <= call.end_ns else None
 
     @property
     def calls(self) -> Calls:
         """Other calls of the host: those that wait for the device, and those that make one stream wait for another."""
         syncs = [(call.start_ns, call.end_ns) for call in self.launched.values() if _SYNCS.search(call.name)]
+        waiting = (call for span in self.device if (call := self._waiting_for(span)))
+        syncs += ((call.start_ns, call.end_ns) for call in waiting)
         waits = list[Wait]()
         for correlation, call in self.launched.items():
             if _WAITS.search(call.name):

@@ -3,11 +3,14 @@
     python tests/bench/recordings.py
     python tests/bench/recordings.py --record
     python tests/bench/recordings.py --growth
+    python tests/bench/recordings.py --between FILE OTHER ...
 
 With ``--record`` a step of a small encoder is recorded here, on the CPU, in every form that PyTorch has, and each is
 held against what PyTorch itself counts; that needs torch. With ``--growth`` profiles of 25,000 and of 100,000 kernels
 are made up, and processes of their own read and replay them: the time for a kernel stays the same if nothing grows with
-the square, and the memory is told as a multiple of the file.
+the square, and the memory is told as a multiple of the file. With ``--between`` each pair of profiles is of one step on
+two machines: each is replayed with the times of its kernels in one ratio to those recorded, so that they take as long
+in all as on the other, and held against what the other recorded.
 
 The files lie in ``shared/data`` beside the project. What was recorded is counted here anew, by nothing of hosim, where
 a file tells it: of a Kineto trace from the first start on the device to the last end there, of a memory timeline from
@@ -24,11 +27,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import simulator as hosim
+from simulator.graph import Graph
+from simulator.report.rows import percent
 from simulator.run import stories
 from simulator.units import human
 
@@ -56,7 +62,7 @@ def on_device(path: Path) -> tuple[int, int]:
     return 1000 * (max(one["ts"] + one["dur"] for one in ran) - min(one["ts"] for one in ran)), 0
 
 
-def between(path: Path) -> tuple[int, int]:
+def first_to_last(path: Path) -> tuple[int, int]:
     """From the first instant to the last, and the highest sum."""
     with gzip.open(path) as file:
         rows = json.load(file)
@@ -93,7 +99,7 @@ def main() -> None:
     """Print a line for each file."""
     if DATA is None:
         sys.exit("shared/data does not lie beside the project")
-    heads = f"{'recording':32}{'ops':>8}{'recorded':>12}{'replayed':>12}{'off':>10}"
+    heads = f"{'recording':32}{'ops':>8}{'recorded':>12}{'replayed':>12}{'off':>10}{'ran':>7}{'host':>7}{'idle':>7}"
     print(f"{heads}{'peak':>9}{'peak off':>10}{'read s':>8}{'replay s':>10}")
     for name, read, count in FILES:
         path = DATA / name
@@ -110,8 +116,33 @@ def main() -> None:
         peak_off = f"{100 * (peak_bytes / recorded_bytes - 1):+.3f} %" if recorded_bytes else "-"
         took = f"{human(recorded_ns, 'ns') if recorded_ns else '-'}{mark if recorded_ns else ''}"
         label = path.name.removeprefix("critical_path_").removeprefix("memory_analysis_").split(".")[0][:30]
-        print(f"{label:32}{len(found.graph.ops):8,}{took:>12}{human(step_ns, 'ns'):>12}{off:>10}{peak:>9}{peak_off:>10}"
-              f"{after - start:8.1f}{done - after:10.1f}")  # fmt: skip
+        shares = stories.step_shares(found.graph).values() if recorded_ns else ()
+        parts = "".join(f"{percent(share):>7}" for share in shares) or f"{'-':>7}" * 3
+        print(f"{label:32}{len(found.graph.ops):8,}{took:>12}{human(step_ns, 'ns'):>12}{off:>10}{parts}{peak:>9}"
+              f"{peak_off:>10}{after - start:8.1f}{done - after:10.1f}")  # fmt: skip
+
+
+def ran_ns(graph: Graph) -> int:
+    """Sum of the times of kernels, copies and fills."""
+    return sum(op.duration_ns or 0 for op in graph.ops if op.repeatable)
+
+
+def between(files: list[str]) -> None:
+    """Print how far a replay with the other machine's time of all kernels is from what was recorded there."""
+    print(f"{'recording':44}{'here':>10}{'there':>10}{'kernels':>9}{'as here':>9}{'replay':>9}")
+    for pair in zip(files[::2], files[1::2], strict=True):
+        found = [hosim.read_kineto(file) for file in pair]
+        for here, there, file in ((*found, pair[0]), (*found[::-1], pair[1])):
+            assert here.graph is not None
+            assert there.graph is not None
+            ratio = ran_ns(there.graph) / ran_ns(here.graph)
+            ops = (replace(op, duration_ns=round((op.duration_ns or 0) * (ratio if op.repeatable else 1)))
+                   for op in here.graph.ops)  # fmt: skip
+            step_ns, _ = stories.replay_recording(replace(here.graph, ops=tuple(ops)))
+            offs = [f"{100 * (ns / there.recorded_ns - 1):+.1f} %" for ns in (here.recorded_ns, step_ns)]
+            label = "/".join(Path(file).parts[-2:]).partition(".json")[0][:43]
+            times = [human(of.recorded_ns, "ns") for of in (here, there)]
+            print(f"{label:44}{times[0]:>10}{times[1]:>10}{ratio:8.2f}x{offs[0]:>9}{offs[1]:>9}")
 
 
 def record(folder: Path) -> dict[str, int]:
@@ -146,7 +177,7 @@ def held(folder: Path) -> None:
     """Print what each form says beside what PyTorch counts."""
     counted = record(folder)
     joined_ = hosim.read_pytorch_trace(folder / "et.json", kineto=folder / "kineto.json")
-    _, recorded = between(folder / "memory.raw.json.gz")
+    _, recorded = first_to_last(folder / "memory.raw.json.gz")
     graph = joined_.graph
     assert graph is not None
     kinds = {
@@ -232,5 +263,7 @@ if __name__ == "__main__":
     elif "--record" in sys.argv:
         with TemporaryDirectory() as name:
             held(Path(name))
+    elif "--between" in sys.argv:
+        between(sys.argv[sys.argv.index("--between") + 1 :])
     else:
         main()

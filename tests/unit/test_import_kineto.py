@@ -121,6 +121,19 @@ def test_the_host_goes_on_once_what_it_synchronised_with_has_ended(tmp_path):
     assert off(found, longer(read(tmp_path, profile).graph, "/a", 2)) == 70_000
 
 
+def test_the_host_waits_for_a_copy_that_its_call_outlasts(tmp_path):
+    """As with pageable memory, whatever the call is named; a kernel may end before its call returns otherwise."""
+    profile = Profile()
+    profile.kernel("a", 10, 20, 100)
+    profile.kernel("out", 15, 121, 4, cat="gpu_memcpy", call=115)
+    profile.kernel("b", 140, 150, 10)
+    found = read(tmp_path, profile)
+    assert off(found) == 0
+    assert off(found, longer(found.graph, "/a", 2)) == 100_000
+    profile.events[-3]["cat"] = "kernel"
+    assert off(found, longer(read(tmp_path, profile).graph, "/a", 2)) < 100_000
+
+
 @pytest.mark.parametrize(
     ("start", "host"),
     [(150, [2000, 128_000, 62_000, 100_000]), (135, [2000, 124_000, 66_000, 100_000])],
@@ -371,6 +384,7 @@ def test_without_addresses_each_free_ends_the_newest_allocation_of_its_size(tmp_
     assert found.recorded_bytes == 100 + 100 + 100 + 30
     assert replay_recording(found.graph)[1] == found.recorded_bytes
     assert sorted(t.size_bytes for t in found.graph.tensors if t.size_bytes) == [30, 100, 100, 100, 100]
+    assert [found.graph.tensors[t].size_bytes for t in found.graph.outputs] == [30]
 
 
 def test_the_memory_is_that_of_the_device_that_is_read(tmp_path):
@@ -379,6 +393,14 @@ def test_the_memory_is_that_of_the_device_that_is_read(tmp_path):
     profile.memory(1, 64, 0xA, 64)
     profile.memory(2, 1 << 30, 0xB, 1 << 30)
     profile.events[-1]["args"]["Device Id"] = 1
+    assert read(tmp_path, profile).recorded_bytes == 64
+
+
+def test_ids_of_kernels_and_of_allocations_need_not_be_the_same(tmp_path):
+    """A process that sees one of eight devices calls it 0, and the profiler of ROCm its place in the machine."""
+    profile = Profile()
+    profile.kernel("k", 5, 10, 5, device=6)
+    profile.memory(1, 64, 0xA, 64, kind=6)
     assert read(tmp_path, profile).recorded_bytes == 64
 
 
