@@ -1,15 +1,18 @@
-"""Models in ONNX: each node is an op, initializers are weights. Nothing is computed, and no weight is looked at.
+"""Models in ONNX: each node is an op, initializers are weights. No weight is looked at.
 
-Sizes are those that onnx infers from those of the inputs. What makes a view, or a size on the host, is no op.
+Sizes are those that onnx infers from those of the inputs; what computes sizes is computed, and no op. Nor is a view.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from simulator import inputs
 from simulator.errors import ConfigError, import_extra, insist
@@ -18,7 +21,13 @@ from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, Storage, short
 
 _MOST_BYTES = 2_147_483_647  # of protocol buffers
-_FEW_BYTES = 1024  # whole numbers up to this size are sizes or axes
+_FEW = 128  # so many whole numbers are sizes or axes, perhaps
+_MOST_ROUNDS = 200  # of computing sizes and inferring more: a layer asks for a few
+_COMPUTES_SIZES = """
+    Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Greater Less Max Min Mod Mul Neg Not Range
+    ReduceProd Reshape Shape Size Slice Sqrt Squeeze Sub Unsqueeze Where
+"""
+_HOST = frozenset(_COMPUTES_SIZES.split())
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _BITS = {"FLOAT": 32, "DOUBLE": 64, "BOOL": 8}  # of types whose names do not say them
 _DTYPES = {"FLOAT8": "fp8", "FLOAT16": "fp16", "FLOAT": "fp32", "BFLOAT16": "bf16", "DOUBLE": "fp64", "INT8": "int8"}
@@ -71,14 +80,15 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
     """
     path, where = Path(source), inputs.shown(Path(source))
     install = 'run: pip install "hosim[onnx]"'
-    onnx, inliner = import_extra("hosim.read_onnx", "a model in ONNX is read by onnx", install, "onnx", "onnx.inliner")
+    modules = ("onnx", "onnx.inliner", "onnx.reference")
+    onnx, inliner, _ = import_extra("hosim.read_onnx", "a model in ONNX is read by onnx", install, *modules)
     data = inputs.whole(path, _MOST_BYTES)
     inputs.data_only(data[:8], path)
     try:
         model = onnx.ModelProto.FromString(data)
         _set_sizes(model.graph, dim, where)
-        graph = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(model), data_prop=True).graph
-        recording = _Nodes(graph, onnx.TensorProto.DataType.Name, where).recording
+        graph, sizes = _inferred(onnx, inliner.inline_local_functions(model))
+        recording = _Nodes(graph, sizes, onnx.TensorProto.DataType.Name, where).recording
     except Exception as error:
         must, do = "onnx reads the file, and infers its sizes", "export it again, or look into it with onnx.checker"
         wrong = ConfigError(where, must, f"{type(error).__name__}: {error}", do)
@@ -94,7 +104,7 @@ def _set_sizes(graph: Any, dim: tuple[str, ...], where: str) -> None:
     insist(odd is None, "--dim", "a size is written batch=8", repr(odd))
     given, used, asked = dict[str, str](text.rpartition("=")[::2] for text in dim), set[str](), dict[str, None]()
     for tensor in graph.initializer:
-        if prod(tensor.dims) > _FEW_BYTES:
+        if prod(tensor.dims) > _FEW:
             tensor.ClearField("raw_data")
     weights = {tensor.name for tensor in graph.initializer}
     for infos in (graph.input, graph.value_info, graph.output):
@@ -115,20 +125,53 @@ def _sizes(info: Any) -> Any:
     return info.type.tensor_type.shape.dim
 
 
+def _shapes(graph: Any) -> dict[str, list[int]]:
+    """Return the shapes that are known, by the name of the value."""
+    return {
+        info.name: [size.dim_value for size in _sizes(info)]
+        for info in (*graph.input, *graph.value_info, *graph.output)
+        if info.type.tensor_type.HasField("shape") and all(size.HasField("dim_value") for size in _sizes(info))
+    }
+
+
+def _inferred(onnx: Any, model: Any) -> tuple[Any, set[str]]:
+    """Return the graph, with sizes as far as they are known, and the names of what computes them: that is computed."""
+    few = [tensor for tensor in model.graph.initializer if prod(tensor.dims) <= _FEW and not tensor.data_location]
+    values, computed = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in few}, set[str]()
+    for _ in range(_MOST_ROUNDS):
+        model, before = onnx.shape_inference.infer_shapes(model, data_prop=True), len(computed)
+        shapes, left = _shapes(model.graph), list[Any]()
+        for node in model.graph.node:
+            given: dict[str, Any] = {name: values.get(name) for name in node.input if name}
+            if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
+                given[node.input[0]] = np.broadcast_to(np.float32(0), shapes[node.input[0]])  # takes no room
+            left.append(node)
+            is_small = prod(shapes.get(node.output[0], [_FEW + 1])) <= _FEW
+            if node.op_type in _HOST and is_small and all(value is not None for value in given.values()):
+                with suppress(Exception), np.errstate(all="ignore"):  # then its sizes stay unknown
+                    (value,) = onnx.reference.ReferenceEvaluator(node).run(None, given)
+                    model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), node.output[0]))
+                    values[node.output[0]] = value
+                    computed.add(left.pop().output[0])
+        del model.graph.node[:]
+        model.graph.node.extend(left)
+        if len(computed) == before:
+            break
+    return model.graph, computed
+
+
 class _Nodes:
     """Reads the nodes of a graph, of which all sizes are known, into a recording."""
 
-    def __init__(self, graph: Any, type_name: Callable[[int], str], where: str) -> None:
-        self.recording, self._where = Recording(), where
-        self._storages, self._sizes = dict[str, Storage](), set[str]()
-        self._types, self._shapes = dict[str, str](), dict[str, list[int]]()
-        for info in (*graph.input, *graph.value_info, *graph.output):
-            if info.type.tensor_type.HasField("shape") and all(size.HasField("dim_value") for size in _sizes(info)):
-                self._types[info.name] = type_name(info.type.tensor_type.elem_type)
-                self._shapes[info.name] = [size.dim_value for size in _sizes(info)]
+    def __init__(self, graph: Any, sizes: set[str], type_name: Callable[[int], str], where: str) -> None:
+        self.recording, self._where, self._storages, self._sizes = Recording(), where, dict[str, Storage](), sizes
+        self.recording.dropped["sizes and small constants, which the host computes"] = len(sizes)
+        infos, self._shapes = (*graph.input, *graph.value_info, *graph.output), _shapes(graph)
+        self._types = {info.name: type_name(info.type.tensor_type.elem_type) for info in infos}
         for tensor in graph.initializer:
             self._types[tensor.name], self._shapes[tensor.name] = type_name(tensor.data_type), [*tensor.dims]
-            self._add_constant(tensor.name)
+            if tensor.name not in sizes:
+                self._add_constant(tensor.name)
         for info in graph.input:
             if info.name not in self._storages and info.name not in self._sizes:
                 self._storages[info.name] = self._storage(info.name, "input", persistent=True)
@@ -151,7 +194,7 @@ class _Nodes:
 
     def _add_constant(self, name: str) -> None:
         """Add what the file holds; a few whole numbers are sizes or axes."""
-        if self._types[name] in ("INT64", "INT32") and self._size(name) <= _FEW_BYTES:
+        if self._types[name] in ("INT64", "INT32") and prod(self._shapes[name]) <= _FEW:
             self._sizes.add(name)
         else:
             self._storages[name] = self._storage(name, "weight", persistent=True)
@@ -166,9 +209,6 @@ class _Nodes:
         insist(odd is None, label, "each value is made once, before it is read", repr(odd), "export it again")
         if node.op_type == "Constant":
             self._add_constant(made[0])
-        elif node.op_type in ("Shape", "Size") or (given and self._sizes.issuperset(given)):
-            self._sizes.update(made)
-            folded["sizes, which the host computes"] += 1
         elif node.op_type in _VIEWS and given[0] in self._storages:
             self._storages[made[0]] = self._storages[given[0]]
             folded["views"] += 1
