@@ -120,7 +120,11 @@ class Config:
     def _holds(self, condition: str) -> bool:
         """Tell whether a key is true, or has the value behind a ``=``."""
         key, _, wanted = condition.partition("=")
-        return str(self.get(key)).lower() == (wanted or "true")
+        used, value = {*self.used}, self.get(key)
+        is_held = str(value).lower() == (wanted or "true")
+        if not is_held and states_size(value) and value is not True:  # which says more than that it does not hold
+            self.used = used
+        return is_held
 
     def get(self, *keys: str, path: str = "") -> Any:
         """Return the value of the first key that the file has, or else that the family has; None if neither has one.
@@ -377,6 +381,8 @@ def _layer_types(c: Config, layers: int) -> list[str]:
     if c.family.state:
         attending = _attending_layers(c, layers)
         return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
+    must = "this says which layers have a window"
+    insist(c.family.local != "listed", f"{c.where}, layer_types", must, "none", "add it")
     local = _windowed_layers(c, layers)
     return [usual if layer in local else "full_attention" for layer in range(layers)]
 
