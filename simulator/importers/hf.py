@@ -187,7 +187,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
     tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
-    inner = outer[tower] if tower else outer
+    nested = (outer[key] for key in _DECODERS if isinstance(outer.get(key), dict))
+    inner = outer[tower] if tower else next(nested, outer)
     kinds = [kind for kind in (inner.get("model_type"), outer.get("model_type")) if isinstance(kind, str)]
     names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
     name = next(filter(FAMILIES.__contains__, names), "")
