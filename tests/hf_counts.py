@@ -50,15 +50,15 @@ class Row(NamedTuple):
 
 def names() -> list[str]:
     """Return the families that are counted."""
-    from transformers.models.auto import modeling_auto  # noqa: PLC0415 - an extra that takes seconds
+    from transformers.models.auto import modeling_auto
 
     return sorted({name for kind in KINDS for name in getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")})
 
 
 def module_of(name: str, config: Any) -> Any:
     """Make the module of a family without memory."""
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
+    import torch
+    import transformers
 
     classes = ("Seq2SeqLM", "CausalLM", "ImageTextToText", "MultimodalLM")
     for kind, end in zip(KINDS, classes, strict=True):
@@ -92,11 +92,11 @@ def parameters_of(modules: list[Any]) -> int:
 
 def row_of(name: str) -> Row:
     """Read a family, and hold it against its module."""
-    import transformers  # noqa: PLC0415
+    import transformers
 
     try:
         config = transformers.CONFIG_MAPPING[name](**STATED.get(name, {}))
-    except Exception as error:  # noqa: BLE001 - whatever keeps transformers from it
+    except Exception as error:
         return Row(name, "not built", note=f"transformers: {type(error).__name__}")
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(config.to_json_string(use_diff=False))
@@ -111,7 +111,7 @@ def row_of(name: str) -> Row:
     try:
         module = module_of(name, config)
         modules = parts_of(config, module)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return Row(name, "read", sum(counted.values()), note=f"transformers cannot build it: {type(error).__name__}")
     total = sum(counted[part] for part in modules)
     right = sum(map(parameters_of, modules.values()))

@@ -108,6 +108,14 @@ MODELS = {
         | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"}, 31_577_940_288,
         6 * 2 * 2 * 128, 23 * 4 * (4096 + 2048), 23 * 4096 * 128,
     ),
+    "Nemotron 3 with latents": Stateful(
+        {"model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "mamba_num_heads": 64}
+        | {"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "moe_latent_size": 1024} | _NEMOTRON
+        | {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 1856}
+        | {"moe_shared_expert_intermediate_size": 3712}
+        | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"}, 13_520_150_848,
+        6 * 2 * 2 * 128, 23 * 4 * (4096 + 2048), 23 * 4096 * 128,
+    ),
     "Falcon-H1-7B": Stateful(
         {"model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 44}
         | {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128, "mamba_d_ssm": 3072}

@@ -4,6 +4,13 @@
 (k + v) FLOP, and T * s * heads * (3 * k + 2 * v) in backward, which makes the scores again; where a token sees at most
 m, the part m * (2 * s - m) / s^2 of it. Saved are queries, keys, values, the output, and a statistic for each row.
 
+*Encoders.* Each token sees all T * s pairs: twice the work; within a window, half of it before a token and half behind.
+
+*An encoder's output* (``attn.across``, behind a norm, with projections of its own; arXiv 1706.03762, section 3.2.3). It
+has R rows a sequence: T * R * heads * (k + v) * 2 FLOP. Inference makes its keys and values once, in the first chunk
+of a prompt, and keeps them for all layers (``L03/kv.across``). Training takes it as an input, and adds its gradient up
+over layers, unless some weights are frozen.
+
 *Chosen tokens* (DeepSeek-V3.2, arXiv 2512.02556, section 2.1). The indexer (H heads of d elements) learns from a loss
 of its own in each layer: the divergence of its scores from the attention of all heads, added up. Its input is detached,
 and only that loss reaches it. Kernels are those of TileLang's ``examples/dsa_sparse_finetune``: attention is

@@ -1,4 +1,9 @@
-"""The layers of a decoder, which are alike at training and at inference.
+"""The layers of a model, which are alike at training and at inference.
+
+*Norms* stand where the model says: before a part, after it, on its sum with the residual. Where attention and
+feed-forward are *parallel*, both take the layer's input, behind a norm each or one for both, and one op adds up what
+they make, so that tensor ranks sum up once a layer. Without a gate a feed-forward is ``ffn.up``, ``ffn.act`` and
+``ffn.down``, and saves two inner rows of a token, not four.
 
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each

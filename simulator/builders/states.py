@@ -10,15 +10,16 @@ Let a head have keys of K elements and values of V, and a matrix S of K * V. P a
 of a prompt, each with itself: a block of `block` tokens goes through products of its own, so that only its end reaches
 the matrix. A token alone is a block of one.
 
-====================  ===============================  =============  =============  ======================
-kind                  source                           of K * V, a    of a pair      again in backward
-                                                       token, a head
-====================  ===============================  =============  =============  ======================
-``linear``            arXiv 2501.08313, section 2.2    4              2 * K + 2 * V  2; 2 * K
-``delta``             arXiv 2412.06464, section 3.3    6              6 * K + 4 * V  4; 4 * K + 2 * V
-``mamba2``            arXiv 2405.21060, section 6      4              2 * K + 2 * V  2; 2 * K
-``mamba``             arXiv 2312.00752, section 3.3    6                             6
-====================  ===============================  =============  =============  ======================
+==============  =================================  ================  =============  =====================
+kind            kernel                             K * V, of a       of a pair      again in backward
+                                                   token and a head
+==============  =================================  ================  =============  =====================
+``linear``      ``lightning_attn2.py``             4                 2 * K + 2 * V  2; 2 * K
+``delta``       ``fla/ops/gated_delta_rule``       6                 6 * K + 4 * V  4; 4 * K + 2 * V
+by element      ``fla/ops/kda``                    6                 6 * K + 4 * V  4; 2 * K + 2 * V
+``mamba2``      ``ssd_combined.py``                4                 2 * K + 2 * V  2; 2 * K
+``mamba``       ``selective_scan_interface.py``    6                                6
+==============  =================================  ================  =============  =====================
 
 - Each product reads S, or adds to it (2 * K * V). The delta rule also takes what S has for a key from its value; its
   pairs score keys with keys and with queries (2 * K each), and make new keys (2 * K) and values (2 * V) from that; the
@@ -28,11 +29,11 @@ kind                  source                           of K * V, a    of a pair 
   each): in the vector unit, as no matrix products are in it. Exponentials are not counted.
 - Elementwise ops only move bytes, the convolution among them.
 
-*In training* each product has two in backward, beside what is made again, as in the kernels: Lightning Attention-2
-(arXiv 2401.04658, algorithm 2), ``fla/ops/gated_delta_rule/chunk.py`` of fla-org/flash-linear-attention, and
-``ssd_combined.py`` and ``selective_scan_interface.py`` of state-spaces/mamba. All save their inputs. The delta rule
-saves the inverse of each block as well (heads * block elements a token) and a sum of decays (fp32), the state spaces
-their output; ``mamba2`` a sum of decays. The convolution and the gated norm save their inputs alone.
+*In training* each product has two in backward, beside what is made again, as in the kernels: those of the authors of
+Lightning Attention-2 (arXiv 2401.04658, algorithm 2), ``chunk.py`` of fla-org/flash-linear-attention, and two of
+``mamba_ssm/ops`` of state-spaces/mamba. All save their inputs. The delta rule saves the inverse of each block as well
+(heads * block elements a token), with decays of elements also its scores; ``delta`` and ``mamba2`` a sum of the decays
+of each head (fp32); the state spaces their output. The convolution and the gated norm save their inputs alone.
 
 *Workspace*, where there is more than one token of a sequence: ``delta`` and ``mamba2`` lay out the matrix at the start
 of each block (in the type of arithmetic, and in fp32), in backward with its gradient.
@@ -50,14 +51,38 @@ from simulator.layout import Axes, Weight
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Recurrent
 
-_PRODUCTS = {
-    "linear": ((2, 1), (1, 1), (1, 0)),
-    "delta": ((3, 2), (3, 2), (2, 1)),
-    "mamba2": ((2, 1), (1, 1), (1, 0)),
-    "mamba": ((3, 3), (0, 0), (0, 0)),
-    "convolution": ((0, 0), (0, 0), (0, 0)),
+
+class Recurrence(NamedTuple):
+    """What the core of a layer takes.
+
+    Attributes
+    ----------
+    matrix, keys, values
+        Products with the matrix, and of a pair with keys and with values: in forward, and of these again in backward.
+    pairs, decays, output
+        What is saved beside inputs: numbers of each pair of a block; of each head (fp32); and the output.
+    """
+
+    matrix: tuple[int, int]
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    pairs: int = 0
+    decays: int = 0
+    output: bool = False
+
+
+_RECURRENCES = {
+    "linear": Recurrence((2, 1), (1, 1), (1, 0)),
+    "delta": Recurrence((3, 2), (3, 2), (2, 1), pairs=1, decays=1),
+    "delta by element": Recurrence((3, 2), (3, 1), (2, 1), pairs=2),
+    "mamba2": Recurrence((2, 1), (1, 1), (1, 0), decays=1, output=True),
+    "mamba": Recurrence((3, 3), (0, 0), (0, 0), output=True),
+    "convolution": Recurrence((0, 0), (0, 0), (0, 0)),
 }
-"""Kind -> products with the matrix, with keys and with values of a pair: in forward, and of these again in backward."""
+
+
+def _recurrence(part: Recurrent) -> Recurrence:
+    return _RECURRENCES["delta by element" if part.decays == "elements" else part.kind]
 
 
 class Kernel(NamedTuple):
@@ -149,17 +174,13 @@ def _of_heads(t: Tape) -> tuple[Axes, Recurrent]:
 
 def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
     """Add an op: on some tokens of cached sequences, or on those of whole ones, with its gradients in training."""
-    weights, (_, part), forward, backward = (
-        [t.weight(name) for name in kernel.weights],
-        _of_heads(t),
-        OpFields(),
-        OpFields(),
-    )
+    weights, (_, part) = [t.weight(name) for name in kernel.weights], _of_heads(t)
+    forward, backward = OpFields(), OpFields()
     if kernel.name.endswith(".core") and part.matrix:
         forward, backward = _work(t, part, cache)
     if cache is None:
         return _run_whole(t, kernel, weights, forward, backward)
-    is_last, after = kernel.name.endswith(".core"), list[str]()
+    is_last = kernel.name.endswith(".core")
     out = (is_last and cache.out) or t.of_heads(f"{kernel.name}.out", kernel.width, rows=(cache.tokens,))
     size_bytes = part.kept_bytes(t.element_bytes, t.workload.dtypes.state_bytes).get(kernel.kept, 0)
     states, all_bytes = [cache.states or f"{t.block}/{kernel.kept}"] * bool(size_bytes), cache.sequences * size_bytes
@@ -172,7 +193,7 @@ def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
     forward["read_bytes"] = own_bytes(t, cache, *kernel.own, *kernel.shared) + cache.seen * size_bytes
     forward["read_bytes"] += sum(weight.size_bytes for weight in weights)
     forward["write_bytes"] = own_bytes(t, cache, out) + all_bytes
-    t.op(kernel.name, [*reads, *(cache.after if is_last else after)], [out, *states], **forward)
+    t.op(kernel.name, [*reads, *(cache.after if is_last else ())], [out, *states], **forward)
     return out
 
 
@@ -187,7 +208,7 @@ def _work(t: Tape, part: Recurrent, cache: Cache | None) -> tuple[OpFields, OpFi
     made = OpFields(op_class="vector" if part.kind == "mamba" else "attention")
 
     def of_phase(times: int, again: int) -> OpFields:
-        matrix, keys, values = (times * n + again * more for n, more in _PRODUCTS[part.kind])
+        matrix, keys, values = (times * n + again * more for n, more in _recurrence(part)[:3])
         flops = 2 * tokens * matrix * part.matrix + 2 * pairs * (keys * scored + values * part.width)
         return OpFields(flops=flops, workspace_bytes=times * workspace_bytes, **made)
 
@@ -200,12 +221,12 @@ def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields
     layout, ranks, whole = t.cut(features), t.mesh.size(features), t.cut()
     reads = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]
     out, saved = t.tensor(f"{name}.out", kernel.width * ranks, layout), list[str]()
-    if t.is_forward and name.endswith(".core") and part.kind in ("delta", "mamba2"):
-        sizes = {"decays": (part.heads, FP32_BYTES)}
-        sizes |= {"inverse": (part.heads * part.together, t.element_bytes)} if part.kind == "delta" else {}
-        saved = [t.tensor(f"{name}.{end}", width * ranks, layout, size) for end, (width, size) in sizes.items()]
+    takes = _recurrence(part) if name.endswith(".core") else _RECURRENCES["convolution"]
+    sizes = {"pairs": (takes.pairs * part.together, t.element_bytes), "decays": (takes.decays, FP32_BYTES)}
+    for end, (width, size) in sizes.items() if t.is_forward else ():
+        saved += [t.tensor(f"{name}.{end}", width * part.heads * ranks, layout, size)] if width else []
     t.op(name, [*reads, *held], [out, *saved], **forward)
-    saved += [out] if name.endswith(".core") and part.kind in ("mamba", "mamba2") else []
+    saved += [out] if takes.output else []
 
     def back(dy: str) -> None:
         taken = [*(t.to(x, layout) for x in kernel.own), *(t.to(x, whole) for x in kernel.shared)]
@@ -215,6 +236,7 @@ def _run_whole(t: Tape, kernel: Kernel, weights: list[Weight], forward: OpFields
         summed = ([axis for axis in layout.cut if axis not in weight.layout.cut] for weight in weights)
         both = [t.weight_gradients(tuple(axes), weight) for axes, weight in zip(summed, weights, strict=True)]
         old, new = (list(chain.from_iterable(part)) for part in zip(*both, strict=True)) if both else ([], [])
+        held = [t.held[weight.name] for weight in weights]  # ranks that shard them gather them again
         t.op(name, [*taken, *saved, dy, *held, *old], [*grads, *new], **backward)
         brought = [t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, wanted, strict=True)]
         for x, grad in zip(wanted, brought, strict=True):

@@ -124,6 +124,7 @@ class Tape(StepBuilder):
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
             dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
             old, new = self.weight_gradients(layout.cut, *weights)
+            held = [self.held[weight.name] for weight in weights]  # of a layer that is gathered again, its copy
             self.op(name, [*saved, dy, *held, *old], [*dx, *new])
             self.add_gradients(wanted, dx, sums or name)
 

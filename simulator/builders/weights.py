@@ -12,7 +12,7 @@ from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Workload
+from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Recurrent, Workload
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -157,8 +157,9 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse dimensions that do not divide over ranks; the message says what would."""
     parallel, tokens = workload.parallel, workload.batch * workload.sequence // workload.parallel.context
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
-    for attention, part in model.kinds:
-        whole, kv_heads = {"heads": attention.heads}, attention.kv_heads if isinstance(attention, Gqa) else 0
+    mixers = ((mixer, part) for kind, part in model.kinds for mixer in (kind, kind.beside) if mixer is not None)
+    for mixer, part in mixers:
+        whole, kv_heads = {"heads": mixer.heads}, mixer.kv_heads if isinstance(mixer, (Gqa, Recurrent)) else 0
         if not parallel.layouts:
             whole |= {"ffn": part.width, "vocabulary": model.vocabulary}
         elif workload.phase == "train":  # layouts say what is cut; but at inference heads always are

@@ -131,7 +131,7 @@ class Config:
 
         Where a family has a name of its own for a key, that is the first one.
         """
-        keys = (*(own for own in map(self.family.keys.get, keys) if own), *keys)
+        keys = (*filter(None, map(self.family.keys.get, keys)), *keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
             self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
@@ -193,7 +193,9 @@ class Config:
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
         fields = PARTS[part].items()
-        return {name: self.count(*keys, path=f"{path}.{name}", least=name != "vocabulary") for name, keys in fields}
+        return {
+            name: self.count(*keys, path=f"{path}.{name}", least=int(name != "vocabulary")) for name, keys in fields
+        }
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""

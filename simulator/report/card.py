@@ -55,7 +55,7 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
         weights, persistent = (max(_bytes(g, kinds) for g in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind)))
         if persistent:
             card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
-    if work is not None and work.decoder is not None and work.phase != "train":
+    if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
         card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else tokens)
@@ -80,6 +80,7 @@ def _cache(model: DecoderModel, dtypes: Dtypes) -> str:
             stateful.update(layers=layers, bytes=layers * sum(kept.values()))
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
+    windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []
     return ", ".join((f"{every} a token", *windows, *(states if stateful else ())))
 
 

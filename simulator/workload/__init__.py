@@ -11,19 +11,9 @@ from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
+from simulator.workload.feed_forwards import Dense, Experts
 from simulator.workload.kv_blocks import KvBlocks
-from simulator.workload.models import (
-    Checkpoint,
-    DecoderModel,
-    Dense,
-    Experts,
-    Layer,
-    LlamaModel,
-    Lora,
-    Merger,
-    Model,
-    Other,
-)
+from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
 from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools

@@ -11,7 +11,20 @@ from simulator.document import Count, Few, Part
 from simulator.units import require
 
 
-class Absent(Part):
+class _WithoutTokens(Part):
+    """What caches no token of a sequence: what attention has, and this has not."""
+
+    window: ClassVar[None] = None
+    sparse: ClassVar[None] = None
+    gate: ClassVar[None] = None
+    beside: ClassVar[None] = None
+    sinks: ClassVar[int] = 0
+    kv_elements: ClassVar[int] = 0
+    views: ClassVar[int] = 1
+    groups: ClassVar[int] = 1
+
+
+class Absent(_WithoutTokens):
     """The half that a layer does not have: its attention, or its feed-forward.
 
     Attributes
@@ -24,15 +37,7 @@ class Absent(Part):
 
     heads: ClassVar[int] = 0
     width: ClassVar[int] = 0
-    window: ClassVar[None] = None
-    sparse: ClassVar[None] = None
-    sinks: ClassVar[int] = 0
-    kv_elements: ClassVar[int] = 0
-    views: ClassVar[int] = 1
-    groups: ClassVar[int] = 1
-    gate: ClassVar[bool] = False
     state: ClassVar[None] = None
-    beside: ClassVar[None] = None
 
     def of_one(self, ranks: int) -> Self:
         """Return what one of several ranks has."""
@@ -67,7 +72,7 @@ _RULES = {
 }
 
 
-class Recurrent(Part):
+class Recurrent(_WithoutTokens):
     """A layer that keeps a state of fixed size per sequence in place of keys and values.
 
     Each head of values has a matrix that adds up keys and values; queries read it.
@@ -119,15 +124,6 @@ class Recurrent(Part):
     norms: StrictBool = True
     biases: tuple[Literal["in", "conv", "out"], ...] = ()
 
-    window: ClassVar[None] = None
-    sparse: ClassVar[None] = None
-    sinks: ClassVar[int] = 0
-    kv_elements: ClassVar[int] = 0
-    views: ClassVar[int] = 1
-    groups: ClassVar[int] = 1
-    gate: ClassVar[None] = None
-    beside: ClassVar[None] = None
-
     @property
     def state(self) -> Self:
         """The part with a state: itself."""
@@ -144,10 +140,14 @@ class Recurrent(Part):
         return self.heads * self.head_size
 
     @property
+    def kv_heads(self) -> int:
+        """Heads of queries and keys, if these are made for each head or for several."""
+        return 0 if self.kind == "mamba" else self.key_heads or self.heads
+
+    @property
     def key(self) -> tuple[int, int]:
         """Heads of queries and keys, and the width of one."""
-        shared = 1 if self.kind == "mamba" else self.heads
-        return self.key_heads or shared, self.key_size or self.head_size
+        return self.kv_heads or 1, self.key_size or self.head_size
 
     @property
     def convolved(self) -> int:

@@ -11,7 +11,8 @@ from pydantic import StrictBool
 from simulator.document import Part, Share
 from simulator.units import require
 from simulator.workload.attention_kinds import Mla
-from simulator.workload.models import DecoderModel, Experts
+from simulator.workload.feed_forwards import Experts
+from simulator.workload.models import DecoderModel
 from simulator.workload.sharding import Optimizer
 
 ADAM_FLOPS = 15
@@ -147,6 +148,8 @@ class Sides(Part):
             return
         path, do = ("on", "experts"), "run them on the accelerator"
         require(of_layers, "the host runs a model's experts", "a model without experts", *path, do=do)
+        must = "the host runs experts that take rows of the residual"
+        require(not any(part.latent for part in of_layers), must, "latent", *path, do=do)
         must = "the host runs the experts of one rank, which has all of them, without buffers apart"
         is_alone = tensor == 1 and all(part.ranks == 1 and part.buffers == "fused" for part in of_layers)
         require(is_alone, must, "several ranks, or buffers apart", *path, do=do)

@@ -159,7 +159,7 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
     [
         (
             "decoder",
-            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, others, norms, tied_embeddings (did you mean 'hidden'?)",
+            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, others, norms, norm_weights, parallel, positions, segments, embedding_width, embedding_norm, final_norm, head_transform, head_biases, stem, stem_rows, stem_bias, registers, encoded, head, merger, causal, tied_embeddings (did you mean 'hidden'?)",
         ),
         (
             "lama",
@@ -190,11 +190,11 @@ PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}
         ("width: 8", "toy.yaml:11, model.feed_forward.kind: the key 'kind' is needed here, found none; add it"),
         (
             "kind: densed, width: 8",
-            "toy.yaml:11, model.feed_forward.kind: kind should be one of 'dense', 'experts', found 'densed'; use one of dense, experts (did you mean 'dense'?)",
+            "toy.yaml:11, model.feed_forward.kind: kind should be one of 'dense', 'experts', 'none', found 'densed'; use one of dense, experts, none (did you mean 'dense'?)",
         ),
         (
             "kind: dense, widht: 8",
-            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of kind, width, biases (did you mean 'width'?)",
+            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of gate, biases, kind, width (did you mean 'width'?)",
         ),
         (
             "kind: experts, routed: 4, top_k: 5, width: 8",

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import pytest
 from building import build
 from parameters import count
+from pydantic import ValidationError
 
 from simulator.builders import build_job
+from simulator.errors import ConfigError
 from simulator.graph import Graph
 from simulator.workload import DecoderModel, Workload
 
@@ -119,6 +121,49 @@ def test_chunks_of_prompts_hand_their_states_on(kind: str, chunk: int | None) ->
     assert written == 2 * BATCH * one.convolved * E * (TOKENS + len(sizes) * one.taps)
     states = {f"{layer}/{end}" for layer in ("L01", "L03") for end in ("window", "state")[: 1 + (one.matrix > 0)]}
     assert {graph.tensors[i].name for i in graph.outputs} >= states
+
+
+def test_ranks_that_share_no_heads_of_keys_evenly_are_refused() -> None:
+    part = {"kind": "delta", "heads": 12, "head_size": 2, "key_heads": 6}
+    for attention in (part, FULL | {"heads": 12, "kv_heads": 12, "beside": part}):
+        model = {**workload("delta").model.model_dump(exclude_unset=True), "attention": attention, "others": []}
+        data = {"name": "w", "phase": "decode", "model": model, "parallel": {"ranks": "all", "tensor": 4}}
+        with pytest.raises(ConfigError, match="4, and 6 kv_heads; set parallel.tensor to 2"):
+            build_job(Workload.model_validate(data))
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            {"kind": "linear", "heads": 4, "head_size": 6, "taps": 2},
+            "a layer of kind linear has the keys block, head_size",
+        ),
+        ({"kind": "mamba", "heads": 4, "key_size": 6}, "a layer of kind mamba states rank"),
+        ({"kind": "mamba2", "heads": 4}, "a layer of kind mamba2 states head_size"),
+        ({"kind": "delta", "heads": 4, "head_size": 6, "key_heads": 3}, "key_heads divides heads"),
+        ({"kind": "convolution", "heads": 4, "key_size": 3}, "a layer of kind convolution has the keys biases, heads"),
+        ({"kind": "none"}, None),
+    ],
+)
+def test_what_a_kind_has_not_is_refused(part: dict[str, Any], message: str | None) -> None:
+    model = {"family": "decoder", "layers": 2, "hidden": H, "vocabulary": 64, "attention": part}
+    model["feed_forward"] = {"kind": "dense", "width": 16}
+    if message is None:
+        Workload.model_validate({"name": "w", "phase": "decode", "model": model})
+        model["feed_forward"], message = {"kind": "none"}, "a layer has an attention or a feed_forward"
+    with pytest.raises(ValidationError, match=message):
+        Workload.model_validate({"name": "w", "phase": "decode", "model": model})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_a_prompt_are_laid_out(kind: str) -> None:
+    """Kernels that go over the blocks of a prompt keep the matrix before each."""
+    one, sizes = KINDS[kind], {"mamba2": 4}
+    each = sizes.get(kind, E) * one.matrix if kind in ("delta", "delta by key", "mamba2") else 0
+    found = {op.workspace_bytes for op in ops(build(workload(kind, "prefill")), "attn.core")}
+    assert found == {-(-BATCH * TOKENS // one.block) * each}
+    assert {op.workspace_bytes for op in ops(build(workload(kind)), "attn.core")} == {0}
 
 
 @pytest.mark.parametrize("kind", KINDS)

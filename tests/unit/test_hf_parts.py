@@ -168,3 +168,10 @@ def test_parts_are_told(tmp_path: Path) -> None:
     assert found.workload.phase == "decode"
     assert any("1,500 rows" in text and "--part encoder" in text for text in found.derived)
     assert hosim.read_hf(folder, part="encoder").workload.sequence == 1500
+
+
+def test_an_encoder_has_no_cache_and_a_decoder_that_of_its_input(tmp_path: Path) -> None:
+    folder = config(tmp_path, model_type="whisper")
+    card = hosim.read_hf(folder).card
+    assert card["KV cache"] == "6.14 kB a token, as much again of 1,500 rows of the encoder's output"
+    assert "KV cache" not in hosim.read_hf(folder, part="encoder").card

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from building import build
+from pydantic import ValidationError
 from trained import DENSE, EXPERTS, GQA, LAYOUTS, SEQUENCE, H, T, by_op, check_lives, flops, saved_bytes, workload
 
 from simulator.builders import build_job
 from simulator.graph import Graph
+from simulator.lifetime import Lifetimes
 
 BLOCK = 3
 PAIRS = T // SEQUENCE * sum(token % BLOCK + 1 for token in range(SEQUENCE))
@@ -37,12 +39,12 @@ KINDS = {
         4 * (16 * 48 * T + (16 * 8 + 10 * 6) * PAIRS),
         2 * (2 * 56 + 8 + 3 * 24 + 4 * BLOCK) + 4 * 4,
     ),
-    # besides, what is between the two matrices of decays and of the gate; decays of each element of a key
+    # besides, what is between the two matrices of decays and of the gate; scores, and no decays
     "delta by element": Kind(
         {"kind": "delta", "heads": 4, "head_size": 6, "decays": "elements", "rank": 2, "block": BLOCK},
         4 * (6 * 36 * T + (6 * 6 + 4 * 6) * PAIRS),
-        4 * (16 * 36 * T + (16 * 6 + 10 * 6) * PAIRS),
-        2 * (2 * 72 + 4 + 2 + 24 + 2 + 3 * 24 + 4 * BLOCK) + 4 * 4,
+        4 * (16 * 36 * T + (14 * 6 + 10 * 6) * PAIRS),
+        2 * (2 * 72 + 4 + 2 + 24 + 2 + 3 * 24 + 2 * 4 * BLOCK),
     ),
     "mamba2": Kind(
         MAMBA2,
@@ -112,6 +114,58 @@ def test_all_ranks_do_the_work_of_one(kind: str, layout: dict[str, Any], zero_st
             assert total[name] == layout["data"] * layout["micro_batches"] * times * number, name
     for graph in graphs:
         check_lives(graph)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_gathered_again_in_backward(kind: str) -> None:
+    """With ZeRO 3 no copy of a weight that forward gathered is there until backward, but of the last layer."""
+    job = build_job(workload(KINDS[kind].part, parallel={"ranks": "all", "data": 2, "zero_stage": 3}))
+    graph = job.graphs[0]
+    lives = Lifetimes(graph)
+    turn = next(index for index, op in enumerate(graph.ops) if op.phase == "backward")
+    gathered = [
+        t for t, tensor in enumerate(graph.tensors) if tensor.name.startswith("L00/attn.") and "gathered" in tensor.name
+    ]
+    first = [t for t in gathered if lives.born[t] < turn]
+    assert first
+    assert all(lives.dies[t] < turn for t in first)
+
+
+LATENT = EXPERTS | {"latent": 6}
+
+
+@pytest.mark.parametrize(("layout", "zero_stage"), list(product(LAYOUTS, (0, 3))))
+def test_experts_take_rows_of_their_own_width(layout: dict[str, Any], zero_stage: int) -> None:
+    """Two linears, which every tensor rank has, make them and take them back."""
+    alone, plain = build(workload(GQA, LATENT)), build(workload(GQA, EXPERTS))
+    once, before = by_op([alone], "forward"), by_op([plain], "forward")
+    layers = sum(op.name.endswith("fwd/ffn.latent_in") for op in alone.ops)
+    assert once["ffn.latent_in"] == once["ffn.latent_out"] == layers * 2 * T * H * 6
+    assert once["ffn.down"] - 2 * T * 24 * H == (before["ffn.down"] - 2 * T * 24 * H) * 6 // H, "behind a dense layer"
+    assert once["ffn.shared.up"] == before["ffn.shared.up"]
+    assert flops(alone, "backward", "matmul") == 2 * flops(alone, "forward", "matmul")
+    found = build_job(workload(GQA, LATENT, parallel={"ranks": "all", "zero_stage": zero_stage, **layout}))
+    graphs = [found.graph(rank) for rank in range(found.ranks)]
+    for phase in ("forward", "backward"):
+        total, once = by_op(graphs, phase), by_op([alone], phase)
+        assert total.keys() == once.keys()
+        for name in ("ffn.up", "ffn.down", "ffn.shared.down", "attn.q"):
+            assert total[name] == layout["data"] * layout["micro_batches"] * once[name], name
+    for graph in graphs:
+        check_lives(graph)
+
+
+@pytest.mark.parametrize("experts", ["together", "grouped", "each"])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_experts_of_their_own_width_infer(phase: str, experts: str) -> None:
+    graphs = [build(workload(GQA, part, phase=phase, experts=experts)) for part in (LATENT, EXPERTS)]
+    narrow, wide = ({op.name.rpartition("/")[2]: op.flops for op in graph.ops if "L01" in op.name} for graph in graphs)
+    name = "ffn.up" if experts == "together" else "ffn.experts"
+    assert narrow[name] * H == wide[name] * 6
+    rows = T // SEQUENCE if phase == "decode" else T
+    assert narrow["ffn.latent_in"] == narrow["ffn.latent_out"] == 2 * rows * H * 6
+    with pytest.raises(ValidationError, match="the host runs experts that take rows of the residual"):
+        workload(GQA, LATENT, phase=phase, on={"experts": "host"})
 
 
 HALVES = [{"start": 1, "stop": 2, "feed_forward": {"kind": "none"}}, {"start": 2, "attention": {"kind": "none"}}]

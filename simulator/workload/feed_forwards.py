@@ -1,0 +1,117 @@
+"""The kinds of feed-forwards of a layer, which treat each token by itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool
+
+from simulator.document import Count, Few, FewOrNone, Part, Ranks
+from simulator.units import require
+from simulator.workload.recurrent import Absent
+
+
+class _FeedForward(Part):
+    """Fields that all kinds share.
+
+    Attributes
+    ----------
+    gate
+        Whether a third matrix makes a gate for what comes out of the first (GLU, arXiv 2002.05202).
+    biases
+        Whether its matrices, of each expert, have biases.
+    """
+
+    gate: StrictBool = True
+    biases: StrictBool = False
+
+    @property
+    def inner(self) -> int:
+        """Inner rows of a token: gate, up and their product; or what the first matrix makes, and its activation."""
+        return 3 if self.gate else 2
+
+
+class Dense(_FeedForward):
+    """A feed-forward that all tokens go through.
+
+    Attributes
+    ----------
+    kind
+        Names this feed-forward.
+    width
+        Inner width.
+    """
+
+    kind: Literal["dense"]
+    width: Count
+
+
+class Experts(_FeedForward):
+    """A mixture of experts: a router chooses some for each token; all tokens go through the shared ones.
+
+    Attributes
+    ----------
+    kind
+        Names this feed-forward.
+    routed
+        How many experts the router chooses from.
+    top_k
+        How many experts it chooses for each token.
+    width
+        Inner width of an expert.
+    shared
+        How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
+    shared_width
+        Inner width of each of these; default: that of an expert.
+    shared_gate
+        Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
+    latent
+        Width to which a linear takes a token before its routed experts; another one takes their sum back (Nemotron 3).
+    router_bias
+        Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    ranks
+        Over how many ranks, with equally many tokens each, the routed experts are spread. The graph is that of one such
+        rank: it has its share of the experts and of all tokens; sending tokens between ranks takes no time.
+    copies
+        How many copies of experts the ranks hold in addition, which take some of their tokens (redundant experts of
+        DeepSeek-V3, arXiv 2412.19437, section 3.4.1).
+    buffers
+        ``fused``: tokens are written straight to where their experts read them, and back; ``apart``: they are copied
+        there from a buffer at the sender, and back into one.
+    """
+
+    kind: Literal["experts"]
+    routed: Few
+    top_k: Few
+    width: Count
+    shared: FewOrNone = 0
+    shared_width: Count | None = None
+    shared_gate: StrictBool = False
+    latent: Count | None = None
+    router_bias: StrictBool = False
+    ranks: Ranks = 1
+    copies: FewOrNone = 0
+    buffers: Literal["fused", "apart"] = "fused"
+
+    @property
+    def places(self) -> int:
+        """Number of routed experts that all ranks hold, copies included."""
+        return self.routed + self.copies
+
+    @property
+    def held(self) -> int:
+        """Number of routed experts that a rank holds."""
+        return self.places // self.ranks
+
+    def _check(self) -> None:
+        self._divides("ranks", "places" if self.copies else "routed")
+        must, do = "copies are for experts that lie on several ranks", "raise ranks, or remove copies"
+        require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
+        found = f"{self.top_k:,} and {self.routed:,}"
+        require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
+        must = "shared experts beside latent ones have no gate"
+        require(not (self.latent and self.shared_gate), must, "one", "shared_gate", do="remove it")
+
+
+FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
+"""The feed-forward of a layer, which treats each token by itself."""
