@@ -235,8 +235,9 @@ def _latents(t: Tape, mla: Mla, x: str) -> tuple[str, str]:
         q = t.linear("attn.q", x)
     kv = t.to(t.linear("attn.kv_a", x), t.cut())  # each rank attends to all latents
     latent = t.norm("attn.kv_a_norm", kv, made="attn.latent")
-    t.rotate("rope.q", q, mla.heads * mla.qk_rope)
-    t.rotate("rope.k", latent, mla.views * mla.qk_rope)
+    if mla.rotary:
+        t.rotate("rope.q", q, mla.heads * mla.qk_rope)
+        t.rotate("rope.k", latent, mla.views * mla.qk_rope)
     return q, latent
 
 

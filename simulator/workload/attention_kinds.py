@@ -282,6 +282,8 @@ class Mla(_Attention):
         Width of a value.
     indexer
         Chooses the tokens that each token attends to; default: it attends to all.
+    rotary
+        Whether these parts of queries and keys have a rotary embedding at all (not in Kimi Linear).
     """
 
     kind: Literal["mla"]
@@ -291,6 +293,7 @@ class Mla(_Attention):
     qk_rope: Count
     v_head: Count
     indexer: Indexer | None = None
+    rotary: StrictBool = True
 
     @property
     def kv_elements(self) -> int:

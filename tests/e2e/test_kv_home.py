@@ -65,3 +65,24 @@ def test_what_comes_as_needed_and_leaves_takes_no_room_at_home(rows):
     kv = "{block: 8, new: as_needed}"
     for name, row in rows("decode", "{kv_cache: ddr}", ", window: 20", new_tokens=32, kv=kv).items():
         assert row.summary["peak_ddr_bytes"] == 2 * 8 * (3 + 3) * TOKEN_BYTES, name
+
+
+STATE_BYTES = 2 * 2 * (4 * 16 * 16 * 4 + 4 * (3 * 64) * 2)
+"""Of 2 sequences in 2 layers: matrices of 4 heads in fp32, and the last 4 inputs of the convolution in bf16 [B]."""
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_states_end_at_home(tmp_path, phase):
+    """Those of prompts are stored once; those of decode come in and go home in each step, as each token writes them."""
+    job = documents.decoder(2, "kind: dense, width: 64", batch=2, sequence=64, steps=2)
+    job = job.replace("kind: gqa, heads: 4, kv_heads: 2", "kind: delta, heads: 4")
+    job = job.replace("phase: decode", f"phase: {phase}")
+    job, coming = job + ("chunk: 16\n" if phase == "prefill" else ""), STATE_BYTES * (phase == "decode")
+    job = job.replace("assumed: {", "assumed: {chunk: a toy, ") if phase == "prefill" else job
+    story = STORY.replace("HOMES", "{kv_cache: ddr}")
+    for name, row in hosim.run(documents.lay(tmp_path, job, story) / "story.yaml").items():
+        assert row.status == "ok", row.why
+        assert row.summary["peak_ddr_bytes"] == STATE_BYTES, name
+        assert row.summary["moved_h2d_bytes"] == coming, name
+        if (phase, name) != ("prefill", "lookahead"):  # which stores states between chunks as well
+            assert row.summary["moved_d2h_bytes"] == STATE_BYTES, name
