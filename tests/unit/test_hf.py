@@ -742,7 +742,9 @@ RUNNING = {
     "minimax_m2": kind("minimax_m2", **EXPERTS, head_dim=16),
     "minimax": kind("minimax", **EXPERTS, attn_type_list=[0, 0, 0, 1]),
     "chosen again": kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]),
-    "gemma4": kind("gemma4_text", head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2)
+    "gemma4": kind(
+        "gemma4_text", head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2
+    )
     | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
     | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
     | {"global_head_dim": 32, "num_global_key_value_heads": 1},
