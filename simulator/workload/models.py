@@ -207,9 +207,8 @@ class DecoderModel(Part):
         return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
-        fits = self.norms == "shared" if self.parallel else self.norms != "shared"
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
-        fits |= self.parallel and self.norms == "before"
+        fits = self.norms in (("before", "shared") if self.parallel else ("before", "both", "after", "sum"))
         require(fits, must, self.norms, "norms", do=do)
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
