@@ -114,7 +114,9 @@ class DecoderModel(Part):
     segments
         Rows of a table of parts that a token may be of (BERT, arXiv 1810.04805, section 3); default: none.
     embedding_width
-        Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068).
+        Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068);
+        with `head_transform` that is this one, and tables and norm of the embedding are as narrow (ELECTRA, arXiv
+        2003.10555).
     embedding_norm
         Whether the embedding is normalised (BLOOM, arXiv 2211.05100, section 3.2.3).
     final_norm
