@@ -74,17 +74,19 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     embed, head = {"tokens": Spec((v, narrow or h), _ROW)} if v else {}, _norms(model, ["norm"] * model.final_norm)
     stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
     embed |= _biases(stem, stem if model.stem_bias else ())
-    embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
-    embed |= {name: Spec((rows, h), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
-    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
+    embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
+    wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
+    embed |= {name: Spec((rows, wide), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
+    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm, wide)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
         yield block, of_kind[model.layer(index)]
     if model.head_transform:
-        head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
+        transform = _biases({"transform": Spec((h, wide), _WHOLE)}, model.head_biases)
+        head |= transform | _norms(model, ["transform.norm"], wide)
     if merger := model.merger:
         head |= _merger(model, merger)
-    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head else {}
+    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head and not model.head_transform else {}
     lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
     yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
 
@@ -166,8 +168,8 @@ def _gate(h: int, part: Gqa | Mla) -> Specs:
 
 def _recurrent(h: int, part: Recurrent) -> Specs:
     """Return projections, decays, norms, taps of the convolution, and the output projection."""
-    kind, width, heads, (key_heads, key) = part.kind, part.width, part.heads, part.key
-    rank, is_by_element = part.rank or 0, part.decays == "elements"
+    width, heads, (key_heads, key), rank = part.width, part.heads, part.key, part.rank or 0
+    is_by_element, both = part.decays == "elements", rank + 2 * key
 
     def column(outputs: int, inputs: int = 0, kv_heads: int = 0) -> Spec:
         return Spec((inputs or h, outputs), _COLUMN, kv_heads=kv_heads)
@@ -176,27 +178,27 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
         low = {f"{name}.a": Spec((h, rank), _WHOLE), f"{name}.b": column(outputs, rank)}
         return low if rank else {name: column(outputs)}
 
-    specs = {"q": column(key_heads * key, 0, key_heads), "k": column(key_heads * key, 0, key_heads), "v": column(width)}
-    if kind == "linear":
-        specs |= {"gate": column(width), "norm": _norm(width, TENSOR)}
-    elif kind == "delta":
-        specs |= {"rates": column(heads * (2 - is_by_element))} | (
-            through("forget", heads * key) if is_by_element else {}
-        )
-        decay = _norm(heads * (1 + key if is_by_element else 2), TENSOR)
-        specs |= through("gate", width) | {"decay": decay, "norm": _norm(part.head_size)}
-    elif kind == "mamba2":
-        of_all = {"norm": _norm(width, TENSOR)} if part.norms else {}
-        specs |= {"rates": column(heads), "gate": column(width), "decay": _norm(3 * heads, TENSOR), **of_all}
-    elif kind == "mamba":
-        made = {"rates_in": Spec((width, rank + 2 * key), _ROW)} | (
-            {"rates_norm": _norm(rank + 2 * key)} if part.norms else {}
-        )
-        made |= {"rates_out": column(width, rank), "decay": _norm(width * (1 + key), TENSOR)}
-        specs = {"v": specs["v"], "gate": column(width), **made}
+    keys, values, gate = column(key_heads * key, kv_heads=key_heads), {"v": column(width)}, {"gate": column(width)}
+    made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads)}
+    rates |= through("forget", heads * key) if is_by_element else {}
+    steps = {"rates_in": Spec((width, both), _ROW), "rates_norm": _norm(both), "rates_out": column(width, rank)}
+    norm, decays = {"norm": _norm(width, TENSOR)}, heads * (1 + key if is_by_element else 2)
+    specs = {
+        "linear": made | gate | norm,
+        "delta": made
+        | rates
+        | through("gate", width)
+        | {"decay": _norm(decays, TENSOR), "norm": _norm(part.head_size)},
+        "mamba": values | gate | steps | {"decay": _norm(width * (1 + key), TENSOR)},
+        "mamba2": made | rates | gate | {"decay": _norm(3 * heads, TENSOR)} | norm,
+        "convolution": made,
+    }[part.kind]
+    if part.kind == "delta" and not is_by_element:
+        specs["rates"] = column(2 * heads)
     for name in part.rule.convolved:
         outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
         specs[f"conv.{name}"] = Spec((outputs,), (TENSOR,), kv_heads=specs[name].kv_heads)
+    specs = {name: spec for name, spec in specs.items() if part.norms or not name.endswith("norm")}
     of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
     biased = [name for end in part.biases for name in of.get(end, ())]
     return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
