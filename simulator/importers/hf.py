@@ -237,6 +237,8 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
         lacks = "no type for arithmetic (torch_dtype)" if name is None else f"{name!r}, in which no arithmetic is done"
         c.derived.append(f"bf16, as config.json names {lacks}.")
     dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # as ModelOpt writes it
+    states = _DTYPES.get(str(c.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype")))
+    dtypes |= {"states": states} if states and phase != "train" else {}
     quantized = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
     if quantized and phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")

@@ -108,7 +108,9 @@ class Config:
         for entry in family.inside:
             key, _, prefix = entry.partition("=")
             self.used.add(key)
-            self.data = {**self.data, **{f"{prefix}{name}": value for name, value in (data.get(key) or {}).items()}}
+            inner = data.get(key) or {}
+            insist(isinstance(inner, dict), f"{where}, {key}", "this is an object", repr(inner))
+            self.data = {**self.data, **{f"{prefix}{name}": value for name, value in inner.items()}}
         self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
@@ -370,6 +372,8 @@ def _layer_types(c: Config, layers: int) -> list[str]:
     types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
     pattern = c.get("hybrid_override_pattern")
     if not types and isinstance(pattern, str):
+        must = f"this has a letter for each of {layers} layers"
+        insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
         types = [*pattern][:layers]
     for key, words in CODES.items():
         types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]

@@ -48,6 +48,16 @@ def test_parameters_and_what_a_sequence_keeps(name: str, tmp_path: Path) -> None
     assert sum(group.token_bytes for group in small if group.reach.block) == 2 * (expected.window + expected.matrix)
 
 
+@pytest.mark.parametrize(("stated", "read_as"), [("float32", "fp32"), ("bfloat16", "bf16"), (None, "fp32")])
+def test_the_type_of_matrices_is_the_one_that_is_stated(stated: str | None, read_as: str, tmp_path: Path) -> None:
+    for key, name in (("mamba_ssm_cache_dtype", "Nemotron-H-8B"), ("mamba_ssm_dtype", "Qwen3.5-9B")):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(MODELS[name].config | ({key: stated} if stated else {})))
+        found = hosim.read_hf(file, sequence=64)
+        assert (found.workload.dtypes.states, found.dropped) == (read_as, {})
+        hosim.read_hf(file, phase="train", sequence=64)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_modules_of_transformers(name: str, tmp_path: Path) -> None:
