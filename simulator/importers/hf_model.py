@@ -187,7 +187,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
 
 def _layer_types(c: Config, layers: int) -> list[str]:
     """Return a word for each layer: from the keys that list them, or by the rule of the family."""
-    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
+    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers) or []
     pattern = c.get("hybrid_override_pattern")
     if not types and isinstance(pattern, str):
         must = f"this has a letter for each of {layers} layers"
