@@ -39,7 +39,7 @@ STATED: dict[str, dict[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """A family: whether hosim reads it, parameters as it and as transformers count them, and why not, or what differs."""
+    """A family: how it is read, parameters as hosim and as transformers count them, and why not, or what differs."""
 
     name: str
     verdict: str

@@ -20,16 +20,7 @@ from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
 from simulator.importers.hf_ends import whole_model_of
-from simulator.importers.hf_model import (
-    ALIASES,
-    CAPTURE,
-    FAMILIES,
-    TOLD,
-    TOWERS,
-    VERSION,
-    Config,
-    is_irrelevant,
-)
+from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, TOLD, TOWERS, VERSION, Config, is_irrelevant
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from simulator.importers.hf_model import Config, model_of
+from simulator.importers.hf_keys import Config
+from simulator.importers.hf_model import model_of
 
 _ENCODED = 512
 """Rows of an encoder's output, where no key states them."""

@@ -35,7 +35,7 @@ def test_defaults_are_those_of_the_class_that_reads_the_file() -> None:
     transformers = pytest.importorskip("transformers")
     if transformers.__version__ != "5.24.0":
         pytest.skip("the defaults are those of transformers 5.24.0")
-    from simulator.importers.hf_model import FAMILIES, RULES  # noqa: PLC0415 - beside what it is held against
+    from simulator.importers.hf_keys import FAMILIES, RULES
 
     wrong = []
     for name, family in FAMILIES.items():
