@@ -192,7 +192,7 @@ def _layer_types(c: Config, layers: int) -> list[str]:
     if not types and isinstance(pattern, str):
         must = f"this has a letter for each of {layers} layers"
         insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
-        types = [*pattern][:layers]
+        types = list(pattern)[:layers]
     for key, words in CODES.items():
         types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]
     for unknown in {*types} - {*WORDS}:
