@@ -47,9 +47,9 @@ TOWERS = {
 ON_META = {
     "vit": lambda config: hf.ViTModel(config, add_pooling_layer=False),
     "deit": lambda config: hf.DeiTModel(config, add_pooling_layer=False),
-    "altclip_vision_model": lambda config: hf.AltCLIPVisionModel(config),
-    "metaclip_2_vision_model": lambda config: hf.MetaClip2VisionModel(config),
-    "blip_vision_model": lambda config: hf.BlipVisionModel(config),
+    "altclip_vision_model": hf.AltCLIPVisionModel,
+    "metaclip_2_vision_model": hf.MetaClip2VisionModel,
+    "blip_vision_model": hf.BlipVisionModel,
 }
 
 
