@@ -192,7 +192,7 @@ def _layer_types(c: Config, layers: int) -> list[str]:
     if not types and isinstance(pattern, str):
         must = f"this has a letter for each of {layers} layers"
         insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
-        types = [*pattern][:layers]
+        types = list(pattern)[:layers]
     for key, words in CODES.items():
         types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]
     for unknown in {*types} - {*WORDS}:
@@ -241,7 +241,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
-        "listed": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
+        "unlisted": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
         "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
