@@ -1,8 +1,8 @@
 """What stands before the first layer of a model and after the last one: embedding, head and loss.
 
-Rows of further tables (positions, segments) join the embedding, each in an op that reads the rows of all tokens. A *stem*
-makes rows of numbers: a linear for each convolution, whose input counts as laid out (taps * channels elements a row).
-What a model without a head puts out gets its gradient from what follows on it, as an input of the step.
+Rows of further tables (positions, segments) join the embedding, each in an op that reads the rows of all tokens. A
+*stem* makes rows of numbers: a linear for each convolution, whose input counts as laid out (taps * channels elements a
+row). What a model without a head puts out gets its gradient from what follows on it, as an input of the step.
 """
 
 from __future__ import annotations
