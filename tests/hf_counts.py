@@ -39,7 +39,7 @@ STATED: dict[str, dict[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """A family: whether hosim reads it, parameters as it and as transformers count them, and why not, or what differs."""
+    """A family: how it is read, parameters as hosim and as transformers count them, and why not, or what differs."""
 
     name: str
     verdict: str
@@ -74,7 +74,10 @@ def parts_of(config: Any, module: Any) -> dict[str, list[Any]]:
     """Return the parts that hosim reads, each with its modules."""
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False) and hasattr(module, "get_encoder"):
-        return {"decoder": [module.get_decoder(), module.get_output_embeddings()], "encoder": [module.get_encoder()]}
+        encoder, decoder = module.get_encoder(), module.get_decoder()
+        if any(part is encoder for part in decoder.modules()):  # of a model inside of a multimodal one
+            decoder = decoder.get_decoder()
+        return {"decoder": [decoder, module.get_output_embeddings()], "encoder": [encoder]}
     inner = [part for part in module.modules() if getattr(part, "config", None) is text]
     if text is config or not inner:
         return {"decoder": [module]}

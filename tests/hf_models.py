@@ -257,6 +257,8 @@ _RELATIVES: dict[str, dict[str, Any]] = {
     "xlm-roberta": {},
     "camembert": {},
     "distilbert": {},
+    "electra": {},
+    "electra base": {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
     "modernbert": {},
     "modernbert biased": {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
     "cohere normed": {"use_qk_norm": True, "num_key_value_heads": 8},

@@ -1,8 +1,8 @@
 """What stands before the first layer of a model and after the last one: embedding, head and loss.
 
-Rows of further tables (positions, segments) join the embedding, each in an op that reads the rows of all tokens. A *stem*
-makes rows of numbers: a linear for each convolution, whose input counts as laid out (taps * channels elements a row).
-What a model without a head puts out gets its gradient from what follows on it, as an input of the step.
+Rows of further tables (positions, segments) join the embedding, each in an op that reads the rows of all tokens. A
+*stem* makes rows of numbers: a linear for each convolution, whose input counts as laid out (taps * channels elements a
+row). What a model without a head puts out gets its gradient from what follows on it, as an input of the step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     """
     t.block = "embed"
     x = _stem(t) if t.model.stem else _look_up(t, tokens)
-    x = t.linear("in", x) if t.model.embedding_width else x
+    is_late = t.model.head_transform  # what joins the embedding is as narrow
+    x = t.linear("in", x) if t.model.embedding_width and not is_late else x
     for name in TABLES:
         x = _add_rows(t, name, x) if name in t.weights["embed"] else x
     if t.model.encoded and t.is_forward:  # layers have added its gradient up, perhaps a part on each rank
         encoded = given_rows(t)
         t.record(encoded, lambda dy: t.add_gradients([encoded], [t.to(dy, t.whole_rows)]))
-    return t.norm("norm", x) if t.model.embedding_norm else x
+    x = t.norm("norm", x) if t.model.embedding_norm else x
+    return t.linear("in", x) if t.model.embedding_width and is_late else x
 
 
 def _stem(t: Tape) -> str:
@@ -103,7 +105,7 @@ def _final(t: Tape, x: str) -> str:
     x = t.norm("norm", x) if t.model.final_norm else x
     if t.model.head_transform:
         x = t.norm("transform.norm", t.vector("transform.act", [t.linear("transform", x)]))
-    return t.linear("out", x) if t.model.embedding_width else x
+    return t.linear("out", x) if "out" in t.weights["head"] else x
 
 
 def _logits(t: Tape, x: str) -> str:

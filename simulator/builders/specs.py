@@ -74,17 +74,19 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     embed, head = {"tokens": Spec((v, narrow or h), _ROW)} if v else {}, _norms(model, ["norm"] * model.final_norm)
     stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
     embed |= _biases(stem, stem if model.stem_bias else ())
-    embed |= {"in": Spec((narrow, h), _WHOLE)} if narrow else {}
-    embed |= {name: Spec((rows, h), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
-    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm)
+    embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
+    wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
+    embed |= {name: Spec((rows, wide), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
+    yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm, wide)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
         yield block, of_kind[model.layer(index)]
     if model.head_transform:
-        head |= _biases({"transform": Spec((h, h), _WHOLE)}, model.head_biases) | _norms(model, ["transform.norm"])
+        transform = _biases({"transform": Spec((h, wide), _WHOLE)}, model.head_biases)
+        head |= transform | _norms(model, ["transform.norm"], wide)
     if merger := model.merger:
         head |= _merger(model, merger)
-    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head else {}
+    head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head and not model.head_transform else {}
     lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
     yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
 

@@ -20,16 +20,7 @@ from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
 from simulator.importers.hf_ends import whole_model_of
-from simulator.importers.hf_model import (
-    ALIASES,
-    CAPTURE,
-    FAMILIES,
-    TOLD,
-    TOWERS,
-    VERSION,
-    Config,
-    is_irrelevant,
-)
+from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, VERSION, Config, is_irrelevant
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -190,7 +181,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
     tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
-    inner = outer[tower] if tower else outer
+    nested = (outer[key] for key in _DECODERS if isinstance(outer.get(key), dict))
+    inner = outer[tower] if tower else next(nested, outer)
     kinds = [kind for kind in (inner.get("model_type"), outer.get("model_type")) if isinstance(kind, str)]
     names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
     name = next(filter(FAMILIES.__contains__, names), "")
@@ -213,7 +205,9 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     """Name the families that read the most of some keys, and what each would not read, or refuses."""
     tried: list[tuple[float, str]] = []
     for name, family in FAMILIES.items():
-        c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE}, family, ""), ""
+        named = (*PARTS["model"]["layers"], family.keys.get("num_hidden_layers", ""))
+        few = {key: min(value, 100) for key in named if type(value := data.get(key)) is int}  # which tell as much
+        c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE} | few, family, ""), ""
         try:
             whole_model_of(c)
         except ConfigError as error:
@@ -222,7 +216,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or "has all these keys"
         far = len(unread) + 3 * bool(refused) - 6 * SequenceMatcher(None, name, kind).ratio()
-        tried += [(far, f"{name} ({text})")] if name != kind else []
+        tried += [(far, f"{name} ({text})")] if name != kind and " " not in name else []  # not the encoder of one
     return f"nearest are {', '.join(text for _, text in sorted(tried)[:3])}"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from simulator.errors import insist
-from simulator.importers.hf_model import Config, model_of
+from simulator.importers.hf_keys import Config
+from simulator.importers.hf_model import model_of
 
 _ENCODED = 512
 """Rows of an encoder's output, where no key states them."""
@@ -14,38 +14,33 @@ _ENCODED = 512
 
 def whole_model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of a model, or of a tower, with its ends."""
-    if grid := c.family.window_grid:
-        size, patch = (c.count(key) for key in grid)
-        c.data = {**c.data, c.family.window: (size // patch) ** 2}
-    model, family = model_of(c), c.family
-    hidden, more = model["hidden"], dict[str, Any]()
-    if (narrow := c.count(family.narrow, path="model.embedding_width", derived=hidden)) != hidden:
-        more["embedding_width"] = narrow
+    family = c.family
+    if family.window_grid:
+        c.data = {**c.data, family.window: _patches(c, *family.window_grid)}
+    model, more = model_of(c), dict[str, Any](stem=[_product(c, words) for words in family.stem])
+    narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
+    more["embedding_width"] = narrow if narrow != model["hidden"] else None
     for table, key in family.tables.items():
         rows = c.count(key, path=f"model.{table}", least=0)
-        more |= {table: rows + family.more_positions * (table == "positions")} if rows else {}
-    if family.stem:
-        more |= {"stem": [_product(c, words) for words in family.stem]}
+        more[table] = rows and rows + family.more_positions * (table == "positions")
     if family.grid:
-        size, patch = (c.count(key) for key in family.grid)
-        more["positions"] = (size // patch) ** 2 + model.get("registers", 0)
+        more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
     if family.encoded:
-        rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
+        more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
         c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input (--part encoder runs it).")
-        more["encoded"] = rows
     if family.merger:
-        rows, width = (c.count(family.merger[key]) for key in ("rows", "width"))
-        more["merger"] = {
-            "rows": rows**2,
-            "width": width,
-            "further": len(c.list_of(family.merger["further"], int) or ()),
-        }
+        rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
+        more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}
+        more["merger"]["further"] = len(c.list_of(further, int) or ())
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
-        must = "layers of one kind share the biases of distances"
-        insist("others" not in model, f"{c.where}, {family.buckets}", must, "several kinds")
         more |= {"attention": biased} if family.buckets_of_all else {"others": [{"stop": 1, "attention": biased}]}
-    return model | more
+    return model | {field: value for field, value in more.items() if value}
+
+
+def _patches(c: Config, size: str, patch: str) -> int:
+    """Count the patches of a square, from the keys of their sizes."""
+    return (c.count(size) // c.count(patch)) ** 2
 
 
 def _product(c: Config, words: str) -> int:

@@ -1,208 +1,26 @@
-"""The dimensions of a decoder, from the keys of a ``config.json``.
-
-The table ``hf_families.toml`` lists the families by ``model_type``, with the meaning of their keys and their defaults.
-No code is specific to a model.
-"""
+"""The dimensions of a model, from the keys of a ``config.json``. No code is specific to a model."""
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from copy import copy
-from itertools import islice, zip_longest
-from math import inf
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from simulator.errors import ConfigError, insist
+from simulator.importers.hf_keys import (
+    CAPTURE,
+    CODES,
+    OF_ATTENTION,
+    OF_CHOICES,
+    OF_EXPERTS,
+    PARTS,
+    RULES,
+    WORDS,
+    Config,
+)
 from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
-
-VERSION = "transformers 5.24.0"
-"""Origin of the facts in the table."""
-
-Family = SimpleNamespace
-"""How to read the files of one ``model_type``; ``[base]`` of the table explains the fields."""
-
-
-def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict[str, Family]:
-    """Make a family from each entry of the table, which says how it differs from an earlier one, or from `base`."""
-    families: dict[str, Family] = {}
-    for name, entry in table.items():
-        family = _joined(vars(families[entry["like"]]) if "like" in entry else base, entry)
-        defaults = {key: value for key, value in family["defaults"].items() if key not in entry.get("absent", ())}
-        families[name] = Family(**family | {"defaults": defaults})
-    return families
-
-
-def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
-    both = ("defaults", "keys", "model", "attention", "feed_forward", "state", "when")
-    return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
-
-
-_TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
-FAMILIES = _families(_TABLE["base"], _TABLE["families"])
-"""``model_type`` -> family."""
-ALIASES: dict[str, str] = _TABLE["aliases"]
-"""Other names -> families: multimodal models with a decoder, and their ``text_config``."""
-IRRELEVANT, _ENDINGS = frozenset(_TABLE["irrelevant"].split()), tuple(_TABLE["endings"].split())
-"""Keys that change neither memory nor time, besides those with such an ending."""
-PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
-"""Part of a model -> field -> keys that may hold it."""
-RULES = frozenset(_TABLE["rules"].split())
-"""Keys that tell which layers have a sliding window where no key lists the type of each layer."""
-CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
-"""What to do about a model that hosim does not read."""
-STRUCTURE = frozenset(_TABLE["structure"].split())
-"""Keys whose very presence states a structure, whatever they say."""
-OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
-"""Keys that say nothing in a model without experts."""
-OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
-"""Keys that say nothing in a model without attention."""
-OF_CHOICES = frozenset(_TABLE["of_choices"].split())
-"""Keys of the rule by which layers choose tokens, where no key lists them."""
-TOLD: dict[str, str] = _TABLE["told"]
-"""Keys of what is known and not counted, and what they stand for."""
-TOWERS = tuple(_TABLE["towers"])
-"""Keys of towers beside the decoder of a multimodal model."""
-
-
-def is_irrelevant(key: str) -> bool:
-    """Tell whether a key changes neither memory nor time."""
-    return key in IRRELEVANT or (key.endswith(_ENDINGS) and key not in STRUCTURE)
-
-
-def states_size(value: Any) -> bool:
-    """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, or some of these."""
-    if isinstance(value, (list, dict)):
-        inside = value if isinstance(value, list) else value.values()
-        return any(isinstance(entry, str) or states_size(entry) for entry in inside)
-    return isinstance(value, (int, float)) and 1 <= abs(value) < inf
-
-
-CODES: dict[str, list[str]] = _TABLE["codes"]
-"""Key with a number for each layer -> word for 0, and for 1."""
-WORDS: dict[str, str] = _TABLE["words"]
-"""Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
-
-
-class Config:
-    """The keys of a file; notes which ones are used, and the origins of figures.
-
-    Parameters
-    ----------
-    data
-        The keys of the decoder in the file.
-    family
-        The family that its ``model_type`` names.
-    where
-        The file, for messages.
-    """
-
-    def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
-        self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
-        self.used = set[str]()
-        for entry in family.inside:
-            key, _, prefix = entry.partition("=")
-            self.used.add(key)
-            self.data = {**self.data, **{f"{prefix}{name}": value for name, value in (data.get(key) or {}).items()}}
-        self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
-        self.derived: list[str] = []
-        self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
-        for condition, entry in family.when.items():
-            if all(map(self._holds, condition.split())):
-                self.family = Family(**_joined(vars(self.family), entry))
-        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
-
-    def _holds(self, condition: str) -> bool:
-        """Tell whether a key is true, or has the value behind a ``=``."""
-        key, _, wanted = condition.partition("=")
-        return str(self.get(key)).lower() == (wanted or "true")
-
-    def get(self, *keys: str, path: str = "") -> Any:
-        """Return the value of the first key that the file has, or else that the family has; None if neither has one.
-
-        Where a family has a name of its own for a key, that is the first one.
-        """
-        keys = (*filter(None, map(self.family.keys.get, keys)), *keys)
-        for key in filter(self.data.__contains__, keys):
-            self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
-            self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
-            return self.data[key]
-        for key in filter(self.family.defaults.__contains__, keys):
-            if path:
-                self._check_own(key)
-                text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
-                self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
-            return self.family.defaults[key]
-        return None
-
-    def _check_own(self, key: str) -> None:
-        """Refuse a default for a size in a file that says that it is of another class, which has its own."""
-        classes, value = self.data.get("architectures"), self.family.defaults[key]
-        reader = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
-        usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
-        must = f"{reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
-        fits = not reader or reader.lower().startswith(usual) or type(value) is not int
-        insist(fits, f"{self.where}, {key}", must, "none", "add it")
-
-    def unread(self) -> list[str]:
-        """Return the keys that say something, and are neither read nor irrelevant nor implied by the family."""
-        left = self.data.keys() - self.used - {*self.family.implied}
-        return sorted(key for key in left if self.data[key] and not is_irrelevant(key))
-
-    def sizes(self) -> list[str]:
-        """Return the keys that state a size or a structure, and are not read."""
-        told = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
-        return [key for key in self.unread() if key not in told and (key in STRUCTURE or states_size(self.data[key]))]
-
-    def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
-        """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
-        other = copy(self)
-        own = {name for key, name in entry.get("keys", {}).items() if key not in data and name not in self.data}
-        taken = {name: self.family.defaults[name] for name in own if name in self.family.defaults}
-        self.defaults_taken |= taken
-        other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **taken, **data}
-        return other
-
-    def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
-        """Return a whole number; `derived` if no key states it."""
-        value = self.get(*keys, path=path)
-        if value in (None, "auto") and derived is not None:
-            self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
-            return derived
-        where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
-        insist(value is not None, where, "a model has this key", "none", "add it")
-        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
-        insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))
-        return int(value)
-
-    def flag(self, key: str, path: str = "") -> bool:
-        """Return whether a key is true; an absent one is not."""
-        value = self.get(key, path=path)
-        insist(value in (True, False, None), f"{self.where}, {key}", "this is true or false", repr(value))
-        return bool(value)
-
-    def counts(self, part: str, path: str) -> dict[str, int]:
-        """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        fields = PARTS[part].items()
-        return {
-            name: self.count(*keys, path=f"{path}.{name}", least=int(name != "vocabulary")) for name, keys in fields
-        }
-
-    def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
-        """Return a list of texts or numbers; None if the key is absent."""
-        values = self.get(key)
-        if values is None:
-            return None
-        fits = isinstance(values, list) and all(type(value) is kind for value in values)
-        insist(fits, f"{self.where}, {key}", "this is a list of one kind of value", repr(values))
-        must = f"this has an entry for each of {length} layers"
-        insist(length is None or len(values) >= length, f"{self.where}, {key}", must, str(len(values)))
-        return list(values[:length])
 
 
 def model_of(c: Config) -> dict[str, Any]:
@@ -217,8 +35,8 @@ def model_of(c: Config) -> dict[str, Any]:
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
     types = _layer_types(c, layers)
-    own = _of_layers(c, layers)
-    parts = {"attention": _attentions(c, types, own, hidden), "feed_forward": _feed_forwards(c, types, own, hidden)}
+    about = c, types, _of_layers(c, layers), hidden
+    parts = {"attention": _attentions(*about), "feed_forward": _feed_forwards(*about)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -243,34 +61,38 @@ def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
         held = sorted(left - {*run})
 
 
-def _of_layers(c: Config, layers: int) -> list[dict[str, Any]]:
+Keys = dict[str, Any]
+"""Keys that a layer has for itself."""
+
+
+def _of_layers(c: Config, layers: int) -> list[Keys]:
     """Return the keys that each layer has for itself."""
-    own: list[dict[str, Any]] = [{} for _ in range(layers)]
+    of_layers: list[Keys] = [{} for _ in range(layers)]
     for key, listed in c.family.lists.items():
         values = c.get(listed)
-        for layer, value in zip(own, values[:layers] if isinstance(values, list) else (), strict=False):
-            layer[key] = value
+        for keys, value in zip(of_layers, values if isinstance(values, list) else (), strict=False):
+            keys[key] = value
     stated = c.get("per_layer_config") or {}
     where, must = f"{c.where}, per_layer_config", f"this has an object for some of {layers} layers"
     fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
-        own[int(key)] |= value
-    blocks = [_of_block(c, block) for block in c.list_of("block_configs", dict, layers) or ()]
-    return [keys | block for keys, block in zip_longest(own, blocks, fillvalue={})]
+        of_layers[int(key)] |= value
+    for keys, block in zip(of_layers, c.list_of("block_configs", dict, layers) or (), strict=False):
+        keys |= _of_block(c, block)  # noqa: PLW2901 - it adds to the layer's
+    return of_layers
 
 
-def _of_block(c: Config, block: dict[str, Any]) -> dict[str, Any]:
+def _of_block(c: Config, block: dict[str, Any]) -> Keys:
     """Return what an object of ``block_configs`` says of its layer (DeciLM, as Llama-Nemotron is built)."""
-    halves: Any = [block.get(half) or {} for half in ("attention", "ffn")]
-    stated = {key: value for half in halves if isinstance(half, dict) for key, value in half.items() if value}
-    must, known = "what a layer has is known", ("n_heads_in_group", "ffn_mult", "no_op")
-    unknown = [key for key in stated if key not in known]
-    insist(not unknown, f"{c.where}, block_configs", must, ", ".join(map(repr, unknown)), CAPTURE)
-    group, times = (half.get(key) or 0 for half, key in zip(halves, known, strict=False))
-    numbers = isinstance(group, int) and isinstance(times, (int, float)) and group >= 0 and 0 <= times < inf
-    insist(numbers, f"{c.where}, block_configs", "these are numbers from 0 on", f"{group!r:.40}, {times!r:.40}")
-    keys: dict[str, Any] = {"absent": [half.get("no_op") for half in halves]}
+    attention, part = (half if isinstance(half := block.get(key), dict) else {} for key in ("attention", "ffn"))
+    where, built = f"{c.where}, block_configs", ("n_heads_in_group", "ffn_mult", "no_op")
+    unknown = [key for half in (attention, part) for key, value in half.items() if value and key not in built]
+    insist(not unknown, where, "what a layer has is known", ", ".join(map(repr, unknown)), CAPTURE)
+    group, times = attention.get("n_heads_in_group") or 0, part.get("ffn_mult") or 0
+    fits = type(group) is int and isinstance(times, (int, float)) and group >= 0 and 0 <= times < 1e6
+    insist(fits, where, "these are numbers from 0 to a million", f"{group!r:.40}, {times!r:.40}")
+    keys: Keys = {"absent": [bool(attention.get("no_op")), bool(part.get("no_op"))]}
     keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
     return keys | ({"intermediate_size": -(-int(2 * times * c.count("hidden_size") / 3) // 256) * 256} if times else {})
 
@@ -279,10 +101,10 @@ Kinds = tuple[list[dict[str, Any]], list[int]]
 """The kinds of a part, and each layer's index among them."""
 
 
-def _kinds(words: list[str], own: list[dict[str, Any]], make: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Kinds:
+def _kinds(words: list[str], of_layers: list[Keys], make: Callable[[str, Keys], dict[str, Any]]) -> Kinds:
     """Make the part of each kind of layer, the most frequent one last, so that its origins stay."""
-    kinds, named = list[dict[str, Any]](), [(word, repr(keys)) for word, keys in zip(words, own, strict=True)]
-    made = {name: make(name[0], own[named.index(name)]) for name, _ in reversed(Counter(named).most_common())}
+    kinds, named = list[dict[str, Any]](), [(word, repr(keys)) for word, keys in zip(words, of_layers, strict=True)]
+    made = {name: make(name[0], of_layers[named.index(name)]) for name, _ in reversed(Counter(named).most_common())}
     for part in map(made.__getitem__, dict.fromkeys(named)):
         kinds += [part] if part not in kinds else []
     return kinds, [kinds.index(made[name]) for name in named]
@@ -291,7 +113,7 @@ def _kinds(words: list[str], own: list[dict[str, Any]], make: Callable[[str, dic
 # attention
 
 
-def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: int) -> Kinds:
+def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int) -> Kinds:
     words = [WORDS[word] for word in types]
     window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
     for word, entry in (("near", c.family.near), ("full", c.family.far)):
@@ -300,9 +122,11 @@ def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: 
     if "state" not in words:
         c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
-        c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
+        c.derived.append(
+            f"Chunks of {c.count(c.family.window):,} tokens that attend among themselves count as windows."
+        )
 
-    def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
+    def make(word: str, keys: Keys) -> dict[str, Any]:
         view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
         if word in ("mlp", "moe") or keys.get("absent", [False])[0]:
             return {"kind": "none"}
@@ -313,7 +137,7 @@ def _attentions(c: Config, types: list[str], own: list[dict[str, Any]], hidden: 
         is_near = window and word == "near"
         return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
 
-    return _kinds(words, own, make)
+    return _kinds(words, of_layers, make)
 
 
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
@@ -363,10 +187,12 @@ def _latent_attention(c: Config) -> dict[str, Any]:
 
 def _layer_types(c: Config, layers: int) -> list[str]:
     """Return a word for each layer: from the keys that list them, or by the rule of the family."""
-    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers)
+    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers) or []
     pattern = c.get("hybrid_override_pattern")
     if not types and isinstance(pattern, str):
-        types = [*pattern][:layers]
+        must = f"this has a letter for each of {layers} layers"
+        insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
+        types = list(pattern)[:layers]
     for key, words in CODES.items():
         types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]
     for unknown in {*types} - {*WORDS}:
@@ -379,6 +205,8 @@ def _layer_types(c: Config, layers: int) -> list[str]:
     if c.family.state:
         attending = _attending_layers(c, layers)
         return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
+    must = "this says which layers have a window"
+    insist(c.family.local != "listed", f"{c.where}, layer_types", must, "none", "add it")
     local = _windowed_layers(c, layers)
     return [usual if layer in local else "full_attention" for layer in range(layers)]
 
@@ -413,7 +241,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
-        "listed": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
+        "unlisted": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
         "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
@@ -425,7 +253,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 # feed-forwards
 
 
-def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidden: int) -> Kinds:
+def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: int) -> Kinds:
     family, routed = c.family, PARTS["experts"]["routed"]
     c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
     words = ["dense"] * len(types)
@@ -436,10 +264,9 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
     c.used |= {family.width} if "dense" not in words else set()
     c.used |= {*OF_EXPERTS, family.expert_width} if family.experts and "moe" not in words else set()
-    at = {word: "model.feed_forward" if word == words[-1] else "model.others" for word in words}
 
-    def make(word: str, keys: dict[str, Any]) -> dict[str, Any]:
-        view, path = c.view({}, keys), at[word]
+    def make(word: str, keys: Keys) -> dict[str, Any]:
+        view, path = c.view({}, keys), "model.feed_forward" if word == words[-1] else "model.others"
         if word == "none" or keys.get("absent", [False])[-1]:
             return {"kind": "none"}
         biases = view.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
@@ -449,7 +276,7 @@ def _feed_forwards(c: Config, types: list[str], own: list[dict[str, Any]], hidde
         width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
         return {"kind": "dense", "width": _adjusted(view, width), **more}
 
-    return _kinds(words, own, make)
+    return _kinds(words, of_layers, make)
 
 
 def _adjusted(c: Config, width: int) -> int:

@@ -79,6 +79,8 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
             card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
     if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
         card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
+        has_states = any(part.state for part, _ in work.decoder.decoder.kinds)
+        card["KV cache"] += ", so that no prefix is found again" if is_served and has_states else ""
     if job is not None:
         card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):

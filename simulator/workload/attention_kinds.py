@@ -246,8 +246,8 @@ class Indexer(Part):
     top
         Tokens that each token attends to (``index_topk``).
     again
-        Whether a token attends to those that the layer before chose: then this one has no weights and no keys for it
-        (GLM-5.2).
+        Whether a token attends to those that an earlier layer chose: then this one has no weights and no keys for it
+        (GLM-5.2). The indices are read again, but no tensor keeps them between the layers.
     """
 
     heads: Count

@@ -114,7 +114,9 @@ class DecoderModel(Part):
     segments
         Rows of a table of parts that a token may be of (BERT, arXiv 1810.04805, section 3); default: none.
     embedding_width
-        Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068).
+        Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068);
+        with `head_transform` that is this one, and tables and norm of the embedding are as narrow (ELECTRA, arXiv
+        2003.10555).
     embedding_norm
         Whether the embedding is normalised (BLOOM, arXiv 2211.05100, section 3.2.3).
     final_norm
@@ -207,9 +209,8 @@ class DecoderModel(Part):
         return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
-        fits = self.norms == "shared" if self.parallel else self.norms != "shared"
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
-        fits |= self.parallel and self.norms == "before"
+        fits = self.norms in (("before", "shared") if self.parallel else ("before", "both", "after", "sum"))
         require(fits, must, self.norms, "norms", do=do)
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))

@@ -47,6 +47,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], int, int, int]] = {
         | {"head_transform": True, "head_biases": ["transform", "lm"], "positions": 8, "causal": False},
         ATTENTION + 3 * H * F, 4 * H, 2 * H + 10 * H + H * H + H + 2 * H + V,
     ),
+    "electra": (
+        {"causal": False, "norm_weights": "both", "embedding_norm": True, "embedding_width": 8, "positions": 8}
+        | {"head_transform": True, "tied_embeddings": True},
+        ATTENTION + 3 * H * F, 4 * H, 2 * H + 8 * 8 + 2 * 8 + 8 * H + H + H * 8 + 2 * 8 - 2 * V * H + V * 8,
+    ),
+    "opt 350m": (
+        {"norm_weights": "both", "embedding_width": 8, "positions": 8, "tied_embeddings": True},
+        ATTENTION + 3 * H * F, 4 * H, 2 * H + 8 * H + 2 * 8 * H - 2 * V * H + V * 8,
+    ),
     "nemotron": ({"feed_forward": {"kind": "experts", "routed": 4, "top_k": 4, "width": 6, "gate": False}},
                  ATTENTION + 4 * H + 4 * 2 * H * 6, 2 * H, H),
     "bart": ({"encoded": ENCODED, "norms": "sum"}, 2 * ATTENTION + 3 * H * F, 3 * H, H),
@@ -66,9 +75,17 @@ def model_of(found: Workload) -> DecoderModel:
     return found.model
 
 
-def ends(name: str) -> int:
+ENCODERS, NARROW = ("bert", "electra"), ("electra", "opt 350m")
+
+
+def head(name: str) -> int:
     """Work of a token in the head, in parameters."""
-    return H * V + (H * H if name == "bert" else 0)
+    return H * 8 + 8 * V if name in NARROW else H * V + (H * H if name == "bert" else 0)
+
+
+def ends(name: str) -> int:
+    """The same with the embedding."""
+    return head(name) + (8 * H if name in NARROW else 0)
 
 
 def across(name: str, tokens: int) -> int:
@@ -93,7 +110,7 @@ def test_work_of_a_training_step(name: str) -> None:
     """Half of the square of all pairs attends; of an encoder, all of it."""
     graph, matrices = build(workload(name)), VARIANTS[name][1]
     linear = 2 * (T * (LAYERS * matrices + ends(name)) + LAYERS * across(name, T))
-    pairs = LAYERS * T * (SEQUENCE * (2 if name == "bert" else 1) + 2 * ENCODED * (name == "bart"))
+    pairs = LAYERS * T * (SEQUENCE * (2 if name in ENCODERS else 1) + 2 * ENCODED * (name == "bart"))
     assert flops(graph, "forward", "matmul") == linear
     assert flops(graph, "backward", "matmul") == 2 * linear
     assert flops(graph, "forward", "attention") == 2 * pairs * PAIR
@@ -104,19 +121,20 @@ def test_work_of_a_training_step(name: str) -> None:
 def test_work_of_prefill_and_decode(name: str) -> None:
     matrices = VARIANTS[name][1]
     graph = build(workload(name, "prefill"))
-    if name == "bert":  # puts the rows of all tokens out, and no logits
-        assert flops(graph, "prefill", "matmul") == 2 * T * LAYERS * matrices
+    embed = 8 * H if name in NARROW else 0
+    if name in ENCODERS:  # puts the rows of all tokens out, and no logits
+        assert flops(graph, "prefill", "matmul") == 2 * T * (LAYERS * matrices + embed)
         assert flops(graph, "prefill", "attention") == 4 * LAYERS * T * SEQUENCE * PAIR
         assert [graph.tensors[t].size_bytes for t in graph.outputs] == [2 * T * H]
         return
-    linear = 2 * (T * LAYERS * matrices + BATCH * H * V + LAYERS * across(name, T))
+    linear = 2 * (T * (LAYERS * matrices + embed) + BATCH * head(name) + LAYERS * across(name, T))
     seen = T * (SEQUENCE + 1) // 2 + T * ENCODED * (name == "bart")
     assert flops(graph, "prefill", "matmul") == linear
     assert flops(graph, "prefill", "attention") == 4 * LAYERS * seen * PAIR
     graph = build(workload(name, "decode", sequence=7, new_tokens=1))
     seen = BATCH * (8 + ENCODED * (name == "bart"))
     made = 2 * 12 * H if name == "bart" else 0  # the cache has the keys and values of the encoder's rows
-    assert flops(graph, "decode", "matmul") == 2 * BATCH * (LAYERS * (matrices - made) + H * V)
+    assert flops(graph, "decode", "matmul") == 2 * BATCH * (LAYERS * (matrices - made) + ends(name))
     assert flops(graph, "decode", "attention") == 4 * LAYERS * seen * PAIR
     kept = {"kv": BATCH * 7, "kv.tail": BATCH} | ({"kv.across": BATCH * ENCODED} if name == "bart" else {})
     expected = {f"L0{layer}/{end}": 2 * 2 * 12 * n for layer in range(LAYERS) for end, n in kept.items()}
@@ -179,12 +197,13 @@ def test_all_ranks_do_the_work_of_one(name: str, layout: dict[str, Any]) -> None
     parallel = {"ranks": "all", **{key: value for key, value in layout.items() if key != "expert"}}
     job, alone = build_job(workload(name, parallel=parallel)), build(workload(name))
     graphs = [job.graphs[index] for index in job.graph_of]
-    whole = ("transform", "ffn.router") if layout["sequence"] else ()  # each rank has a part of the tokens
+    alike = ("transform", "ffn.router", "in", "out")
+    whole = alike if layout["sequence"] else ()  # each rank has a part of the tokens
     for phase in ("forward", "backward"):
         once, found = by_op([alone], phase), by_op(graphs, phase)
         times = layout["data"] * layout["micro_batches"]
         for op, work in once.items():
-            copies = layout["tensor"] if op in ("transform", "ffn.router") and op not in whole else 1
+            copies = layout["tensor"] if op in alike and op not in whole else 1
             assert found[op] == times * copies * work, op
 
 

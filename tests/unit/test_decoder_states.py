@@ -128,7 +128,7 @@ def test_ranks_that_share_no_heads_of_keys_evenly_are_refused() -> None:
     for attention in (part, FULL | {"heads": 12, "kv_heads": 12, "beside": part}):
         model = {**workload("delta").model.model_dump(exclude_unset=True), "attention": attention, "others": []}
         data = {"name": "w", "phase": "decode", "model": model, "parallel": {"ranks": "all", "tensor": 4}}
-        with pytest.raises(ConfigError, match="4, and 6 kv_heads; set parallel.tensor to 2"):
+        with pytest.raises(ConfigError, match=r"4, and 6 kv_heads; set parallel\.tensor to 2"):
             build_job(Workload.model_validate(data))
 
 

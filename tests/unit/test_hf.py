@@ -16,7 +16,8 @@ from mutations import broken, changed
 import simulator as hosim
 from simulator.builders import build_job
 from simulator.errors import ConfigError
-from simulator.importers.hf_model import ALIASES, FAMILIES, IRRELEVANT, runs
+from simulator.importers.hf_keys import ALIASES, FAMILIES, IRRELEVANT
+from simulator.importers.hf_model import runs
 from simulator.importers.imported import Imported
 from simulator.workload import DecoderModel, Experts, Gqa, Mla, Workload
 
@@ -628,7 +629,7 @@ def test_an_option_of_zero_is_not_its_default(option: str, folder: Path) -> None
 
 
 def test_infinities_as_python_writes_them_are_read(folder: Path) -> None:
-    assert read(TINY | {"time_step_limit": [0.0, float("inf")]}).dropped == {"time_step_limit": 1}
+    assert read(TINY | {"odd_limit": [0.0, float("inf")]}).dropped == {"odd_limit": 1}
     assert read(TINY | {"router_noise": float("nan")}).dropped == {"router_noise": 1}
     assert "this is a whole number" in refusal(TINY | {"hidden_size": float("inf")})
     assert "the file is JSON" in refusal('{"a": Infinity')
@@ -742,7 +743,9 @@ RUNNING = {
     "minimax_m2": kind("minimax_m2", **EXPERTS, head_dim=16),
     "minimax": kind("minimax", **EXPERTS, attn_type_list=[0, 0, 0, 1]),
     "chosen again": kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]),
-    "gemma4": kind("gemma4_text", head_dim=16, sliding_window=8, sliding_window_pattern=2)
+    "gemma4": kind(
+        "gemma4_text", head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2
+    )
     | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
     | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
     | {"global_head_dim": 32, "num_global_key_value_heads": 1},

@@ -27,6 +27,15 @@ TOWERS = {
     "vit": ({}, ""),
     "clip_vision_model": ({}, ""),
     "siglip_vision_model": ({"vision_use_head": False}, ""),
+    "siglip2_vision_model": ({"vision_use_head": False}, ""),
+    "idefics3_vision": ({}, ""),
+    "smolvlm_vision": ({}, ""),
+    "chinese_clip_vision_model": ({}, ""),
+    "altclip_vision_model": ({}, ""),
+    "metaclip_2_vision_model": ({}, ""),
+    "deit": ({}, ""),
+    "blip_vision_model": ({}, ""),
+    "voxtral_encoder": ({}, ""),
     "pixtral": ({}, ""),
     "qwen2_audio_encoder": ({}, ""),
     "qwen2_vl": ({}, "visual"),
@@ -35,7 +44,13 @@ TOWERS = {
     "qwen3_vl_moe": ({}, "visual"),
     "llava": ({}, "vision_tower"),
 }  # fmt: skip
-ON_META = {"vit": lambda config: hf.ViTModel(config, add_pooling_layer=False)}
+ON_META = {
+    "vit": lambda config: hf.ViTModel(config, add_pooling_layer=False),
+    "deit": lambda config: hf.DeiTModel(config, add_pooling_layer=False),
+    "altclip_vision_model": hf.AltCLIPVisionModel,
+    "metaclip_2_vision_model": hf.MetaClip2VisionModel,
+    "blip_vision_model": hf.BlipVisionModel,
+}
 
 
 def parameters_of(module: Any) -> int:

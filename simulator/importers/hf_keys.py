@@ -1,0 +1,206 @@
+"""The keys of a ``config.json``, and what the table ``hf_families.toml`` says of them.
+
+It lists the families by ``model_type``, with the meaning of their keys and their defaults.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from copy import copy
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from simulator.errors import insist
+
+VERSION = "transformers 5.24.0"
+"""Origin of the facts in the table."""
+
+Family = SimpleNamespace
+"""How to read the files of one ``model_type``; ``[base]`` of the table explains the fields."""
+
+
+def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict[str, Family]:
+    """Make a family from each entry of the table, which says how it differs from an earlier one, or from `base`."""
+    families: dict[str, Family] = {}
+    for name, entry in table.items():
+        family = _joined(vars(families[entry["like"]]) if "like" in entry else base, entry)
+        defaults = {key: value for key, value in family["defaults"].items() if key not in entry.get("absent", ())}
+        families[name] = Family(**family | {"defaults": defaults})
+    return families
+
+
+def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what holds of a family where an entry says how it differs; some fields of both are put together."""
+    both = ("defaults", "keys", "model", "attention", "feed_forward", "state", "when")
+    return family | entry | {key: family[key] | entry.get(key, {}) for key in both}
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
+FAMILIES = _families(_TABLE["base"], _TABLE["families"])
+"""``model_type`` -> family."""
+ALIASES: dict[str, str] = _TABLE["aliases"]
+"""Other names -> families: multimodal models with a decoder, and their ``text_config``."""
+IRRELEVANT, _ENDINGS = frozenset(_TABLE["irrelevant"].split()), tuple(_TABLE["endings"].split())
+"""Keys that change neither memory nor time, besides those with such an ending."""
+PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
+"""Part of a model -> field -> keys that may hold it."""
+RULES = frozenset(_TABLE["rules"].split())
+"""Keys that tell which layers have a sliding window where no key lists the type of each layer."""
+CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
+"""What to do about a model that hosim does not read."""
+STRUCTURE = frozenset(_TABLE["structure"].split())
+"""Keys whose very presence states a structure, whatever they say."""
+OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
+"""Keys that say nothing in a model without experts."""
+OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
+"""Keys that say nothing in a model without attention."""
+OF_CHOICES = frozenset(_TABLE["of_choices"].split())
+"""Keys of the rule by which layers choose tokens, where no key lists them."""
+TOLD: dict[str, str] = _TABLE["told"]
+"""Keys of what is known and not counted, and what they stand for."""
+TOWERS = tuple(_TABLE["towers"])
+"""Keys of towers beside the decoder of a multimodal model."""
+
+
+def is_irrelevant(key: str) -> bool:
+    """Tell whether a key changes neither memory nor time."""
+    return key in IRRELEVANT or (key.endswith(_ENDINGS) and key not in STRUCTURE)
+
+
+def states_size(value: Any) -> bool:
+    """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, or some of these."""
+    if isinstance(value, (list, dict)):
+        inside = value if isinstance(value, list) else value.values()
+        return any(isinstance(entry, str) or states_size(entry) for entry in inside)
+    return isinstance(value, (int, float)) and 1 <= abs(value) < inf
+
+
+CODES: dict[str, list[str]] = _TABLE["codes"]
+"""Key with a number for each layer -> word for 0, and for 1."""
+WORDS: dict[str, str] = _TABLE["words"]
+"""Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
+
+
+class Config:
+    """The keys of a file; notes which ones are used, and the origins of figures.
+
+    Parameters
+    ----------
+    data
+        The keys of the decoder in the file.
+    family
+        The family that its ``model_type`` names.
+    where
+        The file, for messages.
+    """
+
+    def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
+        self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
+        self.used = set[str]()
+        for entry in family.inside:
+            key, _, prefix = entry.partition("=")
+            self.used.add(key)
+            inner = data.get(key) or {}
+            insist(isinstance(inner, dict), f"{where}, {key}", "this is an object", repr(inner))
+            self.data = {**self.data, **{f"{prefix}{name}": value for name, value in inner.items()}}
+        self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
+        self.derived: list[str] = []
+        self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
+        for condition, entry in family.when.items():
+            if all(map(self._holds, condition.split())):
+                self.family = Family(**_joined(vars(self.family), entry))
+        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
+
+    def _holds(self, condition: str) -> bool:
+        """Tell whether a key is true, or has the value behind a ``=``."""
+        key, _, wanted = condition.partition("=")
+        used, value = {*self.used}, self.get(key)
+        is_held = str(value).lower() == (wanted or "true")
+        if not is_held and states_size(value) and value is not True:  # which says more than that it does not hold
+            self.used = used
+        return is_held
+
+    def get(self, *keys: str, path: str = "") -> Any:
+        """Return the value of the first key that the file has, or else that the family has; None if neither has one.
+
+        Where a family has a name of its own for a key, that is the first one.
+        """
+        keys = (*filter(None, map(self.family.keys.get, keys)), *keys)
+        for key in filter(self.data.__contains__, keys):
+            self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
+            self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
+            return self.data[key]
+        for key in filter(self.family.defaults.__contains__, keys):
+            if path:
+                self._check_own(key)
+                text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
+                self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
+            return self.family.defaults[key]
+        return None
+
+    def _check_own(self, key: str) -> None:
+        """Refuse a default for a size in a file that says that it is of another class, which has its own."""
+        classes, value = self.data.get("architectures"), self.family.defaults[key]
+        reader = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+        usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
+        must = f"{reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
+        fits = not reader or reader.lower().startswith(usual) or type(value) is not int
+        insist(fits, f"{self.where}, {key}", must, "none", "add it")
+
+    def unread(self) -> list[str]:
+        """Return the keys that say something, and are neither read nor irrelevant nor implied by the family."""
+        left = self.data.keys() - self.used - {*self.family.implied}
+        return sorted(key for key in left if self.data[key] and not is_irrelevant(key))
+
+    def sizes(self) -> list[str]:
+        """Return the keys that state a size or a structure, and are not read."""
+        passed = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
+        return [key for key in self.unread() if key not in passed and (key in STRUCTURE or states_size(self.data[key]))]
+
+    def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
+        """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
+        other = copy(self)
+        lacking = {name for key, name in entry.get("keys", {}).items() if key not in data and name not in self.data}
+        taken = {name: self.family.defaults[name] for name in lacking if name in self.family.defaults}
+        self.defaults_taken |= taken
+        other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **taken, **data}
+        return other
+
+    def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
+        """Return a whole number; `derived` if no key states it."""
+        value = self.get(*keys, path=path)
+        if value in (None, "auto") and derived is not None:
+            self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
+            return derived
+        where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
+        insist(value is not None, where, "a model has this key", "none", "add it")
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
+        insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))
+        return int(value)
+
+    def flag(self, key: str, path: str = "") -> bool:
+        """Return whether a key is true; an absent one is not."""
+        value = self.get(key, path=path)
+        insist(value in (True, False, None), f"{self.where}, {key}", "this is true or false", repr(value))
+        return bool(value)
+
+    def counts(self, part: str, path: str) -> dict[str, int]:
+        """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
+        fields = PARTS[part].items()
+        return {
+            name: self.count(*keys, path=f"{path}.{name}", least=int(name != "vocabulary")) for name, keys in fields
+        }
+
+    def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
+        """Return a list of texts or numbers; None if the key is absent."""
+        values = self.get(key)
+        if values is None:
+            return None
+        fits = isinstance(values, list) and all(type(value) is kind for value in values)
+        insist(fits, f"{self.where}, {key}", "this is a list of one kind of value", repr(values))
+        must = f"this has an entry for each of {length} layers"
+        insist(length is None or len(values) >= length, f"{self.where}, {key}", must, str(len(values)))
+        return list(values[:length])

@@ -1,0 +1,141 @@
+"""Layers of imported models against closed forms: work, weights and what is cached, from the keys of the file alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from building import build
+
+import simulator as hosim
+
+HIDDEN, TOKENS, VOCABULARY = 64, 32, 128
+BASE = {"hidden_size": HIDDEN, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
+BASE |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False, "intermediate_size": 96}
+
+
+class Part(NamedTuple):
+    """Elements of matrices that a token goes through, and of a key and a value of all heads; what is cached of a token."""
+
+    matrices: int
+    by_pair: int = 0
+    cached: int = 0
+    window: int = TOKENS
+
+
+def attention(
+    heads: int, kv: int, key: int, value: int, *, own: bool = True, gate: int = 0, window: int = TOKENS
+) -> Part:
+    """Grouped-query attention: q, k, v (unless values are the keys), o and a gate."""
+    matrices = HIDDEN * (heads * key + kv * key + kv * value * own + heads * value + gate)
+    return Part(matrices, heads * (key + value), kv * (key + value), window)
+
+
+def pairs(window: int) -> int:
+    """Pairs of tokens that attend."""
+    return sum(min(token + 1, window) for token in range(TOKENS))
+
+
+def experts(top_k: int, routed: int, width: int, *, matrices: int = 3, shared: int = 0, latent: int = 0) -> Part:
+    """Chosen experts, perhaps on a narrower row, beside those that all tokens go through."""
+    row = latent or HIDDEN
+    ends = 2 * HIDDEN * latent
+    return Part(HIDDEN * routed + ends + top_k * matrices * row * width + matrices * HIDDEN * shared)
+
+
+NEAR, FAR = "sliding_attention", "full_attention"
+GEMMA4 = {"model_type": "gemma4_text", "num_hidden_layers": 2, "layer_types": [NEAR, FAR], "head_dim": 16}
+GEMMA4 |= {"sliding_window": 8, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+GEMMA4 |= {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
+GEMMA4 |= {"hidden_size_per_layer_input": 0}
+MIMO = {"model_type": "mimo_v2_flash", "num_hidden_layers": 2, "head_dim": 24, "v_head_dim": 16, "sliding_window": 8}
+MIMO |= {"swa_num_key_value_heads": 4, "hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1], "n_shared_experts": 0}
+MIMO |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "swa_v_head_dim": 8}
+BLOCKS = {"model_type": "nemotron-nas", "num_hidden_layers": 2, "num_key_value_heads": None, "intermediate_size": None}
+BLOCKS |= {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+                             {"attention": {"no_op": True}, "ffn": {"ffn_mult": 4.0}}]}  # fmt: skip
+LATENT = {"model_type": "nemotron_h", "hybrid_override_pattern": "*E", "head_dim": 16, "n_routed_experts": 8}
+LATENT |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32}
+LATENT |= {"moe_latent_size": 24}
+STEP = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 2,
+    "layer_types": [FAR, NEAR],
+    "head_dim": 16,
+    "sliding_window": 8,
+}
+STEP |= {"num_sliding_attention_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "share_expert_dim": 16}
+STEP |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
+LAYERS: dict[str, tuple[dict[str, Any], Sequence[tuple[Part, ...]]]] = {
+    "gemma4": (
+        GEMMA4,
+        [
+            (attention(4, 2, 16, 16, window=8), experts(2, 8, 16, shared=96)),
+            (attention(4, 1, 32, 32, own=False), experts(2, 8, 16, shared=96)),
+        ],
+    ),
+    "mimo": (
+        MIMO,
+        [
+            (attention(4, 2, 24, 16), Part(3 * HIDDEN * 96)),
+            (attention(4, 4, 24, 8, window=8), experts(2, 8, 16)),
+        ],
+    ),
+    "blocks": (BLOCKS, [(attention(4, 2, 16, 16), Part(3 * HIDDEN * 256)), (Part(3 * HIDDEN * 256),)]),
+    "latent experts": (
+        LATENT,
+        [(attention(4, 2, 16, 16),), (experts(2, 8, 16, matrices=2, shared=32, latent=24),)],
+    ),
+    "step": (
+        STEP,
+        [
+            (attention(4, 2, 16, 16, gate=4), Part(3 * HIDDEN * 96)),
+            (attention(8, 2, 16, 16, gate=8, window=8), experts(2, 8, 16, shared=16)),
+        ],
+    ),
+}
+
+
+def built(config: dict[str, Any], folder: Path, **options: Any) -> Any:
+    file = folder / "config.json"
+    file.write_text(json.dumps(BASE | config))
+    return build(hosim.read_hf(file, phase="prefill", sequence=TOKENS, **options).workload)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_work_of_layers_is_that_of_their_matrices_and_pairs(name: str, tmp_path: Path) -> None:
+    config, layers = LAYERS[name]
+    graph = built(config, tmp_path)
+    for index, parts in enumerate(layers):
+        matrices = sum(
+            op.flops for op in graph.ops if op.name.startswith(f"L{index:02d}/") or f"/L{index:02d}/" in op.name
+        )
+        right = sum(2 * TOKENS * part.matrices + 2 * part.by_pair * pairs(part.window) for part in parts)
+        assert matrices == right
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_cached_is_a_key_and_a_value_of_each_token(name: str, tmp_path: Path) -> None:
+    config, layers = LAYERS[name]
+    graph = built(config, tmp_path)
+    for index, parts in enumerate(layers):
+        cached = sum(t.size_bytes for t in graph.tensors if t.kind == "kv_cache" and f"L{index:02d}/" in t.name)
+        assert cached == sum(2 * TOKENS * part.cached for part in parts)
+
+
+def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> None:
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    config = {"model_type": "glm_moe_dsa", "num_hidden_layers": 2, "n_routed_experts": None, **sizes}
+    config |= {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2, "indexer_types": ["full", "shared"]}
+    graph = built(config, tmp_path)
+    work = [{op.name.rpartition("/")[2]: op.flops for op in graph.ops if f"L{i:02d}/" in op.name} for i in range(2)]
+    index = {name for name in work[0] if ".index" in name}
+    assert index >= {"attn.index", "attn.index.q", "attn.index.k", "attn.index.weights"}
+    assert work[1] == {name: flops for name, flops in work[0].items() if name not in index}
+    cached = [
+        sum(t.size_bytes for t in graph.tensors if t.kind == "kv_cache" and f"L{i:02d}/" in t.name) for i in (0, 1)
+    ]
+    assert cached == [2 * TOKENS * (16 + 4 + 8), 2 * TOKENS * (16 + 4)]
