@@ -78,9 +78,7 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
             name, size = ("weights", weights) if weights else ("persistent tensors", persistent)
             card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
     if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
-        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
-        has_states = any(part.state for part, _ in work.decoder.decoder.kinds)
-        card["KV cache"] += ", so that no prefix is found again" if is_served and has_states else ""
+        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes, is_served=is_served)
     if job is not None:
         card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
@@ -91,15 +89,20 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
         text, flops = card["arithmetic"]
         card["arithmetic"] = f"{text}, the first of a sequence", flops
     elif job is not None:
-        sizes = [(len(graph.ops), len(graph.tensors)) for graph in job.graphs]
-        text = ", ".join(f"{counted(ops, 'op')} and {counted(tensors, 'tensor')}" for ops, tensors in sizes[:4])
-        text += f" in {counted(job.ranks, 'rank')}" if whose else ""
-        ops_of, tensors_of = zip(*sizes, strict=True)
-        card["graph"] = text, {"ops": ops_of, "tensors": tensors_of, "ranks": job.ranks}
+        card["graph"] = _graph(job)
     return card
 
 
-def _cache(model: DecoderModel, dtypes: Dtypes) -> tuple[str, dict[str, Any]]:
+def _graph(job: Job) -> tuple[str, dict[str, Any]]:
+    """Count the ops and tensors of the graphs of a job; people see those of the first four."""
+    ops, tensors = [len(graph.ops) for graph in job.graphs], [len(graph.tensors) for graph in job.graphs]
+    pairs = zip(ops[:4], tensors[:4], strict=True)
+    text = ", ".join(f"{counted(many, 'op')} and {counted(more, 'tensor')}" for many, more in pairs)
+    text += f" in {counted(job.ranks, 'rank')}" if job.ranks > 1 else ""
+    return text, {"ops": ops, "tensors": tensors, "ranks": job.ranks}
+
+
+def _cache(model: DecoderModel, dtypes: Dtypes, *, is_served: bool) -> tuple[str, dict[str, Any]]:
     """Write the size of the KV cache per token, over all layers, which layers keep only a window, and which a state."""
     token_bytes, near, stateful = model.kv_elements * dtypes.kv_bytes, Counter[int](), Counter[str]()
     for (part, _), layers in model.kinds.items():
@@ -108,6 +111,7 @@ def _cache(model: DecoderModel, dtypes: Dtypes) -> tuple[str, dict[str, Any]]:
             kept = part.state.kept_bytes(dtypes.element_bytes, dtypes.state_bytes)
             stateful.update(layers=layers, bytes=layers * sum(kept.values()))
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
+    states += ["so that no prefix is found again"] if is_served else []
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
     windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []
     text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows, *(states if stateful else ())))

@@ -32,9 +32,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from simulator.report.rows import percent
+
 import simulator as hosim
 from simulator.graph import Graph
-from simulator.report.rows import percent
 from simulator.run import stories
 from simulator.units import human
 
