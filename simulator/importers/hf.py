@@ -20,7 +20,7 @@ from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
 from simulator.importers.hf_ends import whole_model_of
-from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, TOLD, TOWERS, VERSION, Config, is_irrelevant
+from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, VERSION, Config, is_irrelevant
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -203,7 +203,9 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     """Name the families that read the most of some keys, and what each would not read, or refuses."""
     tried: list[tuple[float, str]] = []
     for name, family in FAMILIES.items():
-        c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE}, family, ""), ""
+        named = (*PARTS["model"]["layers"], family.keys.get("num_hidden_layers", ""))
+        few = {key: min(value, 100) for key in named if type(value := data.get(key)) is int}  # which tell as much
+        c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE} | few, family, ""), ""
         try:
             whole_model_of(c)
         except ConfigError as error:
@@ -212,7 +214,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or "has all these keys"
         far = len(unread) + 3 * bool(refused) - 6 * SequenceMatcher(None, name, kind).ratio()
-        tried += [(far, f"{name} ({text})")] if name != kind else []
+        tried += [(far, f"{name} ({text})")] if name != kind and " " not in name else []  # not the encoder of one
     return f"nearest are {', '.join(text for _, text in sorted(tried)[:3])}"
 
 
