@@ -19,7 +19,7 @@ from simulator.importers.chakra_nodes import LOAD, STORE, ChakraNode
 from simulator.importers.recordings import Event, Recording, Storage, whole
 from simulator.units import human
 
-_MOST_FOLLOWED = 100_000_000
+_MOST_FOLLOWED = 20_000_000
 """Most dependencies that are followed to find out what loads bring back, and what the host waits for."""
 _DEVICE, _BELOW = "compute", "below"
 REMOTE = "remote"
@@ -54,6 +54,7 @@ class RecordedMoves:
         self._places = {node.id: place for place, node in enumerate(nodes)}
         self._moved, self._marks = dict[int, Storage](), dict[int, Storage]()
         self._through, self._away, self._followed, ended = dict[int, set[int]](), dict[int, Storage](), 0, set[int]()
+        self._stored = dict[int, frozenset[int]]()
         begin, end = (Event(name, more={"duration_ns": 0, "stream": 0}) for name in ("begin", "end"))
         issued = dict[Event | ChakraNode, list[Storage]]()  # with what the host waits for before
         for node in nodes:
@@ -61,6 +62,9 @@ class RecordedMoves:
             if not (node.op or node.moves):  # what is behind it is behind what was before it
                 self._through[node.id] = {self._places[other.id] for other in before}
                 continue
+            stored = {self._stored[other.id] for other in before}  # sizes of all stores before it
+            self._stored[node.id] = stored.pop() if len(stored) == 1 else frozenset[int]().union(*stored)
+            self._follow(len(self._stored[node.id]) if stored else 1)
             if node.moves:
                 self._moved[node.id] = self._tensor(node, next((other.op for other in before[::-1] if other.op), begin))
             elif node.op:
@@ -98,13 +102,18 @@ class RecordedMoves:
         else:
             storage = self._away[node.id] = self._recording.storage(size_bytes)
             storage.stays, maker.writes[storage] = True, None
+            self._stored[node.id] |= {size_bytes}
         return storage
 
     def _store_before(self, node: ChakraNode, size_bytes: int) -> int:
         """Return the id of the newest store of a size that a load follows, and that none has brought back; or -1."""
-        left, seen = [-self._places[other.id] for other in self._before(node)], set[int]()
+        before, away = self._before(node), self._away
+        direct = [other.id for other in before if other.id in away and away[other.id].size_bytes == size_bytes]
+        if direct:
+            return direct[-1]
+        left, seen = [-self._places[other.id] for other in before], set[int]()
         heapq.heapify(left)
-        while left and self._away:
+        while left and size_bytes in self._stored[node.id]:
             place = -heapq.heappop(left)
             store = self._away.get(self._nodes[place].id)
             if store and store.size_bytes == size_bytes:

@@ -276,11 +276,11 @@ def test_a_move_without_a_size_is_refused(tmp_path):
 
 
 def test_what_loads_bring_back_is_looked_for_so_far(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulator.importers.chakra_moves._MOST_FOLLOWED", 10)
+    monkeypatch.setattr("simulator.importers.chakra_moves._MOST_FOLLOWED", 30)
     nodes = [moving(1, STORE, size=5), *(chakra_node(n, "c", COMPUTE, (n - 1,), took=1) for n in range(2, 20))]
-    imported(tmp_path, *nodes, moving(20, LOAD, (3,)))
-    with pytest.raises(ConfigError, match="is found within 10 dependencies, found more; record fewer steps"):
-        imported(tmp_path, *nodes, moving(20, LOAD, (19,)))
+    imported(tmp_path, *nodes, moving(20, LOAD, (3,), 5))
+    with pytest.raises(ConfigError, match="is found within 30 dependencies, found more; record fewer steps"):
+        imported(tmp_path, *nodes, moving(20, LOAD, (19,), 5))
 
 
 def as_feeder(nodes):
