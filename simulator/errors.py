@@ -130,8 +130,8 @@ def import_extra(where: str, must: str, do: str, *modules: str) -> list[Any]:
     """
     try:
         return [import_module(module) for module in modules]
-    except ImportError:
-        raise ConfigError(where, must, "none", do) from None
+    except ImportError as error:
+        raise ConfigError(where, must, str(error), do) from None
 
 
 class ScopeError(ConfigError):

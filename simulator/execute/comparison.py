@@ -21,7 +21,7 @@ from simulator.execute.measured import measured_row
 from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.formats import graph_jsonl
-from simulator.importers.torch_ranks import tensors
+from simulator.importers.torch_machine import tensors
 from simulator.metrics.rows import by_place, with_measured
 from simulator.report.files import folder_names, write_csv, write_summary, write_texts
 from simulator.report.tables import Column

@@ -31,7 +31,7 @@ from simulator.graph import Graph
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Storage
 from simulator.importers.torch import imported
-from simulator.importers.torch_ranks import tensors
+from simulator.importers.torch_machine import tensors
 from simulator.importers.torch_run import ModuleWatch
 from simulator.outputs import written
 from simulator.plan import Actions, Code, Plan

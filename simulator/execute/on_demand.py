@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from simulator.execute.held import HeldStorage, insist_step
 from simulator.execute.storages import StepMemory
 from simulator.importers.recordings import Storage
-from simulator.importers.torch_ranks import tensors
-from simulator.importers.torch_recorder import UPDATES, OpRecorder
+from simulator.importers.torch_machine import tensors
+from simulator.importers.torch_numbers import UPDATES
+from simulator.importers.torch_recorder import OpRecorder
 from simulator.importers.torch_run import ModuleWatch
 from simulator.units import human
 

@@ -21,7 +21,7 @@ from simulator.errors import insist
 from simulator.execute.held import IN, OUT
 from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.storages import StepMemory
-from simulator.importers.torch_ranks import tensors
+from simulator.importers.torch_machine import tensors
 
 HOOKS, CHECKPOINTING = "saved_tensors_hooks", "checkpointing"
 ROWS = ("resident", HOOKS, CHECKPOINTING)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from os.path import isfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from simulator import inputs
 from simulator.errors import ConfigError
@@ -52,8 +52,7 @@ class ImportKind(NamedTuple):
     @property
     def reader(self) -> Reader:
         """The function that reads such a file."""
-        reader: Reader = getattr(import_module(f"{__name__}.{self.module}"), self.name or f"read_{self.module}")
-        return reader
+        return cast(Reader, getattr(import_module(f"{__name__}.{self.module}"), self.name or f"read_{self.module}"))
 
 
 KINDS: dict[str, ImportKind] = {

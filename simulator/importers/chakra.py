@@ -28,7 +28,7 @@ from simulator.importers.streams import Activity, replay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 
-_TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "sends", "receives", "collective")
+_OTHERS = {0: "invalid", 1: "metadata"}  # types of nodes that are neither ops nor moves
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
 _PLAN = ".plan.jsonl"
 _MOST_LINKED = 20_000_000
@@ -146,7 +146,7 @@ class _Reader:
             if node.type in (COMPUTE, COLLECTIVE, SEND, RECEIVE):
                 node.op = self._op(node, links)
             elif not node.moves:
-                recording.dropped[f"nodes of kind {dict(enumerate(_TYPES)).get(node.type, 'unknown')}"] += 1
+                recording.dropped[f"nodes of kind {_OTHERS.get(node.type, 'unknown')}"] += 1
             if node.op is None:  # what is behind it is behind what was before it
                 self._links[node.id], self._linked = tuple(links), self._linked + len(links)
                 must = f"nodes that are no ops stand between at most {_MOST_LINKED:,} pairs of ops"
@@ -219,8 +219,8 @@ class _Reader:
         kind = collective_kind(names.get(node.attrs.get("comm_type", -1), base_name(op.name)))
         group, members = "all", [list(range(self._ranks))]
         if node.type != COLLECTIVE:  # all ranks run this: each meets a neighbour, at the price of a message
-            kind, group, members = CollectiveKind.BROADCAST, "pairs", [[i, i + 1] for i in range(0, self._ranks - 1, 2)]
-            members[-1:] = [[*members[-1], *range(members[-1][-1] + 1, self._ranks)]] if members else []
+            pairs = [[*range(i, i + 2 + (i + 3 == self._ranks))] for i in range(0, self._ranks - 1, 2)]
+            kind, group, members = CollectiveKind.BROADCAST, "pairs", pairs
         op.is_collective = True
         if node.took:
             return True

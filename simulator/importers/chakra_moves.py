@@ -56,7 +56,7 @@ class RecordedMoves:
         self._through, self._away, self._followed, ended = dict[int, set[int]](), dict[int, Storage](), 0, set[int]()
         self._stored = dict[int, frozenset[int]]()
         begin, end = (Event(name, more={"duration_ns": 0, "stream": 0}) for name in ("begin", "end"))
-        issued = dict[Event | ChakraNode, list[Storage]]()  # with what the host waits for before
+        self._issued: dict[Event | ChakraNode, list[Storage]] = {begin: []}  # with what the host waits for before
         for node in nodes:
             before = self._before(node)
             if not (node.op or node.moves):  # what is behind it is behind what was before it
@@ -70,13 +70,13 @@ class RecordedMoves:
             elif node.op:
                 node.op.reads.update((self._moved[other.id], None) for other in before if other.type == LOAD)
             awaited = [other for other in before if other.id not in ended and self._must_wait(node, other, before)]
-            issued.setdefault(node.op or node, []).extend(self._mark(other) for other in awaited)
+            self._issued.setdefault(node.op or node, []).extend(self._mark(other) for other in awaited)
             ended.update(other.id for other in awaited)
         read = {storage for op in recording.ops for storage in op.reads}
         self._loaded = dict.fromkeys(self._moved[node.id] for node in nodes if node.type == LOAD)
-        end.reads.update((storage, None) for storage in self._loaded if storage not in read)
+        end.reads.update(dict.fromkeys(storage for storage in self._loaded if storage not in read))
         recording.ops = [begin, *recording.ops, end]
-        self._issued: dict[Event | ChakraNode, list[Storage]] = {begin: [], **issued, end: []}
+        self._issued[end] = []
         for name, moves in (("loads", LOAD), ("stores", STORE)):
             sizes = [self._moved[node.id].size_bytes for node in nodes if node.type == moves]
             recording.kept[f"memory {name}"] = f"{len(sizes):,} of {human(sum(sizes), 'B')}"

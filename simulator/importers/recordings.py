@@ -242,14 +242,8 @@ class Recording:
         if was_there or (last and last is not first):
             (last or self.ops[0]).reads[storage] = None
 
-    def graph(self, name: str, where: str) -> Graph:
-        """Make the graph of one step.
-
-        Raises
-        ------
-        ConfigError
-            If there is no op, or the graph breaks a rule.
-        """
+    def _graph(self, name: str, where: str) -> Graph:
+        """Make the graph of one step."""
         do = "say how many ranks meet: --ranks" if self.dropped[ALONE] else "record with the device's activities"
         insist(self.ops, where, "a recording has ops of a device", "none", do)
         must = f"a graph has at most {LARGEST_RUN:,} ops"
@@ -278,10 +272,10 @@ class Recording:
         Raises
         ------
         ConfigError
-            As for `graph`.
+            If there is no op, or the graph breaks a rule.
         """
         name = named(path.name.partition(".")[0])
-        graph = self.graph(name, inputs.shown(path))
+        graph = self._graph(name, inputs.shown(path))
         before = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent)
         took, most = [op.duration_ns for op in graph.ops if op.duration_ns is not None], int(live_bytes(graph).max())
         kept = {

@@ -23,11 +23,11 @@ from importlib.util import find_spec
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest.mock import patch
 
 from simulator import inputs
-from simulator.errors import ConfigError, insist
+from simulator.errors import ConfigError, import_extra, insist
 from simulator.graph import HOST, Graph, TensorKind
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
@@ -58,8 +58,7 @@ def fake(ranks: int | None = None) -> AbstractContextManager[None]:
     ConfigError
         If torch is not installed.
     """
-    context: AbstractContextManager[None] = _part("torch_run").fake_mode(ranks)
-    return context
+    return cast(AbstractContextManager[None], _part("torch_run").fake_mode(ranks))
 
 
 def capture(
@@ -212,12 +211,7 @@ def _program(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str,
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             held.update(run.faked(held))
-
-    def step(*args: Any, **named_inputs: Any) -> Any:
-        with run.torch.no_grad():
-            return module(*args, **named_inputs)
-
-    return step, args, named_inputs
+    return run.torch.no_grad()(module), args, named_inputs
 
 
 @contextmanager
@@ -233,32 +227,20 @@ def finding(source: str, where: str) -> Iterator[Callable[[], Callable[[], Any]]
     must = "a step is named as package.module:function"
     do = f"write such as {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        _check_found(where, module)
-        yield lambda: _function(where, module, function)
-    finally:
-        sys.path.remove(folder)
 
+    def find() -> Any:
+        content, absent = import_module(module), f"module {module!r} has no attribute {function!r}"
+        insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
+        return getattr(content, function)
 
-def _check_found(where: str, module: str) -> None:
-    """Refuse a module that is not there, before the import of torch, which takes seconds; none of its code runs."""
-    top, *parts = module.split(".")
-    spec, do = find_spec(top), "run this in the folder that holds it, and name it without .py: mine:step"
-    for part in parts:  # without the names of packages around it, which are not imported yet
-        inside = spec and spec.submodule_search_locations
-        spec = PathFinder.find_spec(part, [*inside]) if inside else None
-    insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
-
-
-def _function(where: str, module: str, function: str) -> Callable[[], Any]:
-    """Find the function that the user names."""
-    content = import_module(module)
-    absent = f"module {module!r} has no attribute {function!r}"
-    insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
-    made_by: Callable[[], Any] = getattr(content, function)
-    return made_by
+    with patch.object(sys, "path", [str(Path.cwd()), *sys.path]):
+        top, *parts = module.split(".")  # none of its code runs before the import of torch, which takes seconds
+        spec, do = find_spec(top), "run this in the folder that holds it, and name it without .py: mine:step"
+        for part in parts:  # without the names of packages around it, which are not imported yet
+            inside = spec and spec.submodule_search_locations
+            spec = PathFinder.find_spec(part, [*inside]) if inside else None
+        insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
+        yield find
 
 
 def parts_of(where: str, made: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -278,11 +260,8 @@ def parts_of(where: str, made: Any) -> tuple[list[Any], dict[str, Any]]:
 
 def _part(module: str) -> Any:
     """Import a module that needs torch."""
-    try:
-        return import_module(f"simulator.importers.{module}")
-    except ImportError as error:
-        must, do = "a step of PyTorch is captured where torch is installed", 'run: pip install "hosim[torch]"'
-        raise ConfigError("hosim.torch", must, str(error), do) from None
+    rule, install = "a step of PyTorch is captured where torch is installed", 'run: pip install "hosim[torch]"'
+    return import_extra("hosim.torch", rule, install, f"simulator.importers.{module}")[0]
 
 
 def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
@@ -303,29 +282,7 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     ]
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
-    if left := [graph.tensors[t].size_bytes for index in graph.on_host for t in graph.ops[index].writes]:
-        how = "What lies there is copied in where it is read; ops on it run on the accelerator."
-        derived.append(f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {how}")
-    if record.watch.compiled:
-        derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
-    if met := sum(map(len, next(iter(record.groups.values()), []))):
-        shares = prod(record.shares.values())
-        derived.append(
-            f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."
-        )
-        record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
-    if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
-        derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
-    if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
-        has_one = "With dropout it has one on CUDA: make the model there."
-        derived.append(f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}")
-    if record.copied and not record.watch.has_memory:
-        derived.append(f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step.")
-    if record.again:
-        derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
-    if caches := sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE):
-        how = "one that grows by copies is one tensor, and its old copy a workspace."
-        derived.append(f"Caches, {human(caches, 'B')}, are as long as they are after this step; {how}")
+    derived += _notes(record, graph)
     kind = "A training step" if any(op.phase == "backward" for op in graph.ops) else _TITLES.get(record.phase, "A run")
     about = {"name": named(name), "title": f"{kind} of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
@@ -334,9 +291,32 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 
 
-def _leaves(call: Any) -> bool:
-    """Tell whether an op that was recorded is a copy to the host."""
-    return bool(call.more.get("device") == HOST)
+def _notes(record: Any, graph: Graph) -> Iterator[str]:
+    """Yield what else is to be known of a record, and of its graph."""
+    left = [graph.tensors[t].size_bytes for index in graph.on_host for t in graph.ops[index].writes]
+    met, shares = sum(map(len, next(iter(record.groups.values()), []))), prod(record.shares.values())
+    record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
+    batch = " and ".join(f"{key} {size:,}" for key, size in record.batch.items())
+    apart = sum("/_safe_softmax" in op.name for op in graph.ops)
+    is_copied = record.copied and not record.watch.has_memory
+    caches = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE)
+    brought = "What lies there is copied in where it is read; ops on it run on the accelerator."
+    has_one = "With dropout it has one on CUDA: make the model there."
+    grown = "one that grows by copies is one tensor, and its old copy a workspace."
+    notes = (
+        (left, f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {brought}"),
+        (
+            record.watch.compiled,
+            "What torch.compile was given is captured as eager: ops that it would fuse stand apart.",
+        ),
+        (met, f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."),
+        (batch, f"A step is of {batch}: the shape of input_ids, or else of the first input."),
+        (apart, f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}"),
+        (is_copied, f"Updates in place of views: {record.copied:,} ops of backward, more or fewer in a real step."),
+        (record.again, f"{record.again:,} ops of backward run forward again (activation checkpointing)."),
+        (caches, f"Caches, {human(caches, 'B')}, are as long as they are after this step; {grown}"),
+    )
+    return (text for holds, text in notes if holds)
 
 
 def _held_bytes(record: Any) -> list[int]:
@@ -344,7 +324,8 @@ def _held_bytes(record: Any) -> list[int]:
     last = dict.fromkeys(record.before, -1)  # unless an op uses them
     last |= {old: index - 1 for old, index in record.replaced.items()}
     last |= {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
-    change, on_host = [0] * (len(record.calls) + 1), {s for call in record.calls if _leaves(call) for s in call.writes}
+    to_host = (call for call in record.calls if call.more.get("device") == HOST)
+    change, on_host = [0] * (len(record.calls) + 1), {storage for call in to_host for storage in call.writes}
     for storage, use in last.items():
         died = record.died.get(storage, 0)
         if died > use + 1 and (use < 0 or not storage.persistent) and storage not in on_host:

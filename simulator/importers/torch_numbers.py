@@ -1,18 +1,21 @@
-"""What an op of PyTorch computes, and how many bytes it reads and writes."""
+"""What an op of PyTorch computes and makes, and how many bytes it reads and writes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, run_fallback_kernel
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from simulator.graph import chosen_number
 from simulator.graph_builder import OpFields
+from simulator.importers.torch_machine import tensors
 
 _aten = torch.ops.aten
 # Data type -> key of a machine's peaks.
@@ -40,14 +43,74 @@ def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tens
     return 2 * int(first.shape[0] * first.shape[1] * (into.numel() + within.numel()))
 
 
-RECURRENT, RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
-"""A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors."""
+# A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors.
+_RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
 # Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
-_COUNTED = {**flop_registry, **dict.fromkeys(_GROUPS, _grouped_flops), RECURRENT: _recurrent_flops}
-_COUNTED[RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
+_COUNTED = {**flop_registry, **dict.fromkeys(_GROUPS, _grouped_flops), _RECURRENT: _recurrent_flops}
+_COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
 _FLASH = "_scaled_dot_product_flash_attention"
 for _back in ("", "_backward"):
     _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
+
+
+UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
+"""Ops that update the running statistics that they are given, if what follows those (to train, or a momentum) is not
+zero; their schema does not say so."""
+# FSDP's copy of shards into what is gathered, which it does not say that it writes.
+_COPY_IN = "fsdp.all_gather_copy_in.default"
+# Ops that make a sparse tensor with the entries of another one, of which there are none under fake tensors.
+_OF_ENTRIES = frozenset((_aten.clone, _aten._coalesce, _aten.sparse_mask))
+# Op -> the argument whose type some of its results have, and which; of arguments of several types they have another one
+# under fake tensors.
+_STATISTICS, _FIRST = slice(1, None), slice(1)
+_TYPES = {
+    _aten.native_layer_norm: (2, _STATISTICS), _aten.native_group_norm: (1, _STATISTICS),
+    _aten.native_batch_norm: (1, _STATISTICS), _aten.native_group_norm_backward: (1, _FIRST),
+    _aten.mse_loss_backward: (1, _FIRST), _aten.smooth_l1_loss_backward: (1, _FIRST),
+}  # fmt: skip
+
+
+def run_as_real(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+    """Run a function of PyTorch, given these tensors; what it makes has types and storages as of real ones."""
+    packet = func._overloadpacket
+    if packet in (_RECURRENT, _RECURRENT_BACK) and isinstance(given[0], FakeTensor):
+        return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
+    kept = next((arg for arg in reversed(args) if isinstance(arg, FakeTensor) and arg.is_sparse), None)
+    if kept is not None and packet in _OF_ENTRIES:
+        parts = (torch.empty_like(part) for part in tensors([kept]))
+        return torch.sparse_coo_tensor(*parts, kept.shape, check_invariants=False)
+    made = func(*args, **kwargs)
+    position, which = _TYPES.get(packet, (0, slice(0)))
+    if position and args[position] is not None:
+        leaves, spec = tree_flatten(made)
+        leaves[which] = [tensor if tensor is None else tensor.to(args[position].dtype) for tensor in leaves[which]]
+        made = tree_unflatten(leaves, spec)
+    if packet is _aten.native_batch_norm:
+        form = torch._prims_common.suggest_memory_format(args[0])
+        made = (made[0].contiguous(memory_format=form), *made[1:])
+    if packet is _aten.native_batch_norm_backward:
+        made = tuple(grad if is_asked else None for grad, is_asked in zip(made, args[-1], strict=True))
+    if packet in (_aten.mse_loss, _aten.smooth_l1_loss) and not made.dim():  # in the storage of what it reduces
+        numel = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+        made.untyped_storage().resize_(numel * made.element_size())
+    return made
+
+
+@cache
+def _written_by(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an op writes; collectives do not say so."""
+    if func.namespace == "c10d":
+        return ((0, ""),)
+    arguments = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def changed_by(func: Any, args: Any, kwargs: Any, made: Any) -> list[torch.Tensor]:
+    """Return the tensors that a call of PyTorch, which made something, changed."""
+    changed = [args[i] if i < len(args) else kwargs.get(name) for i, name in _written_by(func)]
+    changed += args[3:5] if func._overloadpacket in UPDATES and args[5] else ()
+    changed += made[:1] if str(func) == _COPY_IN else ()
+    return list(tensors(changed))
 
 
 class DispatchedOp(NamedTuple):
@@ -69,8 +132,7 @@ class DispatchedOp(NamedTuple):
 
 def touched(tensor: torch.Tensor) -> int:
     """Return how many bytes of its storage a tensor covers [B]."""
-    shown: int = tensor.numel() * tensor.element_size()
-    return min(shown, int(tensor.untyped_storage().nbytes()))
+    return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
 def _experts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> tuple[torch.Tensor, int] | None:

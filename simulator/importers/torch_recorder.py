@@ -10,24 +10,21 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, run_fallback_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from simulator.errors import insist
 from simulator.graph import HOST, LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, blocks, unique
-from simulator.importers.torch_caches import cached
-from simulator.importers.torch_devices import Accelerated
-from simulator.importers.torch_numbers import RECURRENT, RECURRENT_BACK, DispatchedOp, numbers, touched
-from simulator.importers.torch_ranks import met, number, runs_backward, tensors
+from simulator.importers.torch_machine import Accelerated, met, number, runs_backward, tensors
+from simulator.importers.torch_numbers import UPDATES, DispatchedOp, changed_by, numbers, run_as_real, touched
 from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
@@ -38,56 +35,47 @@ _ROOM = {
 }  # fmt: skip
 # Ops that overwrite all old values of their target.
 _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
-# Ops that update the running statistics that they are given, which their schema does not say, if what follows those (to
-# train, or a momentum) is not zero.
-UPDATES = frozenset((_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm))
-# FSDP's copy of shards into what is gathered, which it does not say that it writes.
-_COPY_IN = "fsdp.all_gather_copy_in.default"
 # A copy to the host: what it reads is brought there, which takes the time.
 _OF_HOST: OpFields = {"device": HOST, "read_bytes": 0, "write_bytes": 0}
-# Ops that make a sparse tensor with the entries of another one, of which there are none under fake tensors.
-_OF_ENTRIES = frozenset((_aten.clone, _aten._coalesce, _aten.sparse_mask))
 # Phases with caches.
 _CACHED = ("prefill", "decode")
 # Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
 
-# Op -> the argument whose type some of its results have, and which; of arguments of several types they have another one
-# under fake tensors.
-_STATISTICS, _FIRST = slice(1, None), slice(1)
-_TYPES = {
-    _aten.native_layer_norm: (2, _STATISTICS), _aten.native_group_norm: (1, _STATISTICS),
-    _aten.native_batch_norm: (1, _STATISTICS), _aten.native_group_norm_backward: (1, _FIRST),
-    _aten.mse_loss_backward: (1, _FIRST), _aten.smooth_l1_loss_backward: (1, _FIRST),
-}  # fmt: skip
+_NAMES = ("cache", "cache_params", "kv_cache", "past_key_values")
 
 
-def _as_real(packet: Any, args: Any, made: Any) -> Any:
-    """Return what an op made of fake tensors, with types and storages of what it makes of real ones."""
-    position, which = _TYPES.get(packet, (0, slice(0)))
-    if position and args[position] is not None:
-        made, spec = tree_flatten(made)
-        made[which] = [tensor if tensor is None else tensor.to(args[position].dtype) for tensor in made[which]]
-        made = tree_unflatten(made, spec)
-    if packet is _aten.native_batch_norm:
-        form = torch._prims_common.suggest_memory_format(args[0])
-        made = (made[0].contiguous(memory_format=form), *made[1:])
-    if packet is _aten.native_batch_norm_backward:
-        made = tuple(grad if is_asked else None for grad, is_asked in zip(made, args[-1], strict=True))
-    if packet in (_aten.mse_loss, _aten.smooth_l1_loss) and not made.dim():  # in the storage of what it reduces
-        numel = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
-        made.untyped_storage().resize_(numel * made.element_size())
-    return made
+def _cached(named: Mapping[str, Any], values: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield path and tensor of all that caches hold: objects whose class is named so, and inputs of such names.
+
+    Parameters
+    ----------
+    named
+        Inputs by name.
+    values
+        Nested containers.
+    """
+    caches = [named[name] for name in _NAMES if named.get(name) is not None]
+    caches += filter(_is_cache, tree_leaves(values, is_leaf=_is_cache))
+    seen = set[int]()
+    for position, cache in enumerate({id(cache): cache for cache in caches}.values()):
+        yield from _tensors(f"cache{position or ''}", cache, seen)
 
 
-@cache
-def _writes(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return position and name of the arguments that an op writes; collectives do not say so."""
-    if func.namespace == "c10d":
-        return ((0, ""),)
-    arguments = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+def _is_cache(value: Any) -> bool:
+    return type(value).__name__.endswith("Cache")
+
+
+def _tensors(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield paths and tensors of an object and of all that it holds, each object once."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif id(value) not in seen and not isinstance(value, torch.nn.Module | type):
+        seen.add(id(value))
+        parts = dict(enumerate(value)) if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
+        for name, part in parts.items() if isinstance(parts, Mapping) else ():
+            yield from _tensors(f"{path}.{name}", part, seen)
 
 
 def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
@@ -151,9 +139,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._ranges, self._copied_out = list[str](), 0  # names of profiler ranges; where ops gather that come later
         self.before, self._each = dict[Storage, None](), dict[tuple[int, int], int]()
         self._inputs, self.phase, self.replaced = inputs, phase, dict[Storage, int]()
-        caches = [
-            (path, "kv_cache", tensor) for path, tensor in (cached(inputs[1], inputs) if phase in _CACHED else ())
-        ]
+        caches = [(path, "kv_cache", tensor) for path, tensor in self._cached()]
         given = (("input" + str(position), "input", tensor) for position, tensor in enumerate(tensors(inputs)))
         for name, kind, owned in (*caches, *given, *watch.owned()):
             for tensor in tensors([owned]):
@@ -162,9 +148,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                     self.before[storage] = None
         self._caches = {path: self._storage(tensor) for path, _, tensor in caches}
 
-    def _cached(self, returned: Any) -> list[tuple[str, torch.Tensor]]:
+    def _cached(self, returned: Any = None) -> list[tuple[str, torch.Tensor]]:
         """Return path and tensor of what caches hold now."""
-        return [*cached(self._inputs[1], (self._inputs, returned))] if self.phase in _CACHED else []
+        return [*_cached(self._inputs[1], (self._inputs, returned))] if self.phase in _CACHED else []
 
     def grow(self, returned: Any) -> None:
         """Make what caches hold after the step one with what they held before, where that is gone."""
@@ -176,9 +162,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 news[old] = new
                 old.persistent, new.persistent, new.name = False, True, old.name
         for index, call in enumerate(self.calls):
-            self.replaced |= {
-                old: index for old, new in news.items() if new in call.writes and old not in self.replaced
-            }
+            self.replaced = {old: index for old, new in news.items() if new in call.writes} | self.replaced
             call.reads, call.writes = ({news.get(s, s): None for s in used} for used in (call.reads, call.writes))
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
@@ -229,11 +213,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         made = self.call(func, args, kwargs, given)
         outs = list(tensors(made))
         new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
-        changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
-        if func._overloadpacket in UPDATES and args[5]:
-            changed += tensors(args[3:5])
-        if str(func) == _COPY_IN:
-            changed += tensors(made[:1])
+        changed = changed_by(func, args, kwargs, made)
         if func.namespace == "profiler":
             self._ranges = [*self._ranges, str(args[0])] if isinstance(args[0], str) else self._ranges[:-1]
         ops_before = len(self.calls)
@@ -245,13 +225,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Call a function of PyTorch, which is given these tensors."""
-        if func._overloadpacket in (RECURRENT, RECURRENT_BACK) and isinstance(given[0], FakeTensor):
-            return run_fallback_kernel(given[0].fake_mode, func, *tree_flatten((args, kwargs)), RuntimeError())
-        kept = next((arg for arg in reversed(args) if isinstance(arg, FakeTensor) and arg.is_sparse), None)
-        if kept is not None and func._overloadpacket in _OF_ENTRIES:
-            parts = (torch.empty_like(part) for part in tensors([kept]))
-            return torch.sparse_coo_tensor(*parts, kept.shape, check_invariants=False)
-        made = _as_real(func._overloadpacket, args, func(*args, **kwargs))
+        made = run_as_real(func, args, kwargs, given)
         if func._overloadpacket is _aten.lift_fresh:  # the fake of a constant, which has a storage of its own
             self._storage(made, "constant", "input", persistent=True)
         return made

@@ -37,8 +37,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_map_only
 
 from simulator.errors import ConfigError, insist
-from simulator.importers.torch_devices import Accelerated, is_cuda, on_cpu
-from simulator.importers.torch_ranks import alone, tensors
+from simulator.importers.torch_machine import Accelerated, alone, is_cuda, on_cpu, tensors
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS, _PARTS = str(Path(__file__).parents[1]), str(Path(__file__).with_name("torch_"))

@@ -290,7 +290,7 @@ def test_whatever_stands_for_a_function_is_refused_unless_it_is_a_name(source):
 
 
 def test_without_torch_one_line_says_what_to_install(hosim, mine, monkeypatch):
-    import simulator.importers.torch as door
+    import simulator.errors as door
 
     def absent(name):
         raise ImportError("No module named 'torch'", name="torch")

@@ -474,10 +474,14 @@ def test_names_of_collectives(name, kind):
 
 
 def test_groups_cut_all_ranks_where_they_can():
-    assert blocks(8, 0, 1, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert blocks(8, 0, 4, 2) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert blocks(6, 0, 1, 4) == [[0, 1, 2, 3]]
-    assert blocks(8, 6, 4, 2) == [[6, 10]], "what reaches beyond the ranks is no part of them"
+    assert blocks(8, [0, 1, 2, 3]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert blocks(8, [0, 4]) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert blocks(8, [0, 1, 4, 5]) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert blocks(8, [4, 5, 6, 7]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert blocks(6, [0, 1, 2, 3]) == [[0, 1, 2, 3]]
+    assert blocks(8, [1, 2]) == [[1, 2]]
+    assert blocks(1 << 62, [0, 1]) == [[0, 1]]
+    assert blocks(8, [6, 10]) == [[6, 10]], "what reaches beyond the ranks is no part of them"
 
 
 def test_names_of_kernels_are_short():

@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
 from simulator.importers import torch_run  # noqa: E402
-from simulator.importers.recordings import blocks  # noqa: E402
 from simulator.lifetime import live_bytes  # noqa: E402
 
 RANKS, LAYERS, WIDTH, ROWS = 8, 4, 256, 64
@@ -258,12 +257,3 @@ def test_ranks_that_are_there_are_not_called(tmp_path, monkeypatch):
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
     with pytest.raises(ConfigError, match="a captured rank runs alone, found allreduce_ with others"):
         hosim.torch.capture(step, x)
-
-
-def test_ranks_divide_into_groups_alike():
-    assert blocks(8, [0, 4]) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert blocks(8, [0, 1, 4, 5]) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert blocks(8, [4, 5, 6, 7]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert blocks(6, [0, 1, 2, 3]) == [[0, 1, 2, 3]]
-    assert blocks(8, [1, 2]) == [[1, 2]]
-    assert blocks(1 << 62, [0, 1]) == [[0, 1]]

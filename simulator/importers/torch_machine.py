@@ -1,0 +1,282 @@
+"""The machine that a user's code asks for, although it runs alone, on the CPU: accelerators, their host, and ranks.
+
+A copy to the host is a storage of its own there. What it is copied back to is itself: it comes in where an op reads it.
+
+Of several ranks the first runs alone, in a group of processes that are not there, and names whom it meets. All others
+do what it does. What several share (DTensor, FSDP's ``fully_shard``, DistributedDataParallel) runs as on the first of
+them: each tensor is its part. PyTorch's fake process group ends each collective at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from pkgutil import resolve_name
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
+
+import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from simulator.document import MOST_RANKS
+from simulator.errors import insist
+from simulator.graph import CollectiveKind
+from simulator.importers.recordings import collective_kind
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+_FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
+# Functions that autocast runs in fp32 on CUDA.
+_IN_FP32 = """
+    __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
+    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
+    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
+    nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh smooth_l1_loss
+    soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
+"""
+_FP32_FUNCTIONS = frozenset(_IN_FP32.split())
+
+
+def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Iterate over the tensors in nested containers: this rank's, the parts of sparse ones."""
+    for value in tree_leaves(values):
+        if is_traceable_wrapper_subclass(value):
+            yield from tensors([getattr(value, part) for part in value.__tensor_flatten__()[0]])
+        elif isinstance(value, torch.Tensor):
+            yield from (value._indices(), value._values()) if value.is_sparse else (value,)
+
+
+def is_cuda(value: Any) -> bool:
+    """Tell whether a value names CUDA."""
+    return isinstance(value, str | torch.device) and bool(_CUDA.fullmatch(str(value)))
+
+
+def on_cpu(value: Any) -> Any:
+    """Return a value, or "cpu" if it names CUDA."""
+    return "cpu" if is_cuda(value) else value
+
+
+_ON_CUDA, _ON_HOST = WeakSet[torch.UntypedStorage](), WeakSet[torch.UntypedStorage]()
+"""Storages that code asked to be on CUDA, or on the host, or that were made of such on CUDA."""
+
+_COPIES = (torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.to)
+
+
+class Accelerated(TorchFunctionMode):  # type: ignore[misc]
+    """Runs code that asks for CUDA on the CPU, as it would run there, and notes what it copies to the host.
+
+    Attributes
+    ----------
+    in_step, in_update, to_host
+        Whether a step runs; an optimizer, for which a value that is not known is 1; a copy to the host.
+    is_asked
+        Whether the code asked for CUDA, or was given what is there.
+    """
+
+    in_step = in_update = to_host = is_asked = False
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
+            return func(*args, **(kwargs or {}))
+        if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__):
+            with suppress(DataDependentOutputException):
+                return func(*args)
+            return 1.0
+        given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
+        is_there = func is torch.Tensor.cuda or any(map(is_cuda, values))
+        is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
+        self.is_asked |= is_there
+        args, kwargs = tuple(map(on_cpu, args)), {k: on_cpu(v) for k, v in (kwargs or {}).items()}
+        if self.in_step and self._leaves(func, given, values):
+            return self._to_host(func, args, kwargs)
+        is_pinned = bool(kwargs.get("pin_memory")) and kwargs.pop("pin_memory")
+        made = self._call(func, args, kwargs, given)
+        if is_there or is_pinned:
+            memories = [tensor.untyped_storage() for tensor in tensors(made)]
+            (_ON_HOST if is_pinned else _ON_CUDA).update(memories)
+            _ON_HOST.difference_update(() if is_pinned else memories)
+        return made
+
+    def _leaves(self, func: Any, given: list[torch.Tensor], values: tuple[Any, ...]) -> bool:
+        """Tell whether a function copies what it is given to the host."""
+        if func not in _COPIES:
+            return False
+        on_host, memory = [tensor.untyped_storage() in _ON_HOST for tensor in given], given[0].untyped_storage()
+        if func is torch.Tensor.copy_:
+            return on_host[0] and not all(on_host)
+        is_named = memory in _ON_CUDA and any(value == "cpu" for value in values if isinstance(value, str))
+        return (func is torch.Tensor.cpu or is_named) and not on_host[0]
+
+    def _to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Copy to the host, whose tensors are apart."""
+        with patch.object(Accelerated, "to_host", True):
+            made = func(*args, **kwargs)
+            if func is not torch.Tensor.copy_ and made.untyped_storage() is args[0].untyped_storage():
+                made = made.clone()
+        _ON_HOST.add(made.untyped_storage())
+        return made
+
+    def _call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        are_real = given and not any(isinstance(tensor, FakeTensor) or tensor.requires_grad for tensor in given)
+        if func is torch.linspace or (are_real and max(tensor.numel() for tensor in given) <= _FEW):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if not self.is_asked:
+            return func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
+        if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
+            halves = (torch.bfloat16, torch.float16)
+            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in halves else x, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Be entered where hooks save tensors, too, which PyTorch calls in the midst of a function."""
+        autograd, graph = torch._C._autograd, torch.autograd.graph
+        push = autograd._push_saved_tensors_default_hooks
+
+        def pushed(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+            def packed(tensor: Any) -> Any:
+                with self:
+                    return pack(tensor)
+
+            push(packed, unpack)
+
+        def on_host(made: Any, *_: Any, **__: Any) -> None:  # PyTorch's own asks first whether there is CUDA
+            graph.saved_tensors_hooks.__init__(made, torch.Tensor.cpu, lambda held: held)
+
+        hooks, pin = (autograd, "_push_saved_tensors_default_hooks", pushed), (graph.save_on_cpu, "__init__", on_host)
+        with patch.object(*hooks), patch.object(*pin), self:
+            yield
+
+
+def runs_backward(frame: FrameType | None) -> bool:
+    """Tell whether autograd called; at the end of backward it does so without a node."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        frame = frame.f_back
+    return frame is not None
+
+
+def number() -> int:
+    """Return how many ranks there are, of which the first runs."""
+    is_fake = distributed.is_initialized() and distributed.get_backend() == "fake"
+    return distributed.get_world_size() if is_fake else 1
+
+
+def _start(ranks: int) -> None:
+    """Make the process group, if there is none of so many ranks."""
+    insist(1 <= ranks <= MOST_RANKS, "ranks", f"a step has from 1 to {MOST_RANKS:,} ranks", repr(ranks), "correct it")
+    if ranks == number():
+        return
+    if number() > 1:
+        distributed.destroy_process_group()
+    must, do = "a captured rank runs alone", "capture it in a program without one"
+    insist(not distributed.is_initialized(), "ranks", must, "a process group", do)
+    if ranks > 1:
+        store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()  # the module registers it
+        distributed.init_process_group("fake", rank=0, world_size=ranks, store=store)
+
+
+def _mesh(make: Any, self: Any, device_type: str, *mesh: Any, **more: Any) -> None:
+    """Make a mesh whose ranks have values, on the CPU."""
+    with unset_fake_temporarily():
+        if isinstance(more.get("_rank_map"), FakeTensor):  # that of init_device_mesh, which counts
+            more["_rank_map"] = torch.arange(len(more["_rank_map"]), dtype=torch.int)
+        make(self, "cpu" if device_type == "cuda" else device_type, *mesh, **more)
+
+
+def _limits(limits: Any, self: Any, **_: Any) -> Any:
+    """Return the limits of buckets that all steps but the first have."""
+    return limits(self, static_graph=False, find_unused_parameters=True)
+
+
+def _buckets(assign: Any, parameters: Any, *more: Any) -> Any:
+    """Fill buckets from the last parameter on, as all steps but the first do by the order of gradients."""
+    last, (buckets, sizes) = len(parameters) - 1, assign(parameters[::-1], *more)
+    return [[last - index for index in bucket] for bucket in reversed(buckets)], sizes[::-1]
+
+
+def _reduce(_, bucket):  # type: ignore[no-untyped-def]
+    distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
+    done = torch.futures.Future[torch.Tensor]()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _forward(run: Any, self: Any, *inputs: Any, **named: Any) -> Any:
+    """Let DistributedDataParallel reduce its buckets by a hook: by itself it asks for their values."""
+    if not self._comm_hooks:
+        self.register_comm_hook(None, _reduce)
+    return run(self, *inputs, **named)
+
+
+def _part(make: Any, self: Any, *given: Any, **named: Any) -> None:
+    """Make FSDP's part of a weight; refuse one that lies on the host, as there is none here."""
+    make(self, *given, **named)
+    do = "leave it out, and let a plan move weights: hosim run --home weight=ddr"
+    insist(not self.offload_to_cpu, "fully_shard", "what FSDP shares lies on the device", "CPUOffloadPolicy", do)
+
+
+def _around(instead: Callable[..., Any], run: Any) -> Callable[..., Any]:
+    return lambda *given, **named: instead(run, *given, **named)
+
+
+# Name of a function or method of PyTorch -> what runs instead, which is given that.
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    "torch.distributed.init_process_group": lambda *_, **__: None,
+    "torch.distributed._compute_bucket_assignment_by_size": _buckets,
+    "torch.distributed.Reducer._rebuild_buckets": lambda *_: False,  # it would make them of real memory
+    "torch.distributed.device_mesh.DeviceMesh.__init__": _mesh,
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.__init__": _part,
+    "torch.nn.parallel.distributed.DistributedDataParallel._pre_forward": _forward,
+    "torch.nn.parallel.distributed._BucketCapacityConfig.compute_bucket_size_limits": _limits,
+    "torch.nn.parallel.distributed._verify_param_shape_across_processes": lambda *_: None,
+}
+
+
+@contextmanager
+def alone(ranks: int | None) -> Iterator[None]:
+    """Let code for several ranks run as the first of so many; None: of those that there are."""
+    if ranks is not None:
+        _start(ranks)
+    with ExitStack() as stack:
+        for name, instead in _INSTEAD.items() if number() > 1 else ():
+            with suppress(AttributeError):  # not all versions have all
+                stack.enter_context(patch(name, _around(instead, resolve_name(name))))
+        if number() > 1:
+            stack.enter_context(patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(number())))
+        yield
+
+
+def met(func: Any, args: Any, where: str) -> tuple[CollectiveKind, str, list[int]] | None:
+    """Return what a call of PyTorch does with other ranks, the name of their group, and they; None if it meets none.
+
+    Raises
+    ------
+    ConfigError
+        If not all ranks do that, or the others are there.
+    """
+    named = [argument.name in ("process_group", "group_name") for argument in func._schema.arguments]
+    if True not in named:
+        return None
+    name, group = func._overloadpacket.__name__, args[named.index(True)]
+    kind, do = collective_kind(name.removeprefix("shard_dim_")), "leave it out, or capture one stage of a pipeline"
+    insist(kind is not None, where, "all ranks of a captured step do the same", f"{name}, of one rank", do)
+    by_name = distributed.distributed_c10d._resolve_process_group
+    group = by_name(group) if isinstance(group, str) else distributed.ProcessGroup.unbox(group)
+    ranks, do = distributed.get_process_group_ranks(group), "say how many there are: --ranks 8, or fake(ranks=8)"
+    insist(number() > 1 or len(ranks) == 1, where, "a captured rank runs alone", f"{name} with others", do)
+    return (kind, f"{group.group_desc} {group.group_name}", ranks) if kind and len(ranks) > 1 else None
