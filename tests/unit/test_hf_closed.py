@@ -18,7 +18,7 @@ BASE |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False, "intermediate_
 
 
 class Part(NamedTuple):
-    """Elements of matrices that a token goes through, and of a key and a value of all heads; what is cached of a token."""
+    """Elements of the matrices of a token, and of a key and a value of all heads; what is cached of a token."""
 
     matrices: int
     by_pair: int = 0
