@@ -203,7 +203,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     tried: list[tuple[float, str]] = []
     for name, family in FAMILIES.items():
         named = (*PARTS["model"]["layers"], family.keys.get("num_hidden_layers", ""))
-        few = {key: min(value, 100) for key in named if type(value := data.get(key)) is int}  # which tell as much
+        few = {key: min(value, 12) for key in named if type(value := data.get(key)) is int}  # which tell as much
         c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE} | few, family, ""), ""
         try:
             whole_model_of(c)
