@@ -180,11 +180,12 @@ def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
     nested = (outer[key] for key in _DECODERS if isinstance(outer.get(key), dict))
     inner = outer[tower] if tower else next(nested, outer)
-    kinds = [kind for kind in (inner.get("model_type"), outer.get("model_type")) if isinstance(kind, str)]
+    stated = (inner.get("model_type"), outer.get("model_type"))
+    kinds = [*dict.fromkeys(kind for kind in stated if isinstance(kind, str))]
     names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
     name = next(filter(FAMILIES.__contains__, names), "")
-    must, do = f"hosim can build the {part} part of this model", f"{CAPTURE}, or choose another --part"
-    found = f"{kinds}, which hosim does not know" if tower else f"no such part of {kinds}"
+    must, do = f"a model has the part, {part}, and hosim knows it", f"{CAPTURE}, or choose another --part"
+    found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
     return Config(inner, FAMILIES[name], where)
 

@@ -35,6 +35,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         more |= {"attention": biased} if family.buckets_of_all else {"others": [{"stop": 1, "attention": biased}]}
+    c.origins.pop("model.vocabulary" if family.stem else "", None)
     return model | {field: value for field, value in more.items() if value}
 
 

@@ -57,6 +57,8 @@ def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card
             card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
     if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
         card["KV cache"] = _cache(work.decoder.decoder, work.dtypes)
+        has_states = any(part.state for part, _ in work.decoder.decoder.kinds)
+        card["KV cache"] += ", so that no prefix is found again" if is_served and has_states else ""
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):

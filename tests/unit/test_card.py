@@ -43,6 +43,20 @@ def test_a_dense_model_says_what_a_token_takes():
     assert line(card).startswith("parameters 8.03 billion; weights 16.1 GB; KV cache 131 kB a token; arithmetic ")
 
 
+def test_layers_with_a_state_say_what_a_sequence_keeps():
+    work = catalog.read_workload("llama31_8b_hits")
+    attention = {"kind": "delta", "heads": 4, "head_size": 16}
+    model = {"family": "decoder", "layers": 4, "hidden": 64, "vocabulary": 128, "attention": attention}
+    model |= {"feed_forward": {"kind": "dense", "width": 64}}
+    model["others"] = [{"start": 3, "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 16}}]
+    card = model_card(
+        Workload.model_validate(work.model_dump(by_alias=True, exclude_unset=True) | {"model": model}), None
+    )
+    kept = 3 * (4 * 16 * 16 * 4 + 3 * 64 * 4 * 2)
+    told = f"128 B a token, in 3 of 4 layers a state of {human(kept, 'B')} a sequence, so that no prefix is found again"
+    assert card["KV cache"] == told
+
+
 def test_a_job_says_whose_weights_they_are_and_how_many_ranks_there_are():
     card = card_of("llama3_8b_train_2x2x2")
     assert "KV cache" not in card, "training has none"

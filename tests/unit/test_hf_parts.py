@@ -162,13 +162,19 @@ def test_an_encoder_reads_by_default_and_does_not_decode(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("keys", "part", "message"),
     [
-        ({"model_type": "llama"}, "vision", r"hosim can build the vision part .* found no such part of \['llama'"),
+        (
+            {"model_type": "llama"},
+            "vision",
+            r"a model has the part, vision, and hosim knows it, found 'llama', without one",
+        ),
         (
             {"model_type": "llava", "vision_config": {"model_type": "cnn"}},
             "vision",
-            r"vision_config: .* found \['cnn', 'llava'\]",
+            r"found 'cnn', 'llava', which is not",
         ),
-        ({"model_type": "bert"}, "encoder", r"the encoder part .* found no such part of \['bert'"),
+        ({"model_type": "bert"}, "encoder", r"a model has the part, encoder, .* found 'bert', without one"),
+        ({"model_type": ["bert"]}, "vision", r"found no model_type, without one"),
+        ({"vision_config": {"depth": 2}}, "vision", r"found no model_type, which is not known"),
     ],
 )
 def test_parts_that_are_not_there_are_refused(keys: dict[str, Any], part: Any, message: str, tmp_path: Path) -> None:
