@@ -207,7 +207,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     tried: list[tuple[float, str]] = []
     for name, family in FAMILIES.items():
         named = (*PARTS["model"]["layers"], family.keys.get("num_hidden_layers", ""))
-        few = {key: min(value, 100) for key in named if type(value := data.get(key)) is int}  # which tell as much
+        few = {key: min(value, 12) for key in named if type(value := data.get(key)) is int}  # which tell as much
         c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE} | few, family, ""), ""
         try:
             whole_model_of(c)
@@ -216,7 +216,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         unread = c.sizes()
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or "has all these keys"
-        far = len(unread) + 3 * bool(refused) - 6 * SequenceMatcher(None, name, kind).ratio()
+        far = len(unread) + 3 * bool(refused) - 6 * max(c.is_own, SequenceMatcher(None, name, kind).ratio())
         tried += [(far, f"{name} ({text})")] if name != kind and " " not in name else []  # not the encoder of one
     return f"nearest are {', '.join(text for _, text in sorted(tried)[:3])}"
 

@@ -141,13 +141,23 @@ class Config:
             return self.family.defaults[key]
         return None
 
+    @property
+    def reader(self) -> str:
+        """The class that reads the file, if it names one."""
+        classes = self.data.get("architectures")
+        return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the class that the file names is of the family."""
+        usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
+        return bool(usual) and self.reader.lower().startswith(usual)
+
     def _check_own(self, key: str) -> None:
         """Refuse a default for a size in a file that says that it is of another class, which has its own."""
-        classes, value = self.data.get("architectures"), self.family.defaults[key]
-        reader = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
-        usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
-        must = f"{reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
-        fits = not reader or reader.lower().startswith(usual) or type(value) is not int
+        value = self.family.defaults[key]
+        must = f"{self.reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
+        fits = not self.reader or self.is_own or type(value) is not int
         insist(fits, f"{self.where}, {key}", must, "none", "add it")
 
     def unread(self) -> list[str]:

@@ -174,6 +174,13 @@ def test_where_norms_stand(norms: str, order: str) -> None:
     assert [name for name in names if name in order.split()] == order.split()
 
 
+@pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
+def test_rotary_embeddings_are_where_the_model_has_them(phase: str) -> None:
+    for name, has_some in (("gpt2", False), ("gptj", True)):
+        ops = build(workload(name, phase, sequence=8 if phase != "decode" else 7)).ops
+        assert any("/rope." in op.name for op in ops) == has_some
+
+
 def test_parallel_parts_take_the_same_rows() -> None:
     for norms, taken in (("shared", "norm1.out"), ("before", "norm2.out")):
         graph = build(workload("", "prefill", model={"norms": norms, "parallel": True}))

@@ -432,6 +432,11 @@ def test_a_key_that_states_a_size_is_never_dropped(config: dict[str, Any], messa
     assert message in refusal(config)
 
 
+def test_the_nearest_family_is_that_of_the_class_that_reads_the_file(folder: Path) -> None:
+    found = refusal(kind("llama", layer_norm_eps=1e-5, architectures=["PhiForCausalLM"]))
+    assert "nearest are phi (has all these keys), " in found
+
+
 def test_sizes_that_are_another_familys_are_asked_for(folder: Path) -> None:
     """A default is that of the class that reads the file."""
     bare = kind("deepseek_v3", **LATENT)
