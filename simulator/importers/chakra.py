@@ -20,7 +20,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import Collective, CollectiveKind, Graph
 from simulator.importers import recordings
 from simulator.importers.chakra_moves import REMOTE, RecordedMoves, waits_for_host
-from simulator.importers.chakra_nodes import COLLECTIVE, COMPUTE, OWN, RECEIVE, SEND, ChakraNode, load
+from simulator.importers.chakra_nodes import COLLECTIVE, COMPUTE, LOAD, OWN, RECEIVE, SEND, TYPES, ChakraNode, load
 from simulator.importers.imported import Imported
 from simulator.importers.operators import Memory, Tree, arithmetic, base_name, dtype_of
 from simulator.importers.recordings import ALONE, Event, Recording, Storage, collective_kind, short, whole
@@ -28,7 +28,6 @@ from simulator.importers.streams import Activity, replay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 
-_OTHERS = {0: "invalid", 1: "metadata"}  # types of nodes that are neither ops nor moves
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
 _PLAN = ".plan.jsonl"
 _MOST_LINKED = 20_000_000
@@ -146,7 +145,8 @@ class _Reader:
             if node.type in (COMPUTE, COLLECTIVE, SEND, RECEIVE):
                 node.op = self._op(node, links)
             elif not node.moves:
-                recording.dropped[f"nodes of kind {_OTHERS.get(node.type, 'unknown')}"] += 1
+                kind = TYPES[node.type].lower() if node.type < LOAD else "unknown"
+                recording.dropped[f"nodes of kind {kind}"] += 1
             if node.op is None:  # what is behind it is behind what was before it
                 self._links[node.id], self._linked = tuple(links), self._linked + len(links)
                 must = f"nodes that are no ops stand between at most {_MOST_LINKED:,} pairs of ops"

@@ -25,11 +25,11 @@ from simulator.inputs import shown
 
 MOST_NODES = 1_000_000
 """Most nodes of a trace: each takes 4 to 12 kB of memory, with its op and the replay."""
+TYPES = ["INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL"]
 LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(2, 8)
-"""Types of nodes."""
+"""Types of nodes, and names of all by number."""
 OWN = "hosim_graph", "hosim_plan", "hosim_op"
 """Attributes of what `hosim export --to chakra` writes: lines of the graph and of the plan, and the op's place."""
-_TYPES = ["INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL"]
 _ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size", *OWN)  # kept for each node
 _LONGEST_US = 1 << 40  # 13 days: sums of such times fit the integers of a graph
 
@@ -242,8 +242,8 @@ def _text(value: object) -> bytes:
 def _number(value: object, other: Any = 0) -> Any:
     """Return a whole number, also one in quotes or a node's type by name; for other texts, the other value."""
     name = str(value)[:30].removesuffix("_NODE")
-    if name in _TYPES:
-        return _TYPES.index(name)
+    if name in TYPES:
+        return TYPES.index(name)
     text = str(int(value)) if isinstance(value, int) else str(value)
     whole_number = int(text) if re.fullmatch(r"\d{1,20}", text, re.ASCII) else 1 << 64
     return whole_number if whole_number < 1 << 64 else other if isinstance(other, str) else 0

@@ -171,10 +171,9 @@ class Timeline:
     @property
     def calls(self) -> Calls:
         """Other calls of the host: those that wait for the device, and those that make one stream wait for another."""
-        syncs = [(call.start_ns, call.end_ns) for call in self.launched.values() if _SYNCS.search(call.name)]
-        waiting = (call for span in self.device if (call := self._waiting_for(span)))
-        syncs += ((call.start_ns, call.end_ns) for call in waiting)
-        waits = list[Wait]()
+        synced = [call for call in self.launched.values() if _SYNCS.search(call.name)]
+        synced += filter(None, map(self._waiting_for, self.device))
+        syncs, waits = [(call.start_ns, call.end_ns) for call in synced], list[Wait]()
         for correlation, call in self.launched.items():
             if _WAITS.search(call.name):
                 wait = self._stream_waits.get(correlation, {})

@@ -124,8 +124,7 @@ def _of_json(
     size, unit = given["hash-block"] or usual_size, given["unit"] or usual_unit
     time = next((name for name in _TIMES if name in keys), "")
     timing, numbers = (time, _TIMES.get(time) or _UNITS[unit]), tables_csv.Numbers()
-    undated = partial(_undated_request, characters=characters)
-    read = partial(_dated_request, time=timing, size=size, numbers=numbers) if time else undated
+    read = partial(_request, time=timing, size=size, numbers=numbers, characters=characters)
     trace = Arriving.first(_requests(path, chain(head, records), read, dropped), most)
     must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
     insist(trace.requests, where, must, "none", "choose another file")
@@ -230,22 +229,19 @@ class _Blocks(Sequence[tuple[int, int]]):
         return self._ids[position], (position + 1) * self._size
 
 
-def _lengths(record: dict[str, Any]) -> tuple[int, int]:
-    """Read the tokens of the prompt and of the answer, by the names that fit best."""
-    prompt, output = max(_LENGTHS, key=lambda names: len(record.keys() & {*names}))
-    return _tokens(record, prompt), _tokens(record, output)
-
-
-def _dated_request(
-    record: dict[str, Any], time: tuple[str, int], size: int, numbers: tables_csv.Numbers
+def _request(
+    record: dict[str, Any], time: tuple[str, int], size: int, numbers: tables_csv.Numbers, characters: float
 ) -> tuple[Request | None, int]:
-    """Read a request whose prompt names its blocks; `numbers` replace ids that are strings, huge or negative.
+    """Read a request whose prompt may name its blocks; `numbers` replace ids that are strings, huge or negative.
 
     The ids serve as prefix numbers and become names in the table that is written. There a name stands for a block and
     all blocks before it, as an id does here, so the tree is built only when the table is read.
     """
-    arrival_ns = round(_number(record, time[0], _MOST_MS * _NS_PER_MS // time[1]) * time[1])
-    prompt, output = _lengths(record)
+    if not (time[0] or record.keys() & _OF_LENGTHS):
+        return _spoken(record, characters)
+    arrival_ns = round(_number(record, time[0], _MOST_MS * _NS_PER_MS // time[1]) * time[1]) if time[0] else 0
+    names = max(_LENGTHS, key=lambda names: len(record.keys() & {*names}))  # those that fit best
+    prompt, output = (_tokens(record, name) for name in names)
     ids = record.get("hash_ids", [])
     is_list = type(ids) is list and all(type(block_id) in (int, str) for block_id in ids)
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
@@ -260,10 +256,8 @@ def _dated_request(
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 
-def _undated_request(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
-    """Return a request with the stated lengths or a conversation's first question; and the number of later turns."""
-    if record.keys() & _OF_LENGTHS:
-        return Request(0, *_lengths(record)), 0
+def _spoken(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
+    """Return a conversation's first question and its answer as a request; and the number of later turns."""
     turns = record.get("conversations", record.get("messages"))
     turns = [turn for turn in turns if type(turn) is dict] if type(turns) is list else []
     spoken = [(turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))) for turn in turns]
