@@ -159,8 +159,7 @@ class Timeline:
         """Join each span with its op; its launch is the end of the launching call, or its start if that outlasts it."""
         for span, op in zip(spans, ops, strict=False):
             call = self.launched.get(span.correlation) if self.device else None
-            end_ns = call.start_ns if call and self._waiting_for(span) else call.end_ns if call else 0
-            launched_ns = min(end_ns, span.start_ns) if call else None
+            launched_ns = call and min(call.start_ns if self._waiting_for(span) else call.end_ns, span.start_ns)
             yield Activity(op, span.start_ns, span.end_ns, span.thread[1] if self.device else "", launched_ns)
 
     def _waiting_for(self, span: TimelineSpan) -> TimelineSpan | None:
@@ -315,11 +314,11 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
             before += change if first < 0 else 0
             launched = begins if first < 0 else of_stream[ops[first].more.get("stream", 0)]
             last = max(first, launched[max(0, bisect_left(launched, (time_ns, 0)) - 1)][1])
-            recording.add_lifetime(size, "activation", ops[first] if first >= 0 else None, ops[last])
+            recording.add_lifetime(size, ops[first] if first >= 0 else None, ops[last])
     for size, first in (stay for stays in live.values() for stay in stays):
-        recording.add_lifetime(size, "activation", ops[first], None)
+        recording.add_lifetime(size, ops[first], None)
     if before > 0:
-        recording.add_lifetime(before, "weight", None, None)
+        recording.add_lifetime(before, None, None)
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
 
 

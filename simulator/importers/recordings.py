@@ -232,14 +232,14 @@ class Recording:
         self.storages.append(Storage(min(size_bytes, LARGEST), kind, persistent, persistent, persistent))
         return self.storages[-1]
 
-    def add_lifetime(self, size_bytes: int, kind: str, first: Event | None, last: Event | None) -> None:
+    def add_lifetime(self, size_bytes: int, first: Event | None, last: Event | None) -> None:
         """Add a storage that `first` makes (None: it existed before) and `last` reads last (None: it stays)."""
-        was_there = first is None
-        storage = self.storage(size_bytes, "input" if was_there and last else kind, persistent=was_there and not last)
+        kind = "activation" if first else "input" if last else "weight"
+        storage = self.storage(size_bytes, kind, persistent=not (first or last))
         storage.stays = last is None
         if first is not None:
             first.writes[storage] = None
-        if was_there or (last and last is not first):
+        if first is None or (last and last is not first):
             (last or self.ops[0]).reads[storage] = None
 
     def _graph(self, name: str, where: str) -> Graph:

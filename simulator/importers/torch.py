@@ -298,17 +298,14 @@ def _notes(record: Any, graph: Graph) -> Iterator[str]:
     record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
     batch = " and ".join(f"{key} {size:,}" for key, size in record.batch.items())
     apart = sum("/_safe_softmax" in op.name for op in graph.ops)
-    is_copied = record.copied and not record.watch.has_memory
+    watch, is_copied = record.watch, record.copied and not record.watch.has_memory
     caches = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE)
     brought = "What lies there is copied in where it is read; ops on it run on the accelerator."
     has_one = "With dropout it has one on CUDA: make the model there."
     grown = "one that grows by copies is one tensor, and its old copy a workspace."
     notes = (
         (left, f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {brought}"),
-        (
-            record.watch.compiled,
-            "What torch.compile was given is captured as eager: ops that it would fuse stand apart.",
-        ),
+        (watch.compiled, "What torch.compile was given is captured as eager: ops that it would fuse stand apart."),
         (met, f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."),
         (batch, f"A step is of {batch}: the shape of input_ids, or else of the first input."),
         (apart, f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}"),

@@ -146,17 +146,12 @@ def _experts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> tuple[to
         Number of choices that all tokens make together, and of what they choose from -> of choices that one makes.
     """
     args = (*ran.args, None, None, None)
+    entries = args[1][0] if ran.packet in _ENTRIES and args[0].dim() == 3 else None
     if ran.packet in _GROUPS and {args[0].dim(), args[1].dim()} == {2, 3}:
         experts, rows = sorted(args[:2], key=torch.Tensor.dim, reverse=True)
         uses, tells = rows.shape[0 if rows is args[0] else 1], ran.kwargs.get("offs", args[_GROUPS[ran.packet]])
-    elif (
-        ran.packet in _ENTRIES
-        and args[0].dim() == 3
-        and args[1][0] is not None
-        and (args[1][0].numel(), len(args[0])) in each
-    ):
-        experts, tells = args[0], args[1][0]
-        uses = tells.numel()
+    elif entries is not None and (entries.numel(), len(args[0])) in each:
+        experts, tells, uses = args[0], entries, entries.numel()
     else:
         return None
     if not isinstance(tells, FakeTensor):

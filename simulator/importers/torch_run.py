@@ -23,13 +23,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import init
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
@@ -151,9 +146,8 @@ class ModuleWatch:
         """Add a module that is part of no known one, with all its submodules."""
         alike = sum(type(root) is type(module) for _, root in self._roots)
         prefix = f"{path}{alike or ''}." if self._roots else ""
-        real = next(
-            (name for name, p in module.named_parameters() for t in tensors([p]) if not isinstance(t, FakeTensor)), None
-        )
+        parts = ((name, part) for name, parameter in module.named_parameters() for part in tensors([parameter]))
+        real = next((name for name, part in parts if not isinstance(part, FakeTensor)), None)
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
         insist(self.has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
@@ -331,11 +325,11 @@ def config_errors(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         where, found = line_of_error(error) or name, f"{type(error).__name__}: {error}"
         must, do = "the step runs under fake tensors", "correct it there"
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        if isinstance(error, fake_tensor.DataDependentOutputException | fake_tensor.DynamicOutputShapeException):
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
             do = _NO_SCALER if is_of_scaler(error) else do
-        elif isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
+        elif isinstance(error, fake_tensor.UnsupportedOperatorException) or "no fake impl" in str(error):
             must, found = "each kernel runs under fake tensors", str(getattr(error, "func", error)).partition(". ")[0]
             do = "give it a form there (torch.library.register_fake), or run it for real: hosim.torch.offload"
         raise ConfigError(where, must, found, do) from error
