@@ -11,12 +11,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from simulator.errors import ConfigError, insist
+from simulator.errors import ConfigError, import_extra, insist
 from simulator.execute.tiers import FileTier, MemoryTier
 from simulator.importers.torch import capture as capture
 from simulator.importers.torch import fake as fake
@@ -252,8 +251,5 @@ def compare(
 
 def _part(module: str) -> Any:
     """Import a module that needs torch."""
-    try:
-        return import_module(f"simulator.{module}")
-    except ImportError as error:
-        must, do = "a step of PyTorch runs where torch is installed", 'run: pip install "hosim[torch]"'
-        raise ConfigError("hosim.torch", must, str(error), do) from None
+    rule, install = "a step of PyTorch runs where torch is installed", 'run: pip install "hosim[torch]"'
+    return import_extra("hosim.torch", rule, install, f"simulator.{module}")[0]

@@ -46,7 +46,7 @@ _NEAR = 4
 _NAMES = ("cache", "cache_params", "kv_cache", "past_key_values")
 
 
-def _cached(named: Mapping[str, Any], values: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _in_caches(named: Mapping[str, Any], values: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield path and tensor of all that caches hold: objects whose class is named so, and inputs of such names.
 
     Parameters
@@ -60,14 +60,14 @@ def _cached(named: Mapping[str, Any], values: Any) -> Iterator[tuple[str, torch.
     caches += filter(_is_cache, tree_leaves(values, is_leaf=_is_cache))
     seen = set[int]()
     for position, cache in enumerate({id(cache): cache for cache in caches}.values()):
-        yield from _tensors(f"cache{position or ''}", cache, seen)
+        yield from _within(f"cache{position or ''}", cache, seen)
 
 
 def _is_cache(value: Any) -> bool:
     return type(value).__name__.endswith("Cache")
 
 
-def _tensors(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _within(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield paths and tensors of an object and of all that it holds, each object once."""
     if isinstance(value, torch.Tensor):
         yield path, value
@@ -75,7 +75,7 @@ def _tensors(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, torch
         seen.add(id(value))
         parts = dict(enumerate(value)) if isinstance(value, list | tuple) else getattr(value, "__dict__", value)
         for name, part in parts.items() if isinstance(parts, Mapping) else ():
-            yield from _tensors(f"{path}.{name}", part, seen)
+            yield from _within(f"{path}.{name}", part, seen)
 
 
 def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
@@ -150,7 +150,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _cached(self, returned: Any = None) -> list[tuple[str, torch.Tensor]]:
         """Return path and tensor of what caches hold now."""
-        return [*_cached(self._inputs[1], (self._inputs, returned))] if self.phase in _CACHED else []
+        return [*_in_caches(self._inputs[1], (self._inputs, returned))] if self.phase in _CACHED else []
 
     def grow(self, returned: Any) -> None:
         """Make what caches hold after the step one with what they held before, where that is gone."""
