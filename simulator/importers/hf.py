@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_ends import whole_model_of
 from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, VERSION, Config, is_irrelevant
+from simulator.importers.hf_model import whole_model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -356,13 +356,8 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
     elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
         kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
         parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
-        insist(
-            {algorithm for _, algorithm in parts} <= {*_ALGORITHMS},
-            where,
-            "these are known",
-            f"{[*parts]}",
-            "remove it",
-        )
+        is_known = {algorithm for _, algorithm in parts} <= {*_ALGORITHMS}
+        insist(is_known, where, "these are known", f"{[*parts]}", "remove it")
         for (part, algorithm), _ in parts.most_common():
             yield part, _ALGORITHMS[algorithm], ""
     else:
