@@ -236,10 +236,9 @@ def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[i
     rows = round(t.own_tokens * each)
     for module, stack in t.weights[t.block].items():
         if module.removesuffix(".bias") in _MATRICES:
-            name, each_bytes = stack.name, -(-stack.size_bytes // part.routed)
-            name, whole_bytes = (
-                (name, stack.size_bytes) if count == part.routed else (f"{name}.{side}", count * each_bytes)
-            )
+            name, whole_bytes, each_bytes = stack.name, stack.size_bytes, -(-stack.size_bytes // part.routed)
+            if count < part.routed:
+                name, whole_bytes = f"{name}.{side}", count * each_bytes
             names.append(t.declare(name, whole_bytes, "expert"))
             size += each_bytes
             parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)

@@ -122,10 +122,8 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
     )
     if model.encoded and isinstance(part, Gqa):
-        across = _gqa(
-            model, part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
-        )
-        between = {f"attn.across.{name}": spec for name, spec in across.items()} | between
+        plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
+        between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -153,12 +151,8 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
     columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
-    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, _biased(gqa))
-
-
-def _biased(gqa: Gqa) -> list[str]:
-    """Return the matrices with a bias; a gate of each element is a part of the matrix of queries."""
-    return [*gqa.biases, *(["gate"] if "q" in gqa.biases and gqa.gate == "elements" else [])]
+    biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
+    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, biased)
 
 
 def _gate(h: int, part: Gqa | Mla) -> Specs:

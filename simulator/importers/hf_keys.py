@@ -192,10 +192,9 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        fields = PARTS[part].items()
-        return {
-            name: self.count(*keys, path=f"{path}.{name}", least=int(name != "vocabulary")) for name, keys in fields
-        }
+        least = {"vocabulary": 0}
+        fields = ((name, keys, least.get(name, 1)) for name, keys in PARTS[part].items())
+        return {name: self.count(*keys, path=f"{path}.{name}", least=few) for name, keys, few in fields}
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""

@@ -153,9 +153,8 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
     if "state" not in words:
         c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
-        c.derived.append(
-            f"Chunks of {c.count(c.family.window):,} tokens that attend among themselves count as windows."
-        )
+        tokens = c.count(c.family.window)
+        c.derived.append(f"Chunks of {tokens:,} tokens that attend among themselves count as windows.")
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)

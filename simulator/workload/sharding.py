@@ -99,15 +99,11 @@ class Dtypes(Part):
     logits_copies_fp32: CountOrNone = 2
 
     def _check(self) -> None:
-        is_stored_apart = any(
-            FORMATS[kept].bits < 8 * self.element_bytes for kept in (self.weights, self.experts) if kept
-        )
+        formats = [FORMATS[kept] for kept in (self.weights, self.experts) if kept]
+        is_stored_apart = any(kept.bits < 8 * self.element_bytes for kept in formats)
         for key in ("dequantize", "arithmetic"):
-            must, do = (
-                f"{key} is for weights or experts in a smaller format than compute",
-                "state weights, or remove it",
-            )
-            require(getattr(self, key) is None or is_stored_apart, must, "none", key, do=do)
+            must, fits = f"{key} is for weights or experts in a smaller format than compute", is_stored_apart
+            require(getattr(self, key) is None or fits, must, "none", key, do="state weights, or remove it")
         must, found = "a matrix that was dequantized multiplies in compute", f"before, and {self.arithmetic}"
         both = self.arithmetic and self.dequantize == "before"
         require(not both, must, found, "arithmetic", do="remove one of them")
