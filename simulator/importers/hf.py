@@ -135,7 +135,9 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     _check_read(config)
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
-    return Imported({".yaml": workload}, {}, tuple(config.derived), _dropped(config) | dropped)
+    names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
+    left = dict.fromkeys(filter(None, [*names, config.family.uncounted]), 1)
+    return Imported({".yaml": workload}, {}, tuple(config.derived), left | dropped)
 
 
 def _arrivals(phase: str, **options: int | None) -> dict[str, Any]:
@@ -277,12 +279,6 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
         raise fault.at(where) from None
     check(workload)
     return workload
-
-
-def _dropped(c: Config) -> dict[str, int]:
-    """Return the keys that are neither read nor irrelevant, and the parts that a family has beside its decoder."""
-    names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in c.unread()]
-    return dict.fromkeys(filter(None, [*names, c.family.uncounted]), 1)
 
 
 # Parts of a name that say that weights are kept otherwise than they are computed.

@@ -194,10 +194,10 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     head_size = c.count("head_dim", "kv_channels", path=f"{path}.head_size", derived=hidden // heads)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
-    part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
-    part |= {"v_head": v_head} if v_head != head_size else {}
+    part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
+    more["v_head"] = v_head if v_head != head_size else None
     return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
 
@@ -268,7 +268,6 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
     turned = dict(enumerate(c.list_of("no_rope_layers", int) or ()))
     interval = c.count("no_rope_layer_interval", derived=1)
     by_rule = {
-        "none": range(0),
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
@@ -278,7 +277,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
         "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
     }
-    return set(by_rule[c.family.local]) if is_on else set()
+    return {*by_rule.get(c.family.local, ())} if is_on else set()
 
 
 # feed-forwards
@@ -324,16 +323,14 @@ def _adjusted(c: Config, width: int) -> int:
 def _experts(c: Config, path: str) -> dict[str, Any]:
     family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
-    part |= {"router_bias": True} if family.router_bias else {}
-    if latent := c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0):
-        part["latent"] = latent
+    latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
+    more: dict[str, Any] = {"router_bias": family.router_bias, "latent": latent}
     shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
     if shared and family.shared_width:
         wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
     if shared and (wide or not family.shared_width):
-        part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
-        part |= {"shared_width": wide} if wide else {}
-    return part
+        more |= {"shared": shared, "shared_gate": family.shared_gate, "shared_width": wide}
+    return part | {field: value for field, value in more.items() if value}
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:

@@ -141,11 +141,6 @@ class _Attention(Part):
         return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
 
     @property
-    def groups(self) -> int:
-        """Number of groups of heads that choose blocks together: those that share a key."""
-        return 1
-
-    @property
     def width(self) -> int:
         """Elements per token that all heads together output."""
         return self.heads * self.key_and_value[1]
@@ -214,11 +209,6 @@ class Gqa(_Attention):
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: a key and a value of each KV head."""
         return self.kv_heads * sum(self.key_and_value)
-
-    @property
-    def groups(self) -> int:
-        """Number of groups of heads that choose blocks together: those that share a key."""
-        return self.kv_heads
 
     def _check(self) -> None:
         super()._check()
