@@ -173,22 +173,19 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
         return low if rank else {name: column(outputs)}
 
     keys, values, gate = column(key_heads * key, kv_heads=key_heads), {"v": column(width)}, {"gate": column(width)}
-    made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads)}
+    has_both = part.kind == "delta" and not is_by_element  # rates of forgetting as well
+    made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads * (1 + has_both))}
     rates |= through("forget", heads * key) if is_by_element else {}
     steps = {"rates_in": Spec((width, both), _ROW), "rates_norm": _norm(both), "rates_out": column(width, rank)}
-    norm, decays = {"norm": _norm(width, TENSOR)}, heads * (1 + key if is_by_element else 2)
+    decays = {"delta": heads * (1 + key if is_by_element else 2), "mamba": width * (1 + key), "mamba2": 3 * heads}
+    norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
     specs = {
         "linear": made | gate | norm,
-        "delta": made
-        | rates
-        | through("gate", width)
-        | {"decay": _norm(decays, TENSOR), "norm": _norm(part.head_size)},
-        "mamba": values | gate | steps | {"decay": _norm(width * (1 + key), TENSOR)},
-        "mamba2": made | rates | gate | {"decay": _norm(3 * heads, TENSOR)} | norm,
+        "delta": made | rates | through("gate", width) | decay | {"norm": _norm(part.head_size)},
+        "mamba": values | gate | steps | decay,
+        "mamba2": made | rates | gate | decay | norm,
         "convolution": made,
     }[part.kind]
-    if part.kind == "delta" and not is_by_element:
-        specs["rates"] = column(2 * heads)
     for name in part.rule.convolved:
         outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
         specs[f"conv.{name}"] = Spec((outputs,), (TENSOR,), kv_heads=specs[name].kv_heads)
