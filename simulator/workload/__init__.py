@@ -17,7 +17,7 @@ from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
 from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
-from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
+from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools, changed
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
@@ -330,9 +330,8 @@ class Workload(Document):
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
             must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
-        for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
-            default = Parallel.model_fields[key].default
-            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
+        odd = changed(self.parallel, (*keys, "pipeline", "context", "zero_stage", "micro_batches"))
+        require(not odd, must, "".join(odd[:1]), "parallel", *odd[:1], do=do)
         must, do = "how experts lie on ranks is said once", "remove it, or ranks of the feed-forward"
         once = self.parallel.expert == 1 or all(getattr(part, "ranks", 1) == 1 for _, part in model.kinds)
         require(once, must, "twice", "parallel", "expert", do=do)
@@ -354,11 +353,10 @@ class Workload(Document):
             must = "context ranks gather the keys and values of grouped-query attention"
             is_gathered = is_whole or self.parallel.context == 1
             require(is_gathered, must, "another", "parallel", "context", do="set parallel.context to 1")
-            for key in ("ranks", "copies", "buffers") if isinstance(part, Experts) else ():
-                must = "training is built without what only inference has"
-                do = "remove it; parallel.expert says how experts lie on ranks"
-                usual = getattr(part, key) == Experts.model_fields[key].default
-                require(usual, must, key, "model", "feed_forward", key, do=do)
+            odd = changed(part, ("ranks", "copies", "buffers")) if isinstance(part, Experts) else []
+            must = "training is built without what only inference has"
+            do = "remove it; parallel.expert says how experts lie on ranks"
+            require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
