@@ -14,13 +14,7 @@ from typing import Literal
 
 from simulator.builders import inference, recommender, replicas, stage
 from simulator.builders.cache import CachedLayers, cached_layers, limited_reaches
-from simulator.builders.inference import (
-    Iteration,
-    Iterations,
-    decoder_of,
-    iteration,
-    least_iteration,
-)
+from simulator.builders.inference import Iteration, Iterations, decoder_of, iteration, least_iteration
 from simulator.builders.joined import build_programs
 from simulator.builders.turns import stage_layers
 from simulator.builders.weights import Laid, lay

@@ -65,7 +65,7 @@ from simulator.builders.tape import ID_BYTES, Tape
 from simulator.graph import DynamicReads
 from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Gqa, Indexer, Mla, Recurrent, Sparse
+from simulator.workload import Gqa, Indexer, Mixer, Mla, Recurrent, Sparse
 
 
 class Query(NamedTuple):
@@ -100,6 +100,11 @@ def of_scores(t: Tape) -> tuple[list[Weight], list[str]]:
     """Return weights that join scores, which are small, of attending to nothing and of distances; and their tensors."""
     small = [t.weight(name) for name in ("attn.sinks", "attn.relative.bias") if name in t.weights[t.block]]
     return small, [t.held[weight.name] for weight in small]
+
+
+def groups_of_heads(part: Mixer) -> int:
+    """Return how many groups of heads choose blocks together: those that share a key."""
+    return part.kv_heads if isinstance(part, Gqa) else 1
 
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
@@ -252,7 +257,7 @@ def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str
     _compress(t, sparse, cache, made)
     chosen = list[str]()
     if complete and (not cache.longest or cache.longest > sparse.select.top * sparse.select.block):
-        chosen = [t.tensor("attn.blocks", t.attention.groups * sparse.select.top, size=ID_BYTES)]
+        chosen = [t.tensor("attn.blocks", groups_of_heads(t.attention) * sparse.select.top, size=ID_BYTES)]
         flops, read_bytes = compressed_pairs * query.scores[0], query.taken_bytes + complete * query.scores[1]
         taken = [*query.taken, *stored]
         t.op("attn.select", taken, chosen, op_class="attention", flops=flops, read_bytes=read_bytes)
@@ -301,7 +306,7 @@ def _attend_selected(t: Tape, sparse: Sparse, cache: Cache, chosen: list[str], v
     if not chosen or cache.store.block is None or t.phase == "prefill" or free < select.chosen:
         return [view("selected", [*cache.store.of(0, span.length), *chosen], seen, seen)]
     start, stop, views = first * select.block, (first + free) * select.block, list[str]()
-    samples, each, seen = t.attention.groups, select.chosen, seen // cache.sequences
+    samples, each, seen = groups_of_heads(t.attention), select.chosen, seen // cache.sequences
     for group, name in enumerate(numbered("selected.s", cache.sequences)):
         certain = [*cache.store.of(0, start, group), *cache.store.of(last * select.block, span.length, group)]
         candidates = cache.store.of(start, stop, group)

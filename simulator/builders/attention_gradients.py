@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import attention_inputs, gated_output, of_scores
+from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads, of_scores
 from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
@@ -306,11 +306,11 @@ def _compress(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
 
 def _select_blocks(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
     """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
-    attention, sequence, q = t.whole_attention, t.workload.sequence, heads.own[0]
+    sequence, q = t.workload.sequence, heads.own[0]
     if sequence <= sparse.select.top * sparse.select.block:
         return ()
     layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
-    groups = attention.groups * (1 if heads.shared else t.weights[t.block]["attn.k"].copies)
+    groups = groups_of_heads(t.whole_attention) * (1 if heads.shared else t.weights[t.block]["attn.k"].copies)
     blocks = t.tensor("attn.select.out", groups * sparse.select.top, layout, ID_BYTES)
     flops = 2 * t.spread[q].elements * sparse.compress.seen(sequence) // sequence
     t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)

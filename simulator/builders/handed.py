@@ -103,9 +103,8 @@ class Placed(NamedTuple):
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a tensor [B]."""
-        return next(
-            g.tensors[TensorUses.of(g).ids[name]].size_bytes for g in self.job.graphs if name in TensorUses.of(g).ids
-        )
+        tensors = ((graph.tensors, TensorUses.of(graph).ids.get(name)) for graph in self.job.graphs)
+        return next(of[index].size_bytes for of, index in tensors if index is not None)
 
     def written(self, name: str) -> int:
         """Return the last op that writes a tensor; -1 if none does."""
@@ -181,11 +180,8 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
         pair = f"{edge.from_}.to.{edge.to}"
         names[pair] += 1
         name = pair if names[pair] == 1 else f"{pair}.{names[pair]}"
-        ends, lag, where = (
-            (placed[edge.from_], placed[edge.to]),
-            document.lag(edge),
-            f"job {document.name}, edge {name}",
-        )
+        lag, where = document.lag(edge), f"job {document.name}, edge {name}"
+        ends = placed[edge.from_], placed[edge.to]
         if edge.weights:
             parts = _weights(ends, edge.stale, where)
         elif edge.bytes_:

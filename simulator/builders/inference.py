@@ -75,10 +75,7 @@ def build(laid: Laid) -> Job:
     t, work = Tape(laid), laid.workload
     t.phase, room = work.phase, CacheRoom(t)
     if not laid.model.causal:
-        x = embed(t)
-        for layer in t.layers:
-            x = forward(t, layer, x, partial(attend_whole, t))
-        outputs = finish(t, x)
+        outputs = finish(t, _through_layers(t, embed(t)))
     elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
@@ -95,10 +92,10 @@ def build(laid: Laid) -> Job:
     return Job.of(t.graph.build(outputs, steps=work.steps), t.mesh.ranks)
 
 
-def _through_layers(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
-    """Go through all layers; `find` returns the cache of a layer."""
+def _through_layers(t: Tape, x: str, find: Callable[[str], Cache] | None = None) -> str:
+    """Go through all layers; `find` returns the cache of a layer; default: whole sequences attend to themselves."""
     for layer in t.layers:
-        x = forward(t, layer, x, partial(attend_to_cache, t, find(layer)))
+        x = forward(t, layer, x, partial(attend_to_cache, t, find(layer)) if find else partial(attend_whole, t))
     return x
 
 

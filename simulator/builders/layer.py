@@ -41,7 +41,6 @@ from simulator.builders.attention_gradients import attend_across
 from simulator.builders.specs import TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import is_matrix
-from simulator.errors import insist
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
 from simulator.workload import Experts
@@ -215,8 +214,6 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
 
     Each side takes the hidden states and the choices of all tokens, and adds up what its experts make of a token.
     """
-    must, do = "experts that the host runs take tokens as they are", "remove on.experts"
-    insist(not part.latent, f"workload {t.workload.name}, on.experts", must, "latent ones", do)
     logits, bias = t.linear("ffn.router", x), [t.weight("ffn.router_bias").name] if part.router_bias else []
     choices = t.tensor("ffn.route.choices", part.top_k, size=FP32_BYTES + ID_BYTES)
     t.op("ffn.route", [logits, *bias], [choices])
@@ -236,10 +233,9 @@ def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[i
     rows = round(t.own_tokens * each)
     for module, stack in t.weights[t.block].items():
         if module.removesuffix(".bias") in _MATRICES:
-            name, each_bytes = stack.name, -(-stack.size_bytes // part.routed)
-            name, whole_bytes = (
-                (name, stack.size_bytes) if count == part.routed else (f"{name}.{side}", count * each_bytes)
-            )
+            name, whole_bytes, each_bytes = stack.name, stack.size_bytes, -(-stack.size_bytes // part.routed)
+            if count < part.routed:
+                name, whole_bytes = f"{name}.{side}", count * each_bytes
             names.append(t.declare(name, whole_bytes, "expert"))
             size += each_bytes
             parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)

@@ -55,9 +55,8 @@ def check(workload: Workload, model: DlrmModel) -> list[_Share]:
     must, do = "each rank has a table", "lower parallel.data, or set model.sharding to rows"
     insist(by_rows or tables >= ranks, where, must, f"{counted(tables, 'table')} for {ranks:,} ranks", do)
     held = tables if by_rows else -(-tables // ranks)
-    check_run(
-        times * (held + 2 * len(model.layers) + 4), workload.steps, where, (times + 2) * max(held, tables // times)
-    )
+    ops, tensors = times * (held + 2 * len(model.layers) + 4), (times + 2) * max(held, tables // times)
+    check_run(ops, workload.steps, where, tensors)
     for index, counts in enumerate(_uses(workload, model)):
         must, do = "a cache has room for a block, and by lru for all that a batch brings in", "raise model.cache.share"
         found = f"{counts.missed:,} rows that come in, and {counts.cached:,} beside"

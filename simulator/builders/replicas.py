@@ -64,10 +64,9 @@ def spread(graph: Graph, parallel: Parallel, where: str) -> Job:
     must, do = "ranks stand in the graph, or in the workload", "remove parallel, or the groups of the graph"
     insist(not met and not graph.groups, f"{where}, parallel", must, f"both, as in op {met!r}", do)
     apart = next((op.name for op in graph.ops if op.dynamic and op.dynamic.updates), "")
-    must, do = "what replicas update is the same on each", "remove parallel, or update all for certain"
-    insist(
-        not apart or parallel.data == 1, f"{where}, parallel", must, f"op {apart!r}, which updates what it draws", do
-    )
+    must, found = "what replicas update is the same on each", f"op {apart!r}, which updates what it draws"
+    do = "remove parallel, or update all for certain"
+    insist(not apart or parallel.data == 1, f"{where}, parallel", must, found, do)
     if parallel.data == 1:
         return Job.of(graph)
     replicas = _Replicas(graph, parallel, f"{where}, parallel")

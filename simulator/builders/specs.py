@@ -122,10 +122,8 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
     )
     if model.encoded and isinstance(part, Gqa):
-        across = _gqa(
-            model, part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
-        )
-        between = {f"attn.across.{name}": spec for name, spec in across.items()} | between
+        plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
+        between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -153,12 +151,8 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
     columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
-    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, _biased(gqa))
-
-
-def _biased(gqa: Gqa) -> list[str]:
-    """Return the matrices with a bias; a gate of each element is a part of the matrix of queries."""
-    return [*gqa.biases, *(["gate"] if "q" in gqa.biases and gqa.gate == "elements" else [])]
+    biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
+    return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, biased)
 
 
 def _gate(h: int, part: Gqa | Mla) -> Specs:
@@ -179,22 +173,19 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
         return low if rank else {name: column(outputs)}
 
     keys, values, gate = column(key_heads * key, kv_heads=key_heads), {"v": column(width)}, {"gate": column(width)}
-    made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads)}
+    has_both = part.kind == "delta" and not is_by_element  # rates of forgetting as well
+    made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads * (1 + has_both))}
     rates |= through("forget", heads * key) if is_by_element else {}
     steps = {"rates_in": Spec((width, both), _ROW), "rates_norm": _norm(both), "rates_out": column(width, rank)}
-    norm, decays = {"norm": _norm(width, TENSOR)}, heads * (1 + key if is_by_element else 2)
+    decays = {"delta": heads * (1 + key if is_by_element else 2), "mamba": width * (1 + key), "mamba2": 3 * heads}
+    norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
     specs = {
         "linear": made | gate | norm,
-        "delta": made
-        | rates
-        | through("gate", width)
-        | {"decay": _norm(decays, TENSOR), "norm": _norm(part.head_size)},
-        "mamba": values | gate | steps | {"decay": _norm(width * (1 + key), TENSOR)},
-        "mamba2": made | rates | gate | {"decay": _norm(3 * heads, TENSOR)} | norm,
+        "delta": made | rates | through("gate", width) | decay | {"norm": _norm(part.head_size)},
+        "mamba": values | gate | steps | decay,
+        "mamba2": made | rates | gate | decay | norm,
         "convolution": made,
     }[part.kind]
-    if part.kind == "delta" and not is_by_element:
-        specs["rates"] = column(2 * heads)
     for name in part.rule.convolved:
         outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
         specs[f"conv.{name}"] = Spec((outputs,), (TENSOR,), kv_heads=specs[name].kv_heads)

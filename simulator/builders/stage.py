@@ -198,9 +198,8 @@ def _add_up(t: Tape) -> None:
     copied = _by_axes((w, (t.copies_group(w.copies),) if w.copies > 1 else ()) for w in trained)
     sums = [(CollectiveKind.ALL_REDUCE, part) for part in (*summed, *copied)]
     if t.zero_stage < 2:
-        sums += [
-            (CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, part) for part in shared
-        ]
+        kind = CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE
+        sums += [(kind, part) for part in shared]
     for kind, part in sums:
         grads = [t.graded[weight.name] for weight in part[1]]
         _meet(t, kind, part, grads, grads)
@@ -231,9 +230,8 @@ def _update(t: Tape) -> None:
         for module, weight in weights.items():
             if weight.is_trained:
                 parameters += weight.parameters
-                is_of_host = (
-                    2 * of_host + weight.parameters <= 2 * share * parameters
-                )  # as close to its share as can be
+                # as close to its share as can be
+                is_of_host = 2 * of_host + weight.parameters <= 2 * share * parameters
                 of_host += weight.parameters * is_of_host
                 updated[weight.name] = _update_weight(t, module, weight, HOST if is_of_host else "accelerator")
         trained = ((weight, weight.replicas) for weight in weights.values() if weight.is_trained)

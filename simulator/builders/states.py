@@ -124,9 +124,8 @@ def gated_state(t: Tape, part: Recurrent, out: str, x: str) -> str:
         return t.vector(f"{t.mixer}.gated", [t.norm(f"{t.mixer}.norm", out), t.linear(f"{t.mixer}.gate", x)])
     if not _has(t, "norm"):
         return out
-    return _run(
-        t, Kernel(f"{t.mixer}.gated", (f"{t.mixer}.norm",), [out, _projected(t, "gate", x)], _of_heads(t)[1].width)
-    )
+    taken, width = [out, _projected(t, "gate", x)], _of_heads(t)[1].width
+    return _run(t, Kernel(f"{t.mixer}.gated", (f"{t.mixer}.norm",), taken, width))
 
 
 def _has(t: Tape, name: str) -> bool:

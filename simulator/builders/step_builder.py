@@ -274,9 +274,8 @@ class StepBuilder:
         weight, rows = self.weight(name), rows or self.own_tokens
         ready = self.converted_weight(name, weight)
         layout = self.cut(weight.layout.tensor_map[-1])
-        out = out or self.tensor(
-            f"{name}.out", made[1] or weight.shape[-1], layout, rows=(self.replicas * (made[0] or rows),)
-        )
+        rows_of_all = (self.replicas * (made[0] or rows),)
+        out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=rows_of_all)
         read_bytes += self.read_bytes(weight)
         write_bytes = self.spread[out].size_bytes * self.replicas * rows // self.spread[out].rows[0]
         more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)

@@ -25,11 +25,8 @@ def stage_layers(workload: Workload, layers: int, where: str) -> tuple[int, ...]
     few, more = divmod(layers, stages)
     must, do = f"each stage has some of the model's {layers} layers", f"set pipeline to at most {layers}"
     if parallel.chunks > 1:
-        must, do = (
-            f"the virtual stages have equally many of the model's {layers} layers",
-            "correct chunks, or say layers",
-        )
-        few = 0 if more else few
+        must = f"the virtual stages have equally many of the model's {layers} layers"
+        do, few = "correct chunks, or say layers", 0 if more else few
     of_stage, found = tuple(few + (stage < more) for stage in range(stages)), f"{stages} stages"
     if stated:
         must, do = f"the stages have the {layers} layers of the model, and one at least", "correct parallel.layers"

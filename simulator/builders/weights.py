@@ -142,9 +142,8 @@ def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *,
     """Lay one weight over the ranks."""
     mesh, dtypes, block, module = laid.mesh, laid.workload.dtypes, *name.removesuffix(".weight").split("/")
     layout = Layout(mesh, tensor_map)
-    replicas = mesh.real(
-        [axis for axis in replica_axes(mesh) if axis not in layout.cut and module != "ffn.router_bias"]
-    )
+    apart = mesh.sizes if module == "ffn.router_bias" else layout.cut  # replicas do not add its gradient up
+    replicas = mesh.real([axis for axis in replica_axes(mesh) if axis not in apart])
     spec, copies = whole.copied(layout.divisors[-1])
     shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)
     size_bytes = prod(shape) * dtypes.element_bytes

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_ends import whole_model_of
 from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, VERSION, Config, is_irrelevant
+from simulator.importers.hf_model import whole_model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
@@ -135,7 +135,9 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     _check_read(config)
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
-    return Imported({".yaml": workload}, {}, tuple(config.derived), _dropped(config) | dropped)
+    names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
+    left = dict.fromkeys(filter(None, [*names, config.family.uncounted]), 1)
+    return Imported({".yaml": workload}, {}, tuple(config.derived), left | dropped)
 
 
 def _arrivals(phase: str, **options: int | None) -> dict[str, Any]:
@@ -279,12 +281,6 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
     return workload
 
 
-def _dropped(c: Config) -> dict[str, int]:
-    """Return the keys that are neither read nor irrelevant, and the parts that a family has beside its decoder."""
-    names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in c.unread()]
-    return dict.fromkeys(filter(None, [*names, c.family.uncounted]), 1)
-
-
 # Parts of a name that say that weights are kept otherwise than they are computed.
 _KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)", re.IGNORECASE)
 _ROUTED = re.compile(r"(?<!shared_)experts")
@@ -356,13 +352,8 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
     elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
         kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
         parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
-        insist(
-            {algorithm for _, algorithm in parts} <= {*_ALGORITHMS},
-            where,
-            "these are known",
-            f"{[*parts]}",
-            "remove it",
-        )
+        is_known = {algorithm for _, algorithm in parts} <= {*_ALGORITHMS}
+        insist(is_known, where, "these are known", f"{[*parts]}", "remove it")
         for (part, algorithm), _ in parts.most_common():
             yield part, _ALGORITHMS[algorithm], ""
     else:

@@ -43,22 +43,14 @@ FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
 ALIASES: dict[str, str] = _TABLE["aliases"]
 """Other names -> families: multimodal models with a decoder, and their ``text_config``."""
-IRRELEVANT, _ENDINGS = frozenset(_TABLE["irrelevant"].split()), tuple(_TABLE["endings"].split())
-"""Keys that change neither memory nor time, besides those with such an ending."""
+SETS = {name: frozenset(keys.split()) for name, keys in _TABLE["sets"].items()}
+"""Sets of keys, which the table explains: those that are ``irrelevant``, or say nothing in some models."""
+_ENDINGS = tuple(_TABLE["endings"].split())
+"""Endings of further irrelevant keys."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
 """Part of a model -> field -> keys that may hold it."""
-RULES = frozenset(_TABLE["rules"].split())
-"""Keys that tell which layers have a sliding window where no key lists the type of each layer."""
 CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
 """What to do about a model that hosim does not read."""
-STRUCTURE = frozenset(_TABLE["structure"].split())
-"""Keys whose very presence states a structure, whatever they say."""
-OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
-"""Keys that say nothing in a model without experts."""
-OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
-"""Keys that say nothing in a model without attention."""
-OF_CHOICES = frozenset(_TABLE["of_choices"].split())
-"""Keys of the rule by which layers choose tokens, where no key lists them."""
 TOLD: dict[str, str] = _TABLE["told"]
 """Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
@@ -67,7 +59,7 @@ TOWERS = tuple(_TABLE["towers"])
 
 def is_irrelevant(key: str) -> bool:
     """Tell whether a key changes neither memory nor time."""
-    return key in IRRELEVANT or (key.endswith(_ENDINGS) and key not in STRUCTURE)
+    return key in SETS["irrelevant"] or (key.endswith(_ENDINGS) and key not in SETS["structure"])
 
 
 def states_size(value: Any) -> bool:
@@ -112,7 +104,7 @@ class Config:
         for condition, entry in family.when.items():
             if all(map(self._holds, condition.split())):
                 self.family = Family(**_joined(vars(self.family), entry))
-        self.used |= STRUCTURE if "norm_weights" in self.family.model else set()
+        self.used |= SETS["structure"] if "norm_weights" in self.family.model else set()
 
     def _holds(self, condition: str) -> bool:
         """Tell whether a key is true, or has the value behind a ``=``."""
@@ -167,8 +159,9 @@ class Config:
 
     def sizes(self) -> list[str]:
         """Return the keys that state a size or a structure, and are not read."""
-        passed = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
-        return [key for key in self.unread() if key not in passed and (key in STRUCTURE or states_size(self.data[key]))]
+        structure = SETS["structure"]
+        passed = {*TOLD} | (structure if self.family.model.get("norm_weights") == "both" else set())
+        return [key for key in self.unread() if key not in passed and (key in structure or states_size(self.data[key]))]
 
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
@@ -199,10 +192,9 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        fields = PARTS[part].items()
-        return {
-            name: self.count(*keys, path=f"{path}.{name}", least=int(name != "vocabulary")) for name, keys in fields
-        }
+        least = {"vocabulary": 0}
+        fields = ((name, keys, least.get(name, 1)) for name, keys in PARTS[part].items())
+        return {name: self.count(*keys, path=f"{path}.{name}", least=few) for name, keys, few in fields}
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """Return a list of texts or numbers; None if the key is absent."""

@@ -1,29 +1,60 @@
-"""The dimensions of a model, from the keys of a ``config.json``. No code is specific to a model."""
+"""The dimensions of a model, with its ends, from the keys of a ``config.json``. No code is specific to a model."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import prod
 from typing import Any
 
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_keys import (
-    CAPTURE,
-    CODES,
-    OF_ATTENTION,
-    OF_CHOICES,
-    OF_EXPERTS,
-    PARTS,
-    RULES,
-    WORDS,
-    Config,
-)
+from simulator.importers.hf_keys import CAPTURE, CODES, PARTS, SETS, WORDS, Config
 from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
+_ENCODED = 512
+"""Rows of an encoder's output, where no key states them."""
 
-def model_of(c: Config) -> dict[str, Any]:
+
+def whole_model_of(c: Config) -> dict[str, Any]:
+    """Return the dimensions of a model, or of a tower, with its ends."""
+    family = c.family
+    if family.window_grid:
+        c.data = {**c.data, family.window: _patches(c, *family.window_grid)}
+    model, more = _model_of(c), dict[str, Any](stem=[_product(c, words) for words in family.stem])
+    narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
+    more["embedding_width"] = narrow if narrow != model["hidden"] else None
+    for table, key in family.tables.items():
+        rows = c.count(key, path=f"model.{table}", least=0)
+        more[table] = rows and rows + family.more_positions * (table == "positions")
+    if family.grid:
+        more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
+    if family.encoded:
+        more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
+        c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input (--part encoder runs it).")
+    if family.merger:
+        rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
+        more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}
+        more["merger"]["further"] = len(c.list_of(further, int) or ())
+    if family.buckets:
+        biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
+        more |= {"attention": biased} if family.buckets_of_all else {"others": [{"stop": 1, "attention": biased}]}
+    c.origins.pop("model.vocabulary" if family.stem else "", None)
+    return model | {field: value for field, value in more.items() if value}
+
+
+def _patches(c: Config, size: str, patch: str) -> int:
+    """Count the patches of a square, from the keys of their sizes."""
+    return (c.count(size) // c.count(patch)) ** 2
+
+
+def _product(c: Config, words: str) -> int:
+    """Multiply numbers and the values of keys."""
+    return prod(int(word) if word.isdigit() else c.count(word) for word in words.split())
+
+
+def _model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of the model."""
     listed = [c.data.get(key) for key in ("layers_block_type", "hybrid_override_pattern", "layer_types")]
     layers = next((len(words) for words in listed if isinstance(words, (list, str)) and words), None)
@@ -118,13 +149,12 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
     window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
     for word, entry in (("near", c.family.near), ("full", c.family.far)):
         c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
-    c.used |= set() if {"full", "near"} & {*words} else OF_ATTENTION
+    c.used |= set() if {"full", "near"} & {*words} else SETS["of_attention"]
     if "state" not in words:
         c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
-        c.derived.append(
-            f"Chunks of {c.count(c.family.window):,} tokens that attend among themselves count as windows."
-        )
+        tokens = c.count(c.family.window)
+        c.derived.append(f"Chunks of {tokens:,} tokens that attend among themselves count as windows.")
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
@@ -164,10 +194,10 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     head_size = c.count("head_dim", "kv_channels", path=f"{path}.head_size", derived=hidden // heads)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
-    part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
-    part |= {"v_head": v_head} if v_head != head_size else {}
+    part = {"kind": "gqa", "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
     more = {"biases": [*filter(biased.__contains__, "qkvo")], "qk_norms": norms, "sink_logits": family.sink_logits}
+    more["v_head"] = v_head if v_head != head_size else None
     return {**part, **{key: value for key, value in more.items() if value}, **family.attention}
 
 
@@ -181,7 +211,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     if c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
         part["indexer"] |= {"again": True} if c.get("indexer_type") == "shared" else {}
-        c.used |= {*OF_CHOICES} if "indexer_types" in c.data else set()
+        c.used |= SETS["of_choices"] if "indexer_types" in c.data else set()
     return part
 
 
@@ -199,7 +229,8 @@ def _layer_types(c: Config, layers: int) -> list[str]:
         must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
-        c.used |= RULES | {c.family.keys.get(rule, rule) for rule in (*RULES, c.family.window)}
+        rules = SETS["rules"]
+        c.used |= rules | {c.family.keys.get(rule, rule) for rule in (*rules, c.family.window)}
         return types
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     if c.family.state:
@@ -237,7 +268,6 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
     turned = dict(enumerate(c.list_of("no_rope_layers", int) or ()))
     interval = c.count("no_rope_layer_interval", derived=1)
     by_rule = {
-        "none": range(0),
         "all": range(layers),
         "after": range(first, layers),
         "odd": range(0, layers, 2),
@@ -247,7 +277,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
         "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
     }
-    return set(by_rule[c.family.local]) if is_on else set()
+    return {*by_rule.get(c.family.local, ())} if is_on else set()
 
 
 # feed-forwards
@@ -255,7 +285,7 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
 
 def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: int) -> Kinds:
     family, routed = c.family, PARTS["experts"]["routed"]
-    c.used |= set() if any(map(c.data.get, routed)) else OF_EXPERTS
+    c.used |= set() if any(map(c.data.get, routed)) else SETS["of_experts"]
     words = ["dense"] * len(types)
     if family.single:
         words = [{"mlp": "dense", "moe": "moe"}.get(WORDS[word], "none") for word in types]
@@ -263,7 +293,7 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
         dense = _dense_layers(c, len(types))
         words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
     c.used |= {family.width} if "dense" not in words else set()
-    c.used |= {*OF_EXPERTS, family.expert_width} if family.experts and "moe" not in words else set()
+    c.used |= SETS["of_experts"] | {family.expert_width} if family.experts and "moe" not in words else set()
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view, path = c.view({}, keys), "model.feed_forward" if word == words[-1] else "model.others"
@@ -293,16 +323,14 @@ def _adjusted(c: Config, width: int) -> int:
 def _experts(c: Config, path: str) -> dict[str, Any]:
     family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
-    part |= {"router_bias": True} if family.router_bias else {}
-    if latent := c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0):
-        part["latent"] = latent
+    latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
+    more: dict[str, Any] = {"router_bias": family.router_bias, "latent": latent}
     shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
     if shared and family.shared_width:
         wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
     if shared and (wide or not family.shared_width):
-        part |= {"shared": shared} | ({"shared_gate": True} if family.shared_gate else {})
-        part |= {"shared_width": wide} if wide else {}
-    return part
+        more |= {"shared": shared, "shared_gate": family.shared_gate, "shared_width": wide}
+    return part | {field: value for field, value in more.items() if value}
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Literal, Self
 
@@ -16,7 +17,7 @@ from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
 from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
-from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
+from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools, changed
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
@@ -45,9 +46,9 @@ _KEYS = {
     ("requests",): "requests",
     (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",
 }
-_OF_RECOMMENDER = {"dtypes": {"compute", "gradients", "optimizer_bytes_per_parameter"},
-                   "parallel": {"ranks", "data", "micro_batches"}}  # fmt: skip
-"""Parts of which a recommender states something, and what."""
+_OF_RECOMMENDER = "batch outputs steps dtypes dtypes.compute dtypes.gradients dtypes.optimizer_bytes_per_parameter "
+_OF_RECOMMENDER += "parallel parallel.ranks parallel.data parallel.micro_batches"
+"""Keys that a recommender may state, of those that depend on the phase."""
 _WITH_MASTER = 12
 """Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
 _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
@@ -224,26 +225,31 @@ class Workload(Document):
         replicas = parallel.data * parallel.micro_batches if parallel.ranks == "all" else parallel.micro_batches
         return self.replicas * replicas * self.batch
 
+    @property
+    def _dotted(self) -> set[str]:
+        """Keys that the document states; those of its parts with the part before a dot."""
+        parts = {part: getattr(self, part).model_fields_set for part in ("dtypes", "on", "parallel")}
+        return self.model_fields_set.union(f"{part}.{key}" for part, keys in parts.items() for key in keys)
+
+    def _refuse(self, keys: Iterable[str], must: str, found: str = "", do: str = "remove it") -> None:
+        """Refuse keys that the document states; texts may name the key as ``{}``."""
+        for key in sorted(self._dotted.intersection(keys)):
+            require(False, must.format(key), found or key, *key.split("."), do=do.format(key))
+
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
         of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split(), "in_place", "parallel"}
-        for key in sorted(self.model_fields_set & of_model):
-            must = "a workload from a graph states nothing of a model"
-            require(self.graph is None, must, key, key, do=f"remove {key}")
-        for key in ("plan", "remote"):
-            must = f"{key} is of a graph from a file"
-            require(self.graph or not getattr(self, key), must, "a model", key, do=f"remove {key}")
-        must, is_read = "views are of a graph from a file", self.graph or "views" not in self.model_fields_set
-        require(is_read, must, "a model", "views", do="remove views")
-        for key, phases in _PHASES.items():
-            *part, name = key.split(".")
-            stated = (getattr(self, part[0]) if part else self).model_fields_set
-            must, found = f"{key} is for phase {', '.join(phases)}", f"it with phase {self.phase}"
-            require(name not in stated or self.phase in phases, must, found, *part, name, do="remove it")
+        if self.graph is None:
+            self._refuse(("plan", "remote", "views"), "{} is of a graph from a file", "a model", "remove {}")
+        else:
+            self._refuse(of_model, "a workload from a graph states nothing of a model", do="remove {}")
+        for key in filter(self._dotted.__contains__, _PHASES):
+            must, found = f"{key} is for phase {', '.join(_PHASES[key])}", f"it with phase {self.phase}"
+            require(self.phase in _PHASES[key], must, found, *key.split("."), do="remove it")
         for key in ("pools", "requests"):
-            stated = getattr(self, key) is not None or self.phase not in _PHASES[key]
-            require(stated, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
+            is_there = getattr(self, key) is not None or self.phase not in _PHASES[key]
+            require(is_there, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
         alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
         must = "a replica is one rank that meets no other"
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
@@ -268,12 +274,9 @@ class Workload(Document):
         """Refuse what only decoders have, and ranks that have a part of the model and do not meet."""
         must, do = "a recommender is trained", "set phase to train"
         require(self.phase == "train", must, f"phase {self.phase}", "phase", do=do)
-        stated = {key.split(".")[0] for key in _PHASES} - {"batch", "outputs", "steps", *_OF_RECOMMENDER}
-        odd = sorted(stated & self.model_fields_set)
-        odd += [f"{part}.{key}" for part, keys in _OF_RECOMMENDER.items()
-                for key in sorted(getattr(self, part).model_fields_set - keys)]  # fmt: skip
-        must = "a recommender has no tokens, layers and experts, and its model says how tables are spread"
-        require(not odd, must, "".join(odd[:1]), *"".join(odd[:1]).split("."), do="remove it")
+        of_phases = {key.partition(".")[0] for key in _PHASES}
+        odd = {key for key in self._dotted if key.partition(".")[0] in of_phases} - {*_OF_RECOMMENDER.split()}
+        self._refuse(odd, "a recommender has no tokens, layers and experts, and its model says how tables are spread")
         must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
         fits = self.parallel.ranks == "all" or self.parallel.data == 1
         require(fits, must, f"data {self.parallel.data} with ranks: one", "parallel", "data", do=do)
@@ -310,28 +313,25 @@ class Workload(Document):
         is_even = not any(isinstance(part, Experts) and part.skew for _, part in decoder.kinds)
         must, do = "draws of the scenario say how skewed experts are that are tensors of their own", "remove skew there"
         require(is_even or (self.experts != "each" and not self.on.share("experts")), must, "a skew", "model", do=do)
-        self.on.check_layers(
-            decoder, self.parallel.tensor, self.experts if "experts" in self.model_fields_set else None
-        )
+        read = self.experts if "experts" in self.model_fields_set else None
+        self.on.check_layers(decoder, self.parallel.tensor, read)
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
         in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
         fits = not (in_one_op and self.dequantizes_before)
         require(fits, must, "dequantize: before", "dtypes", "dequantize", do=do)
         if self.kv is not None:
-            tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
             for attention, _ in decoder.kinds:
                 self.kv.check(attention, self.chunk)
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
-            self.kv.check_count(decoder.layers, self.batch, tokens, times)
+            self.kv.check_count(decoder.layers, self.batch, most, times)
 
     def _check_ranks(self, model: DecoderModel) -> None:
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
             must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
-        for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
-            default = Parallel.model_fields[key].default
-            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do=do)
+        odd = changed(self.parallel, (*keys, "pipeline", "context", "zero_stage", "micro_batches"))
+        require(not odd, must, "".join(odd[:1]), "parallel", *odd[:1], do=do)
         must, do = "how experts lie on ranks is said once", "remove it, or ranks of the feed-forward"
         once = self.parallel.expert == 1 or all(getattr(part, "ranks", 1) == 1 for _, part in model.kinds)
         require(once, must, "twice", "parallel", "expert", do=do)
@@ -340,10 +340,7 @@ class Workload(Document):
         """Refuse what needs tokens that come one after another."""
         fits, must = self.phase in ("train", "prefill"), "an encoder reads all tokens at once, and adds none"
         require(fits, must, f"phase {self.phase}", "phase", do="set phase to prefill or train")
-        for key in ("chunk", "kv"):
-            require(key not in self.model_fields_set, "an encoder has no KV cache", key, key, do="remove it")
-        found = self.dtypes.kv_cache
-        require(found is None, "an encoder has no KV cache", str(found), "dtypes", "kv_cache", do="remove it")
+        self._refuse(("chunk", "kv", "dtypes.kv_cache"), "an encoder has no KV cache")
         for part, _ in model.kinds:
             fits = isinstance(part, Gqa) and part.sparse is None and not part.sinks
             must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
@@ -353,16 +350,13 @@ class Workload(Document):
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
             is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
-            must, do = (
-                "context ranks gather the keys and values of grouped-query attention",
-                "set parallel.context to 1",
-            )
-            require(is_whole or self.parallel.context == 1, must, "another", "parallel", "context", do=do)
-            for key in ("ranks", "copies", "buffers") if isinstance(part, Experts) else ():
-                must = "training is built without what only inference has"
-                do = "remove it; parallel.expert says how experts lie on ranks"
-                usual = getattr(part, key) == Experts.model_fields[key].default
-                require(usual, must, key, "model", "feed_forward", key, do=do)
+            must = "context ranks gather the keys and values of grouped-query attention"
+            is_gathered = is_whole or self.parallel.context == 1
+            require(is_gathered, must, "another", "parallel", "context", do="set parallel.context to 1")
+            odd = changed(part, ("ranks", "copies", "buffers")) if isinstance(part, Experts) else []
+            must = "training is built without what only inference has"
+            do = "remove it; parallel.expert says how experts lie on ranks"
+            require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
@@ -380,12 +374,9 @@ class Workload(Document):
             is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"
             found = "ranks that share the vocabulary" if is_cut else key
             require(not is_cut and key not in self.dtypes.model_fields_set, must, found, "loss_chunks", do=do)
-            must, do = (
-                "backward follows the forward that made its gradients",
-                "set schedule to 1f1b, or zero_stage below 2",
-            )
+            must, found = "backward follows the forward that made its gradients", "gpipe with sharded gradients"
             fits = self.parallel.schedule == "1f1b" or self.parallel.zero_stage < 2
-            require(fits, must, "gpipe with sharded gradients", "loss_chunks", do=do)
+            require(fits, must, found, "loss_chunks", do="set schedule to 1f1b, or zero_stage below 2")
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must = f"layers are numbered from 0 to {model.layers - 1}"
         require(last < model.layers, must, str(last), "checkpoint", "layers", do="correct it")

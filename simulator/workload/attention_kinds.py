@@ -141,11 +141,6 @@ class _Attention(Part):
         return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
 
     @property
-    def groups(self) -> int:
-        """Number of groups of heads that choose blocks together: those that share a key."""
-        return 1
-
-    @property
     def width(self) -> int:
         """Elements per token that all heads together output."""
         return self.heads * self.key_and_value[1]
@@ -163,12 +158,11 @@ class _Attention(Part):
         return self.model_copy(update=less | ({"beside": self.beside.of_one(ranks)} if self.beside else {}))
 
     def _check(self) -> None:
-        has_window = self.window is not None
-        require(has_window or not self.sinks, "sinks stand beside a window", "none", "sinks", do="add window")
-        both = has_window and self.sparse is not None
-        require(not both, "attention has a window, or is sparse", "both", "window", do="remove one of them")
-        must, do = "the views of sparse attention have gates of their own", "remove it"
-        require(not (self.gate and self.sparse), must, "another gate", "gate", do=do)
+        fits = self.window is not None or not self.sinks
+        require(fits, "sinks stand beside a window", "none", "sinks", do="add window")
+        for key in ("window", "gate", "sink_logits") if self.sparse else ():
+            must, do = f"sparse attention has no {key}", "remove one of them"
+            require(not getattr(self, key, None), must, "both", key, do=do)
 
 
 class Gqa(_Attention):
@@ -216,16 +210,9 @@ class Gqa(_Attention):
         """Elements that the KV cache holds per token and layer: a key and a value of each KV head."""
         return self.kv_heads * sum(self.key_and_value)
 
-    @property
-    def groups(self) -> int:
-        """Number of groups of heads that choose blocks together: those that share a key."""
-        return self.kv_heads
-
     def _check(self) -> None:
         super()._check()
         self._divides("kv_heads", "heads")
-        is_built = not (self.sink_logits and self.sparse)
-        require(is_built, "attention has sink_logits, or is sparse", "both", "sink_logits", do="remove one of them")
         must, do = "values that are the keys have their width, and no bias", "remove v_head and the bias, or values"
         fits = self.values == "own" or not (self.v_head or "v" in self.biases)
         require(fits, must, "another one", "values", do=do)

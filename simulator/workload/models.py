@@ -221,11 +221,9 @@ class DecoderModel(Part):
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
         for kind in self.kinds:
-            halves = [part.kind for part in kind]
-            must, do = "a layer has an attention or a feed_forward", "set one of them"
-            require(halves != ["none"] * 2, must, "none", do=do)
-            must = "parallel parts are both there"
-            require(not self.parallel or "none" not in halves, must, "none", "parallel", do="remove it")
+            absent = [part.kind for part in kind].count("none")
+            must, do = "a layer has an attention or a feed_forward, and both if they are parallel", "set one of them"
+            require(absent + self.parallel < 2, must, "none", do=do)
         for index, other in enumerate(self.others):
             must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"

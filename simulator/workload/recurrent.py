@@ -21,7 +21,6 @@ class _WithoutTokens(Part):
     sinks: ClassVar[int] = 0
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
-    groups: ClassVar[int] = 1
 
 
 class Absent(_WithoutTokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Annotated, Literal, NamedTuple
 
@@ -99,15 +100,11 @@ class Dtypes(Part):
     logits_copies_fp32: CountOrNone = 2
 
     def _check(self) -> None:
-        is_stored_apart = any(
-            FORMATS[kept].bits < 8 * self.element_bytes for kept in (self.weights, self.experts) if kept
-        )
+        formats = [FORMATS[kept] for kept in (self.weights, self.experts) if kept]
+        is_stored_apart = any(kept.bits < 8 * self.element_bytes for kept in formats)
         for key in ("dequantize", "arithmetic"):
-            must, do = (
-                f"{key} is for weights or experts in a smaller format than compute",
-                "state weights, or remove it",
-            )
-            require(getattr(self, key) is None or is_stored_apart, must, "none", key, do=do)
+            must, fits = f"{key} is for weights or experts in a smaller format than compute", is_stored_apart
+            require(getattr(self, key) is None or fits, must, "none", key, do="state weights, or remove it")
         must, found = "a matrix that was dequantized multiplies in compute", f"before, and {self.arithmetic}"
         both = self.arithmetic and self.dequantize == "before"
         require(not both, must, found, "arithmetic", do="remove one of them")
@@ -223,6 +220,11 @@ MOST_SENDERS = 1000
 """Most prefill ranks per decode rank: each has a graph of its own."""
 
 
+def changed(part: Part, fields: Iterable[str]) -> list[str]:
+    """Return those of some fields of a part that do not have their default values."""
+    return [field for field in fields if getattr(part, field) != type(part).model_fields[field].default]
+
+
 class Parallel(Part):
     """How the model is spread over ranks: data, context, tensor, pipeline and expert parallelism.
 
@@ -315,19 +317,11 @@ class Parallel(Part):
         ranks = self.data * self.context * self.tensor * self.pipeline
         must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
-        alone: dict[str, object] = {
-            "tensor": 1,
-            "pipeline": 1,
-            "expert": 1,
-            "context": 1,
-            "sequence": False,
-            "woven": False,
-        }
-        alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
+        odd = changed(self, ("tensor", "pipeline", "expert", "context", "sequence", "woven", "layouts", "axis_names"))
+        odd += ["zero_stage"] * (self.zero_stage > 1)
         must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
-        for key, value in alone.items():
-            fits = self.ranks == "all" or getattr(self, key) == value
-            require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
+        do = "add 'ranks: all' for all ranks and their collectives"
+        require(self.ranks == "all" or not odd, must, "".join(odd[:1]), *odd[:1], do=do)
         must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
         is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")

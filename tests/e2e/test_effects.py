@@ -409,7 +409,7 @@ def test_every_field_of_a_model_changes_some_job():
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"views": "writes"}, "views are of a graph from a file"),
+        ({"views": "writes"}, "views is of a graph from a file"),
         ({"phase": "decode", "dtypes": {"optimizer_bytes_per_parameter": 8}}, "is for phase train"),
         ({"phase": "decode", "dtypes": {"logits_copies_fp32": 1}}, "is for phase train"),
     ],

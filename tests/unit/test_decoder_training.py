@@ -93,7 +93,7 @@ def expected_saved(model: DecoderModel, layer: int, sequences: int, sequence: in
         q, kv = part.heads * part.head_size, part.views * part.kv_heads * part.head_size
         attention = 2 * q + 2 * kv + (q + kv if part.qk_norms else 0) + 3 * q * bool(sparse)
     if sparse:  # gates; statistics of three views, and which blocks; and blocks of tokens on their way into one
-        attention, fp32 = attention + 3 * part.heads, 3 * part.heads + part.groups * sparse.select.top
+        attention, fp32 = attention + 3 * part.heads, 3 * part.heads + getattr(part, "kv_heads", 1) * sparse.select.top
         number, width = compressed(part, sequence)
         blocks = sequences * number * width * (sparse.compress.block + 3)
     if fed.kind == "dense":

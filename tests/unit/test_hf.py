@@ -16,7 +16,7 @@ from mutations import broken, changed
 import simulator as hosim
 from simulator.builders import build_job
 from simulator.errors import ConfigError
-from simulator.importers.hf_keys import ALIASES, FAMILIES, IRRELEVANT
+from simulator.importers.hf_keys import ALIASES, FAMILIES, SETS
 from simulator.importers.hf_model import runs
 from simulator.importers.imported import Imported
 from simulator.workload import DecoderModel, Experts, Gqa, Mla, Workload
@@ -481,7 +481,7 @@ def test_the_decoder_may_have_another_key(key: str, folder: Path) -> None:
 
 def test_no_key_is_both_used_and_irrelevant() -> None:
     used = {key for family in FAMILIES.values() for key in family.defaults}
-    assert not used & IRRELEVANT
+    assert not used & SETS["irrelevant"]
     assert set(ALIASES.values()) <= set(FAMILIES)
 
 
