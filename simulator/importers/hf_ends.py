@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from simulator.importers.hf_keys import Config
+from simulator.errors import insist
+from simulator.importers.hf_keys import CAPTURE, Config
 from simulator.importers.hf_model import model_of
 
 _ENCODED = 512
@@ -17,7 +18,9 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     family = c.family
     if family.window_grid:
         c.data = {**c.data, family.window: _patches(c, *family.window_grid)}
-    model, more = model_of(c), dict[str, Any](stem=[_product(c, words) for words in family.stem])
+    for name, words in family.sums.items():
+        c.data = {**c.data, name: _sum(c, words)}
+    model, more = model_of(c), dict[str, Any](stem=[_sum(c, words) for words in family.stem])
     narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
     more["embedding_width"] = narrow if narrow != model["hidden"] else None
     for table, key in family.tables.items():
@@ -26,6 +29,9 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     if family.grid:
         more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
     if family.encoded:
+        key, hidden = "cross_attention_hidden_size", model["hidden"]
+        wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
+        insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)
         more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
         c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input (--part encoder runs it).")
     if family.merger:
@@ -34,7 +40,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         more["merger"]["further"] = len(c.list_of(further, int) or ())
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
-        more |= {"attention": biased} if family.buckets_of_all else {"others": [{"stop": 1, "attention": biased}]}
+        first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
+        more |= {"attention": biased} if family.buckets_of_all else {"others": first}
     c.origins.pop("model.vocabulary" if family.stem else "", None)
     return model | {field: value for field, value in more.items() if value}
 
@@ -44,6 +51,7 @@ def _patches(c: Config, size: str, patch: str) -> int:
     return (c.count(size) // c.count(patch)) ** 2
 
 
-def _product(c: Config, words: str) -> int:
-    """Multiply numbers and the values of keys."""
-    return prod(int(word) if word.isdigit() else c.count(word) for word in words.split())
+def _sum(c: Config, words: str) -> int:
+    """Add up products of numbers and the values of keys."""
+    products = (part.split() for part in words.split("+"))
+    return int(sum(prod(float(word) if word[0].isdigit() else c.count(word) for word in part) for part in products))

@@ -321,5 +321,7 @@ def _dense_layers(c: Config, layers: int) -> set[int]:
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     of_period = {i for i in range(layers) if i % period != offset}
     return of_period | {
-        i for i in range(layers) if not first <= i <= last or i % every or (i + 1) % step or i in without
+        i
+        for i in range(layers)
+        if not first <= i <= last or i % every or (i + 1 - c.family.late) % step or i in without
     }
