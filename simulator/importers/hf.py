@@ -173,7 +173,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if key_of_decoder:
-        used = {key_of_decoder, "model_type", "encoder", *shared, *TOWERS}
+        used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
     inner = {key: value for key, value in inner.items() if key not in TOWERS}
     return Config(inner | shared, FAMILIES[str(name)], where), dropped
@@ -181,13 +181,14 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
 
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
-    towers = (key for key in (*TOWERS, "encoder") if key.startswith(part))
+    towers = ("encoder", "text_encoder") if part == "encoder" else [key for key in TOWERS if key.startswith(part)]
     tower = next((key for key in towers if isinstance(outer.get(key), dict)), "")
     nested = (outer[key] for key in _DECODERS if isinstance(outer.get(key), dict))
     inner = outer[tower] if tower else next(nested, outer)
     stated = (inner.get("model_type"), outer.get("model_type"))
     kinds = [*dict.fromkeys(kind for kind in stated if isinstance(kind, str))]
-    names = [f"{kind} {'as ' * (tower == 'encoder')}{part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
+    alone = [name for kind in kinds[:1] if tower for name in (f"{kind} as {part}", kind)]
+    names = [f"{kind} {part}" for kind in kinds] + alone
     name = next((name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True)), "")
     must, do = f"a model has the part, {part}, and hosim knows it", f"{CAPTURE}, or choose another --part"
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"

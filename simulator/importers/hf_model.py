@@ -178,7 +178,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
-    if c.get("index_topk") is not None:
+    if c.family.indexed and c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
         part["indexer"] |= {"again": True} if c.get("indexer_type") == "shared" else {}
         c.used |= {*OF_CHOICES} if "indexer_types" in c.data else set()
