@@ -265,7 +265,6 @@ _RELATIVES: dict[str, dict[str, Any]] = {
     "bert across": {"is_decoder": True, "add_cross_attention": True},
     "xlm": {},
     "trocr": {},
-    "gemma4_unified_text": {},
     "cohere normed": {"use_qk_norm": True, "num_key_value_heads": 8},
 }
 RELATIVES = {name: Published({"model_type": name.split()[0]} | keys, 0.0) for name, keys in _RELATIVES.items()}

@@ -21,7 +21,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "t5": {},
     "t5 v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     **{name: {} for name in ("mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")},
-    **{name: {} for name in ("longt5", "bigbird_pegasus", "t5gemma")},
+    **{name: {} for name in ("longt5", "bigbird_pegasus")},
 }
 TOWERS = {
     # model_type: keys, and the attribute of the whole model that is the tower
