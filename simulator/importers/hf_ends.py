@@ -23,6 +23,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     model, more = model_of(c), dict[str, Any](stem=[_sum(c, words) for words in family.stem])
     narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
     more["embedding_width"] = narrow if narrow != model["hidden"] else None
+    more["embedding_rows"] = _sum(c, family.rows) if family.rows else None
     for table, key in family.tables.items():
         rows = c.count(key, path=f"model.{table}", least=0)
         more[table] = rows and rows + family.more_positions * (table == "positions")

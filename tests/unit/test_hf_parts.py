@@ -12,6 +12,7 @@ from parameters import count
 from trained import flops
 
 import simulator as hosim
+from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.workload import DecoderModel, Workload
 
@@ -261,3 +262,17 @@ def test_blocks_that_a_token_sees_are_a_window(keys: dict[str, Any], window: int
     model = hosim.read_hf(config(tmp_path, **keys), part=part).workload.model  # type: ignore[arg-type]
     assert isinstance(model, DecoderModel)
     assert {getattr(kind.attention, "window", 0) for kind in model.kinds} == {window}
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_an_embedding_may_have_rows_that_no_output_is_of(tensor: int, tmp_path: Path) -> None:
+    """Moshi's has one more, for tokens that are not yet there: each rank has all 32,001."""
+    found = hosim.read_hf(config(tmp_path, model_type="moshi"), sequence=64, tensor=tensor).workload
+    graph = build_job(found).graphs[0]
+    table, head = (
+        next(t for t in graph.tensors if t.name == name) for name in ("embed/tokens.weight", "head/lm.weight")
+    )
+    assert (table.size_bytes, head.size_bytes) == (2 * 32001 * 4096, 2 * 32000 * 4096 // tensor)
+    tied = config(tmp_path, model_type="moshi", tie_word_embeddings=True)
+    with pytest.raises(ConfigError, match="a tied embedding has the rows of the vocabulary, found 32,001 rows"):
+        hosim.read_hf(tied)
