@@ -25,8 +25,13 @@ from simulator.errors import ConfigError
 
 KINDS = ("SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 """Mappings of transformers whose families are counted."""
+_ROTARY = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")}
 STATED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "cohere_compass_text": {"rope_parameters": _ROTARY},
+    "cohere_compass": {"text_config": {"rope_parameters": _ROTARY}},
+    "deepseek_ocr2": {"text_config": {"num_experts_per_tok": 6, "mlp_layer_types": ["dense"] + ["sparse"] * 31}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "hunyuan_v1_dense": {"head_dim": 128},

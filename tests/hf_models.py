@@ -261,6 +261,10 @@ _RELATIVES: dict[str, dict[str, Any]] = {
     "electra base": {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
     "modernbert": {},
     "modernbert biased": {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+    "bert decoder": {"is_decoder": True},
+    "bert across": {"is_decoder": True, "add_cross_attention": True},
+    "xlm": {},
+    "trocr": {},
     "cohere normed": {"use_qk_norm": True, "num_key_value_heads": 8},
 }
 RELATIVES = {name: Published({"model_type": name.split()[0]} | keys, 0.0) for name, keys in _RELATIVES.items()}

@@ -71,12 +71,13 @@ def blocks(layers: int) -> tuple[str, ...]:
 def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
     h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
-    embed, head = {"tokens": Spec((v, narrow or h), _ROW)} if v else {}, _norms(model, ["norm"] * model.final_norm)
+    rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
+    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _norms(model, ["norm"] * model.final_norm)
     stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
     embed |= _biases(stem, stem if model.stem_bias else ())
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
-    embed |= {name: Spec((rows, wide), _WHOLE) for name in TABLES if (rows := getattr(model, name))}
+    embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
     yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm, wide)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):

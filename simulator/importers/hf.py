@@ -29,7 +29,7 @@ from simulator.workload import Workload
 # Largest file (real ones have some kB); default tokens of a sequence.
 _MOST_BYTES, _DEFAULT_SEQUENCE = 16_000_000, 4096
 # Keys of a multimodal model's decoder; and keys beside it that apply to the decoder, too.
-_DECODERS = ("text_config", "llm_config", "language_config", "thinker_config")
+_DECODERS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
@@ -159,7 +159,8 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:
     """Return the keys of the decoder, and as dropped the keys beside it."""
-    key_of_decoder = next((key for key in _DECODERS if key in outer), "")
+    is_one = outer.get("model_type") in (*FAMILIES,)  # whose own keys say all
+    key_of_decoder = next((key for key in _DECODERS if key in outer and not (is_one and key == "decoder")), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
     if any(key in inner for key in _DECODERS) and key_of_decoder:  # a part that speaks stands beside one that thinks
@@ -174,7 +175,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if key_of_decoder:
-        used = {key_of_decoder, "model_type", *shared, *TOWERS}
+        used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
     inner = {key: value for key, value in inner.items() if key not in TOWERS}
     return Config(inner | shared, FAMILIES[str(name)], where), dropped
@@ -182,13 +183,15 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
 
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
-    tower = next((key for key in TOWERS if key.startswith(part) and isinstance(outer.get(key), dict)), "")
+    towers = ("encoder", "text_encoder") if part == "encoder" else [key for key in TOWERS if key.startswith(part)]
+    tower = next((key for key in towers if isinstance(outer.get(key), dict)), "")
     nested = (outer[key] for key in _DECODERS if isinstance(outer.get(key), dict))
     inner = outer[tower] if tower else next(nested, outer)
     stated = (inner.get("model_type"), outer.get("model_type"))
     kinds = [*dict.fromkeys(kind for kind in stated if isinstance(kind, str))]
-    names = [f"{kind} {part}" for kind in kinds] + [kind for kind in kinds[:1] if tower]
-    name = next(filter(FAMILIES.__contains__, names), "")
+    alone = [name for kind in kinds[:1] if tower for name in (f"{kind} as {part}", kind)]
+    names = [f"{kind} {part}" for kind in kinds] + alone
+    name = next((name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True)), "")
     must, do = f"a model has the part, {part}, and hosim knows it", f"{CAPTURE}, or choose another --part"
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)

@@ -22,15 +22,21 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     family = c.family
     if family.window_grid:
         c.data = {**c.data, family.window: _patches(c, *family.window_grid)}
-    model, more = _model_of(c), dict[str, Any](stem=[_product(c, words) for words in family.stem])
+    for name, words in family.sums.items():
+        c.data = {**c.data, name: _sum(c, words)}
+    model, more = _model_of(c), dict[str, Any](stem=[_sum(c, words) for words in family.stem])
     narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
     more["embedding_width"] = narrow if narrow != model["hidden"] else None
+    more["embedding_rows"] = _sum(c, family.rows) if family.rows else None
     for table, key in family.tables.items():
         rows = c.count(key, path=f"model.{table}", least=0)
         more[table] = rows and rows + family.more_positions * (table == "positions")
     if family.grid:
         more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
     if family.encoded:
+        key, hidden = "cross_attention_hidden_size", model["hidden"]
+        wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
+        insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)
         more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
         c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input (--part encoder runs it).")
     if family.merger:
@@ -39,7 +45,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         more["merger"]["further"] = len(c.list_of(further, int) or ())
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
-        more |= {"attention": biased} if family.buckets_of_all else {"others": [{"stop": 1, "attention": biased}]}
+        first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
+        more |= {"attention": biased} if family.buckets_of_all else {"others": first}
     c.origins.pop("model.vocabulary" if family.stem else "", None)
     return model | {field: value for field, value in more.items() if value}
 
@@ -49,9 +56,10 @@ def _patches(c: Config, size: str, patch: str) -> int:
     return (c.count(size) // c.count(patch)) ** 2
 
 
-def _product(c: Config, words: str) -> int:
-    """Multiply numbers and the values of keys."""
-    return prod(int(word) if word.isdigit() else c.count(word) for word in words.split())
+def _sum(c: Config, words: str) -> int:
+    """Add up products of numbers and the values of keys."""
+    products = (part.split() for part in words.split("+"))
+    return int(sum(prod(float(word) if word[0].isdigit() else c.count(word) for word in part) for part in products))
 
 
 def _model_of(c: Config) -> dict[str, Any]:
@@ -208,7 +216,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
-    if c.get("index_topk") is not None:
+    if c.family.indexed and c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
         part["indexer"] |= {"again": True} if c.get("indexer_type") == "shared" else {}
         c.used |= SETS["of_choices"] if "indexer_types" in c.data else set()
@@ -349,5 +357,7 @@ def _dense_layers(c: Config, layers: int) -> set[int]:
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     of_period = {i for i in range(layers) if i % period != offset}
     return of_period | {
-        i for i in range(layers) if not first <= i <= last or i % every or (i + 1) % step or i in without
+        i
+        for i in range(layers)
+        if not first <= i <= last or i % every or (i + 1 - c.family.late) % step or i in without
     }

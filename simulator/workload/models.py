@@ -117,6 +117,8 @@ class DecoderModel(Part):
         Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068);
         with `head_transform` that is this one, and tables and norm of the embedding are as narrow (ELECTRA, arXiv
         2003.10555).
+    embedding_rows
+        Rows of the embedding, if it has others than the output projection; each rank has all of them.
     embedding_norm
         Whether the embedding is normalised (BLOOM, arXiv 2211.05100, section 3.2.3).
     final_norm
@@ -160,6 +162,7 @@ class DecoderModel(Part):
     positions: CountOrNone = 0
     segments: CountOrNone = 0
     embedding_width: Count | None = None
+    embedding_rows: Count | None = None
     embedding_norm: StrictBool = False
     final_norm: StrictBool = True
     head_transform: StrictBool = False
@@ -215,6 +218,9 @@ class DecoderModel(Part):
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
         require(fits, must, "neither, or both", "vocabulary", do=do)
+        must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
+        found = f"{self.embedding_rows or 0:,} rows"
+        require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)

@@ -12,6 +12,7 @@ from parameters import count
 from trained import flops
 
 import simulator as hosim
+from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.workload import DecoderModel, Workload
 
@@ -21,6 +22,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "t5": {},
     "t5 v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     **{name: {} for name in ("mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")},
+    **{name: {} for name in ("longt5", "bigbird_pegasus")},
 }
 TOWERS = {
     # model_type: keys, and the attribute of the whole model that is the tower
@@ -196,3 +198,81 @@ def test_an_encoder_has_no_cache_and_a_decoder_that_of_its_input(tmp_path: Path)
     card = hosim.read_hf(folder).card
     assert card["KV cache"] == "6.14 kB a token, as much again of 1,500 rows of the encoder's output"
     assert "KV cache" not in hosim.read_hf(folder, part="encoder").card
+
+
+BERT = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True}
+
+
+def test_a_model_of_two_others_has_the_parts_of_both(tmp_path: Path) -> None:
+    """The decoder attends to the encoder, which has no head that predicts tokens."""
+    vit = {"model_type": "vit", "hidden_size": 768}
+    folder = config(tmp_path, model_type="vision-encoder-decoder", decoder=BERT, encoder=vit)
+    _, decoder = part_of(folder, "decoder")
+    _, encoder = part_of(folder, "encoder")
+    assert (decoder.causal, decoder.encoded > 0, decoder.head_transform) == (True, True, True)
+    assert (encoder.causal, encoder.head, encoder.registers) == (False, False, 1)
+    config(tmp_path, model_type="encoder-decoder", decoder=BERT, encoder={"model_type": "bert"})
+    _, encoder = part_of(folder, "encoder")
+    assert (encoder.head, encoder.head_transform, encoder.head_biases) == (False, False, ())
+
+
+@pytest.mark.parametrize(
+    ("keys", "part", "message"),
+    [
+        ({"model_type": "encoder-decoder", "encoder": {"model_type": "roberta"}}, "encoder", "found 'roberta', 'enc"),
+        ({"model_type": "blip_text_model", "encoder_hidden_size": 1024}, "decoder", "as wide as .* 1,024 and 768"),
+        ({"model_type": "switch_transformers", "num_sparse_decoder_layers": 6}, "decoder", "num_sparse_decoder_layers"),
+        ({"model_type": "switch_transformers", "router_bias": True}, "decoder", "router_bias"),
+        (
+            {"model_type": "longt5", "encoder_attention_type": "transient-global", "global_block_size": 16},
+            "encoder",
+            "glo",
+        ),
+        ({"model_type": "doge", "is_moe": True}, "decoder", "is_moe"),
+    ],
+)
+def test_what_relatives_lack_is_refused(keys: dict[str, Any], part: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hosim.read_hf(config(tmp_path, **keys), part=part)
+
+
+@pytest.mark.parametrize("part", ["decoder", "encoder"])
+def test_layers_with_experts_are_the_second_of_each_four(part: str, tmp_path: Path) -> None:
+    """Biases of distances in the first layer leave the others as they are."""
+    folder = config(tmp_path, model_type="switch_transformers", decoder_sparse_step=4, encoder_sparse_step=4)
+    model = hosim.read_hf(folder, part=part).workload.model  # type: ignore[arg-type]
+    assert isinstance(model, DecoderModel)
+    with_experts = [layer for layer in range(12) if model.layer(layer).feed_forward.kind == "experts"]
+    assert with_experts == [1, 5, 9]
+    assert [layer for layer in range(12) if getattr(model.layer(layer).attention, "buckets", 0)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "window"),
+    [
+        ({"model_type": "big_bird", "attention_type": "block_sparse"}, 8 * 64),  # 3 near, 2 at the ends, 3 at random
+        ({"model_type": "big_bird", "attention_type": "original_full", "block_size": 64}, None),
+        ({"model_type": "bigbird_pegasus", "block_size": 32, "num_random_blocks": 2}, 7 * 32),
+        ({"model_type": "pegasus_x", "block_size": 128, "num_global_tokens": 8}, 128 + 8),
+        ({"model_type": "longt5", "local_radius": 63, "encoder_attention_type": "local"}, 2 * 63 + 1),
+    ],
+)
+def test_blocks_that_a_token_sees_are_a_window(keys: dict[str, Any], window: int | None, tmp_path: Path) -> None:
+    part = "decoder" if keys["model_type"] == "big_bird" else "encoder"
+    model = hosim.read_hf(config(tmp_path, **keys), part=part).workload.model  # type: ignore[arg-type]
+    assert isinstance(model, DecoderModel)
+    assert {getattr(kind.attention, "window", 0) for kind in model.kinds} == {window}
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_an_embedding_may_have_rows_that_no_output_is_of(tensor: int, tmp_path: Path) -> None:
+    """Moshi's has one more, for tokens that are not yet there: each rank has all 32,001."""
+    found = hosim.read_hf(config(tmp_path, model_type="moshi"), sequence=64, tensor=tensor).workload
+    graph = build_job(found).graphs[0]
+    table, head = (
+        next(t for t in graph.tensors if t.name == name) for name in ("embed/tokens.weight", "head/lm.weight")
+    )
+    assert (table.size_bytes, head.size_bytes) == (2 * 32001 * 4096, 2 * 32000 * 4096 // tensor)
+    tied = config(tmp_path, model_type="moshi", tie_word_embeddings=True)
+    with pytest.raises(ConfigError, match="a tied embedding has the rows of the vocabulary, found 32,001 rows"):
+        hosim.read_hf(tied)
