@@ -7,7 +7,7 @@ from rank_stories import cluster, job_of, perform, spans, stalls, team
 from stories import graph, machine
 
 from simulator.bounds import Limits, Team
-from simulator.catalog.shelf import validated
+from simulator.catalog.text import validated
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Op

@@ -114,4 +114,4 @@ def test_pools_serve_and_deal_out_evenly() -> None:
     found = refusal(phase="serve", pools=pools | {"prefill": 3})
     assert found == "decode divides prefill, found 2 and 3; set decode to 1 or 3"
     found = refusal(phase="serve", pools=pools, parallel=Parallel(data=2))
-    assert found.startswith("parallel is for phase train, prefill, decode, found it with phase serve")
+    assert found.startswith("parallel is for phase train, prefill, decode, requests, found it with phase serve")

@@ -203,7 +203,7 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
         ((), {"on": {"attention": "host"}}, "on.attention is for phase decode, found it with phase train"),
         ((), {"on": {"attention": "host"}, "phase": "prefill"}, "on.attention is for phase decode"),
         ((LINEAR,), {"on": {"attention": "host"}, "phase": "decode"}, "found a state, sparse or chosen attention"),
-        ((GQA | {"sparse": SPARSE},), {"on": {"attention": "host"}, "phase": "decode"}, "found linear, sparse or"),
+        ((GQA | {"sparse": SPARSE},), {"on": {"attention": "host"}, "phase": "decode"}, "found a state, sparse or"),
         ((), {"on": {"experts": "host"}, "phase": "decode"}, "on.experts: the host runs a model's experts, found"),
         ((GQA, EXPERTS), {"on": {"experts": "host"}}, "on.experts is for phase prefill, decode"),
         ((GQA, EXPERTS), {"on": {"experts": "host"}, "phase": "decode", "experts": "each"}, "found each"),
