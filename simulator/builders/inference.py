@@ -11,7 +11,7 @@ longest first in all tensors: a token is added to those that are left, and reads
 
 An encoder (a model that is not ``causal``) has prefill alone, without a cache: all tokens of a sequence see one another
 at once, 4 * heads * head_size * sequence FLOP each, and the step ends with the rows of all of them, normalised if the
-model's last ones are. Its head runs in training alone.
+model's last ones are. Its head runs in training alone; its weights are there in both.
 
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
@@ -79,6 +79,8 @@ def build(laid: Laid) -> Job:
         for layer in t.layers:
             x = forward(t, layer, x, partial(attend_whole, t))
         outputs = finish(t, x)
+        for name in t.weights[t.block]:  # a head that does not run takes room, too
+            t.weight(name)
     elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):

@@ -106,6 +106,13 @@ def test_parameters_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_weights_are_there_whether_an_op_reads_them_or_not(name: str) -> None:
+    """As those of an encoder's head, which does not run in prefill."""
+    found = workload(name, "prefill")
+    assert sum(sizes(build(found), "weight", "expert").values()) == 2 * count(model_of(found)).total
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_work_of_a_training_step(name: str) -> None:
     """Half of the square of all pairs attends; of an encoder, all of it."""
     graph, matrices = build(workload(name)), VARIANTS[name][1]
