@@ -162,6 +162,23 @@ def test_an_encoder_reads_by_default_and_does_not_decode(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"phase": "requests"}, r"phase: a decoder behind an encoder is not served, found phase requests; set "),
+        ({"phase": "train", "pipeline": 2}, r"parallel.pipeline: an encoder's output reaches one stage, found 2 stag"),
+    ],
+)
+def test_a_decoder_behind_an_encoder_says_what_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hosim.read_hf(config(tmp_path, model_type="t5"), **options)
+
+
+def test_data_ranks_that_share_nothing_are_not_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parallel.data: data ranks .* found 2 engines of their own; add expert"):
+        hosim.read_hf(config(tmp_path, model_type="llama"), phase="requests", data=2)
+
+
+@pytest.mark.parametrize(
     ("keys", "part", "message"),
     [
         (
@@ -175,6 +192,7 @@ def test_an_encoder_reads_by_default_and_does_not_decode(tmp_path: Path) -> None
             r"found 'cnn', 'llava', which is not",
         ),
         ({"model_type": "bert"}, "encoder", r"a model has the part, encoder, .* found 'bert', without one"),
+        ({"model_type": "whisper"}, "audio", r"found 'whisper', without one; capture .*, or choose --part encoder$"),
         ({"model_type": ["bert"]}, "vision", r"found no model_type, without one"),
         ({"vision_config": {"depth": 2}}, "vision", r"found no model_type, which is not known"),
     ],
