@@ -203,8 +203,8 @@ def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[
     kinds = [*dict.fromkeys(kind for kind in stated if isinstance(kind, str))]
     alone = [name for kind in kinds[:1] if tower for name in (f"{kind} as {part}", kind)]
     names = [f"{kind} {part}" for kind in kinds] + alone
-    known = (name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True))
-    return tower, inner, kinds, next(known, "")
+    name = next((name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True)), "")
+    return tower, inner, kinds, name
 
 
 def _check_read(c: Config) -> None:

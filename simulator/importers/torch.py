@@ -122,8 +122,8 @@ def capture(
     if isinstance(optimizer, str):
         kinds = {name.lower(): made for name, made in vars(run.torch.optim).items() if isinstance(made, type)}
         must, names = "an optimizer is one of torch.optim", tuple(made.__name__ for made in kinds.values())
-        known = optimizer.lower() in kinds
-        insist(known, f"capture of {kind}, optimizer", must, repr(optimizer), nearest(optimizer, names))
+        where, do = f"capture of {kind}, optimizer", nearest(optimizer, names)
+        insist(optimizer.lower() in kinds, where, must, repr(optimizer), do)
         optimizer = kinds[optimizer.lower()]
     insist(phase in _PHASES, f"capture of {kind}, phase", f"it is {', '.join(_PHASES)}", repr(phase), "choose one")
     must, found = f"a step of {phase} has neither loss nor optimizer", "one beside it"

@@ -334,8 +334,8 @@ def config_errors(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where, found = line_of_error(error) or name, f"{type(error).__name__}: {error}"
-        must, do = "the step runs under fake tensors", "correct it there"
-        do = _OF_RANKS if any(words in found for words in _NO_GROUP) else do
+        must, is_lone = "the step runs under fake tensors", not any(words in str(error) for words in _NO_GROUP)
+        do = "correct it there" if is_lone else _OF_RANKS
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"

@@ -328,9 +328,8 @@ class Workload(Document):
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
             data, must = self.parallel.data, "data ranks that are served together share experts"
-            do = "add expert, or serve one with its requests alone"
-            fits = self.parallel.expert > 1 or data == 1
-            require(fits, must, f"{data} engines of their own", "parallel", "data", do=do)
+            found, do = f"{data} engines of their own", "add expert, or serve one with its requests alone"
+            require(self.parallel.expert > 1 or data == 1, must, found, "parallel", "data", do=do)
             must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
         for key in (*keys, "pipeline", "context", "zero_stage", "micro_batches"):
             default = Parallel.model_fields[key].default
