@@ -11,7 +11,7 @@ longest first in all tensors: a token is added to those that are left, and reads
 
 An encoder (a model that is not ``causal``) has prefill alone, without a cache: all tokens of a sequence see one another
 at once, 4 * heads * head_size * sequence FLOP each, and the step ends with the rows of all of them, normalised if the
-model's last ones are. Its head runs in training alone.
+model's last ones are. Its head runs in training alone; its weights are there in both.
 
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
@@ -76,6 +76,8 @@ def build(laid: Laid) -> Job:
     t.phase, room = work.phase, CacheRoom(t)
     if not laid.model.causal:
         outputs = finish(t, _through_layers(t, embed(t)))
+        for name in t.weights[t.block]:  # a head that does not run takes room, too
+            t.weight(name)
     elif t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):

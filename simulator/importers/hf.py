@@ -173,6 +173,9 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
         do = f"{_nearest(inner, str(kind))}; {CAPTURE}"
         raise ConfigError(f"{where}, model_type", "this names a family that hosim can build", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
+    merged = FAMILIES.get(f"{outer.get('model_type')} vision")
+    if dropped and not (merged and merged.merger):
+        dropped["what takes a tower's output to the decoder (multi_modal_projector)"] = 1
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if key_of_decoder:
         used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
@@ -183,6 +186,17 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
 
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
+    tower, inner, kinds, name = _found(outer, part)
+    has = [f"--part {other}" for other in ("encoder", "vision", "audio") if _found(outer, other)[-1]]
+    must, do = f"a model has the part, {part}, and hosim knows it", f"{CAPTURE}, or choose another --part"
+    do = f"{CAPTURE}, or choose {' or '.join(has)}" if has else do
+    found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
+    insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
+    return Config(inner, FAMILIES[name], where)
+
+
+def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[str], str]:
+    """Return the key of a part, if it has one, the keys in it, what these name it, and its family, if it is known."""
     towers = ("encoder", "text_encoder") if part == "encoder" else [key for key in TOWERS if key.startswith(part)]
     tower = next((key for key in towers if isinstance(outer.get(key), dict)), "")
     nested = (outer[key] for key in _DECODERS if isinstance(outer.get(key), dict))
@@ -192,10 +206,7 @@ def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     alone = [name for kind in kinds[:1] if tower for name in (f"{kind} as {part}", kind)]
     names = [f"{kind} {part}" for kind in kinds] + alone
     name = next((name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True)), "")
-    must, do = f"a model has the part, {part}, and hosim knows it", f"{CAPTURE}, or choose another --part"
-    found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
-    insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
-    return Config(inner, FAMILIES[name], where)
+    return tower, inner, kinds, name
 
 
 def _check_read(c: Config) -> None:

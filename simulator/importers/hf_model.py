@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -15,6 +16,8 @@ from simulator.workload.models import MOST_OTHERS
 
 _ENCODED = 512
 """Rows of an encoder's output, where no key states them."""
+_HEADLESS = re.compile(r"(?<!Head)(?<!Heads)Model$|For(Sequence|Token)Classification$|ForQuestionAnswering$")
+"""Names of classes that predict no tokens."""
 
 
 def whole_model_of(c: Config) -> dict[str, Any]:
@@ -48,7 +51,18 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
         more |= {"attention": biased} if family.buckets_of_all else {"others": first}
     c.origins.pop("model.vocabulary" if family.stem else "", None)
-    return model | {field: value for field, value in more.items() if value}
+    whole = model | {field: value for field, value in more.items() if value}
+    return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
+
+
+def _without_head(c: Config, model: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the output projection of an encoder whose class has none; that of another model counts and is told."""
+    if model.get("causal", True) or "embedding_width" in model:  # it decodes; or the head says where it is narrow
+        c.derived.append(f"An output projection is counted, though the class that reads the file is {c.reader}.")
+        return {}
+    c.origins.pop("model.tied_embeddings", None)
+    c.derived.append(f"{c.reader} has no output projection; a pooler or a classifier in its place is not counted.")
+    return {"head": False, "tied_embeddings": False, "head_transform": False, "head_biases": []}
 
 
 def _patches(c: Config, size: str, patch: str) -> int:

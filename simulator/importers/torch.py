@@ -34,7 +34,7 @@ from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import Storage, graph_of, unique
 from simulator.lifetime import live_bytes
 from simulator.report.card import amount
-from simulator.units import human
+from simulator.units import human, nearest
 from simulator.workload import Workload
 
 __all__ = ["capture", "fake"]
@@ -119,8 +119,11 @@ def capture(
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
     if isinstance(optimizer, str):
-        kinds = {name.lower(): kind for name, kind in vars(run.torch.optim).items() if isinstance(kind, type)}
-        optimizer = kinds.get(optimizer.lower(), optimizer)
+        kinds = {name.lower(): made for name, made in vars(run.torch.optim).items() if isinstance(made, type)}
+        must, names = "an optimizer is one of torch.optim", tuple(made.__name__ for made in kinds.values())
+        where, do = f"capture of {kind}, optimizer", nearest(optimizer, names)
+        insist(optimizer.lower() in kinds, where, must, repr(optimizer), do)
+        optimizer = kinds[optimizer.lower()]
     insist(phase in _PHASES, f"capture of {kind}, phase", f"it is {', '.join(_PHASES)}", repr(phase), "choose one")
     must, found = f"a step of {phase} has neither loss nor optimizer", "one beside it"
     insist(phase == "train" or (optimizer is None and loss is None), f"capture of {kind}", must, found, "remove it")
@@ -145,7 +148,7 @@ def capture(
 
 
 def read_torch(
-    source: str, *, phase: Captured = "train", name: str = "", free_early: bool = False, ranks: int = 1
+    source: str, *, phase: Captured | None = None, name: str = "", free_early: bool = False, ranks: int = 1
 ) -> Imported:
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
@@ -161,7 +164,8 @@ def read_torch(
     source
         The function, as ``package.module:function``, or the program, a file whose name ends in ``.pt2``.
     phase
-        What the step is: training (train); or, without gradients, reading prompts (prefill) or adding tokens (decode).
+        What the step is: training (train; the default, but of a program); or, without gradients, reading prompts
+        (prefill) or adding tokens (decode).
     name
         Name of the workload; default: that of the module's class, or of the step.
     free_early
@@ -176,8 +180,12 @@ def read_torch(
     """
     where = f"import torch {source}"
     if source.endswith(".pt2"):
+        do = "say --phase prefill, or import the module"
+        insist(phase != "train", f"{where}, phase", "an exported program has no loss", "train", do)
         step, args, named_inputs = _program(Path(source))
-        return capture(step, *args, **named_inputs, name=name or named(Path(source).stem), free_early=free_early)
+        options: dict[str, Any] = {"name": name or named(Path(source).stem), "free_early": free_early}
+        return capture(step, *args, **named_inputs, **options, phase=phase or "train")
+    phase = phase or "train"
     with finding(source, where) as find, redirect_stdout(sys.stderr):  # the command's output must not mix with prints
         with _part("torch_run").config_errors(where), fake(ranks):
             make = find()

@@ -308,6 +308,9 @@ def step_of(module: Any, optimizer: Any, loss: Callable[[Any], Any] | None) -> C
 
 _NO_SCALER = "make the GradScaler with enabled=False: it asks whether gradients are finite, and a capture takes them so"
 
+_NO_GROUP = ("environment variable RANK", "environment variable WORLD_SIZE", "process group has not been initialized")
+_OF_RANKS = "say for how many ranks the step is: --ranks 8, or hosim.torch.fake(ranks=8)"
+
 
 @contextmanager
 def config_errors(name: str) -> Iterator[None]:
@@ -324,7 +327,8 @@ def config_errors(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where, found = line_of_error(error) or name, f"{type(error).__name__}: {error}"
-        must, do = "the step runs under fake tensors", "correct it there"
+        must, is_lone = "the step runs under fake tensors", not any(words in str(error) for words in _NO_GROUP)
+        do = "correct it there" if is_lone else _OF_RANKS
         if isinstance(error, fake_tensor.DataDependentOutputException | fake_tensor.DynamicOutputShapeException):
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"

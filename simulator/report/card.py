@@ -18,7 +18,7 @@ from simulator.metrics.statistics import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, DlrmModel, Dtypes, Parallel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -78,7 +78,7 @@ def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> A
             name, size = ("weights", weights) if weights else ("persistent tensors", persistent)
             card[name] = human(size, "B") + whose, {"weight_bytes": weights, "persistent_bytes": persistent}
     if work is not None and work.decoder is not None and work.phase != "train" and work.decoder.decoder.causal:
-        card["KV cache"] = _cache(work.decoder.decoder, work.dtypes, is_served=is_served)
+        card["KV cache"] = _cache(work.decoder.decoder, work)
     if job is not None:
         card |= _arithmetic(alone or job, 1 if alone else tokens)
     if job is not None and (ops := max(sum(op.device == HOST for op in graph.ops) for graph in job.graphs)):
@@ -102,19 +102,23 @@ def _graph(job: Job) -> tuple[str, dict[str, Any]]:
     return text, {"ops": ops, "tensors": tensors, "ranks": job.ranks}
 
 
-def _cache(model: DecoderModel, dtypes: Dtypes, *, is_served: bool) -> tuple[str, dict[str, Any]]:
-    """Write the size of the KV cache per token, over all layers, which layers keep only a window, and which a state."""
-    token_bytes, near, stateful = model.kv_elements * dtypes.kv_bytes, Counter[int](), Counter[str]()
-    for (part, _), layers in model.kinds.items():
+def _cache(model: DecoderModel, work: Workload) -> tuple[str, dict[str, Any]]:
+    """Write what a rank keeps per token, over all layers, which layers keep only a window, and which a state."""
+    token_bytes, near, stateful, dtypes = 0, Counter[int](), Counter[str](), work.dtypes
+    whose = " and rank" if work.parallel.tensor > 1 else ""
+    for (whole, _), layers in model.kinds.items():
+        part = whole.of_one(work.parallel.tensor)
+        token_bytes += layers * part.views * part.kv_elements * dtypes.kv_bytes
         near[part.window or 0] += layers
         if part.state:
             kept = part.state.kept_bytes(dtypes.element_bytes, dtypes.state_bytes)
             stateful.update(layers=layers, bytes=layers * sum(kept.values()))
-    states = [f"in {stateful['layers']} of {model.layers} layers a state of {human(stateful['bytes'], 'B')} a sequence"]
-    states += ["so that no prefix is found again"] if is_served else []
+    kept_text = f"{human(stateful['bytes'], 'B')} a sequence{whose}"
+    states = [f"in {stateful['layers']} of {model.layers} layers a state of {kept_text}"]
+    states += ["so that no prefix is found again"] if work.requests is not None else []
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
     windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []
-    text = ", ".join((f"{human(token_bytes, 'B')} a token", *windows, *(states if stateful else ())))
+    text = ", ".join((f"{human(token_bytes, 'B')} a token{whose}", *windows, *(states if stateful else ())))
     counts = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
     return text, counts | ({"state_bytes": stateful["bytes"]} if stateful else {})
 

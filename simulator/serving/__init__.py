@@ -147,9 +147,6 @@ def read_served(
         insist(not choice.set_, where, rule, "changes to it", "move set out of the row")
     rule, do = "the devices that serve are alike", "serve without ranks, or run the scenario"
     insist(not loaded.hardware.ranks, loaded.place("ranks", of="hardware"), rule, "some with a pace of their own", do)
-    parallel, where = loaded.work.parallel, loaded.place("parallel", "data", of="workload")
-    rule, do = "data ranks that are served together share experts", "add expert, or serve one with its requests alone"
-    insist(parallel.expert > 1 or parallel.data == 1, where, rule, f"{parallel.data} engines of their own", do)
     arrivals = arriving(loaded, progress)
     room = rooms(loaded, arrivals.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, arrivals.requests[0])]), loaded, arrivals, room))

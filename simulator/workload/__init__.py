@@ -289,9 +289,8 @@ class Workload(Document):
         decoder = model.decoder
         if not decoder.causal:
             self._check_encoder(decoder)
-        must = "an encoder's output reaches one stage, and is not served"
-        fits = not decoder.encoded or (self.phase != "requests" and self.parallel.pipeline == 1)
-        require(fits, must, "another", "model", "encoded", do="set parallel.pipeline to 1, or the phase")
+        if decoder.encoded:
+            self._check_encoded()
         must = "a sequence is no longer than the table of positions"
         rows, most = decoder.positions, self.sequence + (self.new_tokens if self.phase == "decode" else 0)
         fits = not rows or self.phase == "requests" or most <= rows
@@ -329,6 +328,9 @@ class Workload(Document):
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
+            data, must = self.parallel.data, "data ranks that are served together share experts"
+            found, do = f"{data} engines of their own", "add expert, or serve one with its requests alone"
+            require(self.parallel.expert > 1 or data == 1, must, found, "parallel", "data", do=do)
             must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
         odd = changed(self.parallel, (*keys, "pipeline", "context", "zero_stage", "micro_batches"))
         require(not odd, must, "".join(odd[:1]), "parallel", *odd[:1], do=do)
@@ -345,6 +347,13 @@ class Workload(Document):
             fits = isinstance(part, Gqa) and part.sparse is None and not part.sinks
             must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
             require(fits, must, "another", "model", "attention", do=do)
+
+    def _check_encoded(self) -> None:
+        """Refuse what an encoder's output does not reach."""
+        must, stages = "an encoder's output reaches one stage", self.parallel.pipeline
+        require(stages == 1, must, f"{stages} stages", "parallel", "pipeline", do="set it to 1")
+        must, do = "a decoder behind an encoder is not served", "set phase to train, prefill or decode"
+        require(self.phase != "requests", must, "phase requests", "phase", do=do)
 
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""

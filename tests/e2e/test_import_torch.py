@@ -73,6 +73,10 @@ def only_options():
 def word():
     return nn.Linear(8, 8), torch.empty(2, 8), {"loss": torch.sum, "optimizer": "adamx"}
 
+def of_ranks():
+    torch.distributed.init_process_group("gloo")
+    return nn.parallel.DistributedDataParallel(nn.Linear(8, 8)), torch.empty(2, 8)
+
 def named():
     return nn.Linear(8, 8), torch.empty(2, 8), {"loss": torch.sum, "optimizer": "adamw"}
 
@@ -243,8 +247,9 @@ def test_options_reach_the_capture(hosim, mine):
         ("mine_steps:only_options", "the function returns a module or a step, and its inputs, found tuple"),
         (
             "mine_steps:word",
-            "optimizer is a function, such as torch.optim.AdamW, found 'adamx'; write it without quotes",
+            r"an optimizer is one of torch.optim, found 'adamx'; use one of .*AdamW.* \(did you mean 'Adam\w*'\?\)",
         ),
+        ("mine_steps:of_ranks", r"found ValueError: .* RANK expected, but not set; say for how many .*: --ranks 8"),
         ("mine_steps:word_loss", "loss is a function, such as my_loss, found 'mse'; write it without quotes"),
         ("mine_steps:ends", r"mine_steps.py:\d+: .*found SystemExit: the code ends"),
         ("mine_broken:step", "import torch mine_broken:step: .*found SyntaxError"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -304,7 +305,9 @@ def test_an_iteration_of_data_ranks_takes_the_ops_of_the_one_that_stands_for_all
     """What is moved is the sum of what each rank moves. A class knows nothing of the rows that expert ranks fill up."""
     each = [LOADING, MIX, MIX._replace(reading=0, cached=0, pairs=0, answers=3), Iteration()][: axes.get("data", 1)]
     for exact in (True, False)[: 1 if "expert" in axes else 2]:
-        scenario = loaded(tmp_path, 0, spread_data(EXPERT_RANKS, **axes), ROOMY)
+        scenario = loaded(tmp_path, 0, spread_data(EXPERT_RANKS, **{"expert": axes.get("data")} | axes), ROOMY)
+        alone = scenario.workload.parallel.model_copy(update={"expert": axes.get("expert", 1)})  # of each its own
+        scenario = replace(scenario, workload=scenario.workload.model_copy(update={"parallel": alone}))
         took = Replays(scenario, "static", 256_000, exact=exact).of(*each)
         graph = iteration(scenario.workload, together(each), 256_000)
         least_ns = sum(durations_ns(graph, scenario.hardware))

@@ -8,7 +8,16 @@ from simulator import catalog
 from simulator.builders import build_job, layouts
 from simulator.builders.weights import parameters
 from simulator.graph import Job
-from simulator.report.card import amount, holdings, layout_data, layout_text, line, machine_card, model_card
+from simulator.report.card import (
+    amount,
+    holdings,
+    layout_data,
+    layout_text,
+    line,
+    machine_card,
+    model_amounts,
+    model_card,
+)
 from simulator.units import human
 from simulator.workload import Workload
 
@@ -41,6 +50,23 @@ def test_a_dense_model_says_what_a_token_takes():
     assert card["KV cache"] == "131 kB a token"  # 2 * 32 layers * 8 heads * 128 * 2 B
     assert "FLOP a token" in card["arithmetic"]
     assert line(card).startswith("parameters 8.03 billion; weights 16.1 GB; KV cache 131 kB a token; arithmetic ")
+
+
+@pytest.mark.parametrize(("tensor", "kept"), [(1, 8192), (2, 4096), (4, 2048), (8, 2048)])
+def test_a_cache_over_ranks_is_that_of_one(tensor, kept):
+    """Of four KV heads each of eight ranks holds one; and each its part of a state."""
+    model = {"family": "decoder", "layers": 4, "hidden": 512, "vocabulary": 128, "tied_embeddings": True}
+    model["attention"] = {"kind": "gqa", "heads": 8, "kv_heads": 4, "head_size": 128}
+    model |= {"feed_forward": {"kind": "dense", "width": 64}}
+    work = Workload.model_validate({"name": "w", "model": model, "phase": "decode", "batch": 1, "sequence": 8,
+                                    "parallel": {"ranks": "all", "tensor": tensor}})  # fmt: skip
+    text, counts = model_amounts(work, build_job(work))["KV cache"]
+    assert counts["kv_token_bytes"] == kept
+    assert text == f"{human(kept, 'B')} a token{' and rank' * (tensor > 1)}"
+    model["attention"] = {"kind": "delta", "heads": 8, "head_size": 16}
+    work = Workload.model_validate(work.model_dump(by_alias=True, exclude_unset=True) | {"model": model})
+    _, counts = model_amounts(work, None)["KV cache"]
+    assert counts["state_bytes"] * tensor == 4 * (8 * 16 * 16 * 4 + 3 * 128 * 4 * 2)
 
 
 def test_layers_with_a_state_say_what_a_sequence_keeps():

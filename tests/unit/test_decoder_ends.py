@@ -106,6 +106,13 @@ def test_parameters_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_weights_are_there_whether_an_op_reads_them_or_not(name: str) -> None:
+    """As those of an encoder's head, which does not run in prefill."""
+    found = workload(name, "prefill")
+    assert sum(sizes(build(found), "weight", "expert").values()) == 2 * count(model_of(found)).total
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_work_of_a_training_step(name: str) -> None:
     """Half of the square of all pairs attends; of an encoder, all of it."""
     graph, matrices = build(workload(name)), VARIANTS[name][1]
@@ -316,7 +323,8 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
         ({"model": {"feed_forward": PLAIN}, "swiglu": "fused"}, "swiglu is of feed-forwards with a gate"),
         ({"model": {"head_biases": ["lm"]}, "loss_chunks": 2}, "a loss in chunks has no bias"),
         ({"model": {"head": False}, "loss_chunks": 2}, "a loss is made of logits"),
-        ({"model": {"encoded": 4}, "parallel": {"ranks": "all", "pipeline": 3}}, "output reaches one stage"),
+        ({"model": {"encoded": 4}, "parallel": {"ranks": "all", "pipeline": 3}},
+         "an encoder's output reaches one stage, found 3 stages; set it to 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(more: dict[str, Any], message: str) -> None:

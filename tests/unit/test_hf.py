@@ -469,11 +469,17 @@ def test_a_decoder_inside_of_a_multimodal_model(folder: Path) -> None:
     assert found.dropped == {"vision_config (a tower beside the decoder)": 1, "odd": 1}
 
 
+def test_a_tower_that_makes_the_rows_of_the_decoder_needs_no_projector(folder: Path) -> None:
+    found = read({"model_type": "qwen2_vl", "text_config": TINY, "vision_config": {"depth": 2}}, sequence=32)
+    assert found.dropped == {"vision_config (a tower beside the decoder)": 1}
+
+
 @pytest.mark.parametrize("key", ["llm_config", "language_config"])
 def test_the_decoder_may_have_another_key(key: str, folder: Path) -> None:
     found = read({"model_type": "odd_chat", key: TINY, "vision_config": {"depth": 2}, "audio_token_id": 7}, sequence=32)
     assert found.workload.model == read(TINY, sequence=32).workload.model
-    assert found.dropped == {"vision_config (a tower beside the decoder)": 1}
+    joins = "what takes a tower's output to the decoder (multi_modal_projector)"
+    assert found.dropped == {"vision_config (a tower beside the decoder)": 1, joins: 1}
     outer = read({"model_type": "odd_chat", key: TINY, "tie_word_embeddings": True}).workload.model
     assert isinstance(outer, DecoderModel)
     assert outer.tied_embeddings

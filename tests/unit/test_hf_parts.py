@@ -13,6 +13,7 @@ from trained import flops
 
 import simulator as hosim
 from simulator.builders import build_job
+from simulator.builders.weights import parameters as parameters_in
 from simulator.errors import ConfigError
 from simulator.workload import DecoderModel, Workload
 
@@ -161,6 +162,53 @@ def test_an_encoder_reads_by_default_and_does_not_decode(tmp_path: Path) -> None
         hosim.read_hf(folder, phase="decode")
 
 
+BERT_HEAD = 768 * 768 + 768 + 2 * 768 + 30_522
+"""A linear with a bias, a norm, and the bias of the output projection, whose matrix is the embedding's."""
+
+
+@pytest.mark.parametrize(
+    ("reader", "without", "told"),
+    [
+        ("BertForMaskedLM", 0, ""),
+        ("BertLMHeadModel", 0, ""),
+        ("BertModel", BERT_HEAD, "BertModel has no output projection; a pooler or a classifier in its place"),
+        ("BertForSequenceClassification", BERT_HEAD, "BertForSequenceClassification has no output projection; "),
+    ],
+)
+def test_an_encoder_has_the_head_of_its_class(reader: str, without: int, told: str, tmp_path: Path) -> None:
+    folder = config(tmp_path, model_type="bert", architectures=[reader])
+    for phase in ("train", "prefill"):
+        found = hosim.read_hf(folder, phase=phase)
+        (parameters, _), model = parameters_in(found.workload) or (0, 0), found.workload.model
+        assert (parameters, model.head) == (109_514_298 - without, not without)
+        assert sum(t.size_bytes for t in build(found.workload).tensors if t.kind == "weight") == 2 * parameters
+        assert bool(told) == any(text.startswith(told) for text in found.derived if "projection" in text)
+
+
+@pytest.mark.parametrize("reader", ["LlamaForSequenceClassification", "LlamaModel", "LlamaForCausalLM"])
+def test_a_decoder_keeps_its_head_and_tells(reader: str, tmp_path: Path) -> None:
+    folder = config(tmp_path, model_type="llama", architectures=[reader])
+    told = f"An output projection is counted, though the class that reads the file is {reader}."
+    assert (told in hosim.read_hf(folder).derived) == (reader != "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"phase": "requests"}, r"phase: a decoder behind an encoder is not served, found phase requests; set "),
+        ({"phase": "train", "pipeline": 2}, r"parallel.pipeline: an encoder's output reaches one stage, found 2 stag"),
+    ],
+)
+def test_a_decoder_behind_an_encoder_says_what_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hosim.read_hf(config(tmp_path, model_type="t5"), **options)
+
+
+def test_data_ranks_that_share_nothing_are_not_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parallel.data: data ranks .* found 2 engines of their own; add expert"):
+        hosim.read_hf(config(tmp_path, model_type="llama"), phase="requests", data=2)
+
+
 @pytest.mark.parametrize(
     ("keys", "part", "message"),
     [
@@ -175,6 +223,7 @@ def test_an_encoder_reads_by_default_and_does_not_decode(tmp_path: Path) -> None
             r"found 'cnn', 'llava', which is not",
         ),
         ({"model_type": "bert"}, "encoder", r"a model has the part, encoder, .* found 'bert', without one"),
+        ({"model_type": "whisper"}, "audio", r"found 'whisper', without one; capture .*, or choose --part encoder$"),
         ({"model_type": ["bert"]}, "vision", r"found no model_type, without one"),
         ({"vision_config": {"depth": 2}}, "vision", r"found no model_type, which is not known"),
     ],

@@ -58,6 +58,12 @@ def figures(graph):
     return ops, kinds, int(live_bytes(graph).max())
 
 
+def test_a_program_trains_nothing_and_reads_prompts(program):
+    with pytest.raises(ConfigError, match="an exported program has no loss, found train; say --phase prefill, or imp"):
+        hosim.read_torch(str(program), phase="train")
+    assert {op.phase for op in hosim.read_torch(str(program), phase="prefill").graph.ops} == {"prefill"}
+
+
 def test_a_program_is_the_graph_of_its_module(program):
     found = hosim.read_torch(str(program), free_early=True)  # Python holds what a program does not
     model, (args, named) = Model(), inputs()
