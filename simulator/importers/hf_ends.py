@@ -30,6 +30,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     if family.grid:
         more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
     if family.encoded:
+        c.used.add("add_cross_attention")
         key, hidden = "cross_attention_hidden_size", model["hidden"]
         wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
         insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)

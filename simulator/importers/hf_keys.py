@@ -53,6 +53,7 @@ CAPTURE = "capture a step of it instead (hosim import torch package.module:funct
 """What to do about a model that hosim does not read."""
 STRUCTURE = frozenset(_TABLE["structure"].split())
 """Keys whose very presence states a structure, whatever they say."""
+_TEXTS = tuple(_TABLE["texts"].split())
 OF_EXPERTS = frozenset(_TABLE["of_experts"].split())
 """Keys that say nothing in a model without experts."""
 OF_ATTENTION = frozenset(_TABLE["of_attention"].split())
@@ -119,7 +120,9 @@ class Config:
         key, _, wanted = condition.partition("=")
         used, value = {*self.used}, self.get(key)
         is_held = str(value).lower() == (wanted or "true")
-        if not is_held and states_size(value) and value is not True:  # which says more than that it does not hold
+        if (
+            not is_held and value is not True and key in self.data and self._says(key)
+        ):  # which says more than that it does not hold
             self.used = used
         return is_held
 
@@ -168,7 +171,12 @@ class Config:
     def sizes(self) -> list[str]:
         """Return the keys that state a size or a structure, and are not read."""
         passed = {*TOLD} | (STRUCTURE if self.family.model.get("norm_weights") == "both" else set())
-        return [key for key in self.unread() if key not in passed and (key in STRUCTURE or states_size(self.data[key]))]
+        return [key for key in self.unread() if key not in passed and (key in STRUCTURE or self._says(key))]
+
+    def _says(self, key: str) -> bool:
+        """Tell whether a key may state a size or a structure, by a number, a flag or a word."""
+        value = self.data[key]
+        return states_size(value) or (isinstance(value, str) and not key.endswith(_TEXTS))
 
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
