@@ -44,7 +44,9 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
         more |= {"attention": biased} if family.buckets_of_all else {"others": first}
-    c.origins.pop("model.vocabulary" if family.stem else "", None)
+    if family.stem:  # which has no words, whatever the table needs
+        c.origins.pop("model.vocabulary", None)
+        c.defaults_taken.pop("vocab_size", None)
     return model | {field: value for field, value in more.items() if value}
 
 

@@ -156,6 +156,11 @@ class Config:
         usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
         return bool(usual) and self.reader.lower().startswith(usual)
 
+    @property
+    def known(self) -> set[str]:
+        """The keys by which the table names sizes of the family."""
+        return {*self.family.defaults, *self.family.keys.values()} - {*self.family.implied}
+
     def _check_own(self, key: str) -> None:
         """Refuse a default for a size in a file that says that it is of another class, which has its own."""
         value = self.family.defaults[key]
