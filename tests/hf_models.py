@@ -211,6 +211,8 @@ _RELATIVES: dict[str, dict[str, Any]] = {
     "glm": {},
     "glm4_moe_lite": {},
     "granitemoe": {},
+    "laguna elements": {"gating": "per-element"},
+    "mimo_v2_flash": {"num_key_value_heads": 2},
     "granitemoeshared": {"shared_intermediate_size": 1024},
     "helium": {},
     "hunyuan_v1_dense": {"head_dim": 128},

@@ -24,6 +24,7 @@ from simulator.importers.hf_model import whole_model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
+from simulator.units import suggestion
 from simulator.workload import Workload
 
 # Largest file (real ones have some kB); default tokens of a sequence.
@@ -33,6 +34,8 @@ _DECODERS = ("text_config", "llm_config", "language_config", "thinker_config", "
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
+# Likeness from which a name is of another version of a family (deepseek_v3 and v4).
+_ALIKE = 0.8
 _READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -169,9 +172,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        found = "none" if kind is None else f"{kind!r}, which hosim does not know"
-        do = f"{_nearest(inner, str(kind))}; {CAPTURE}"
-        raise ConfigError(f"{where}, model_type", "this names a family that hosim can build", found, do)
+        found, do = "none" if kind is None else repr(kind), f"{_nearest(inner, str(kind))}; {CAPTURE}"
+        raise ConfigError(f"{where}, model_type", "a family is one that hosim knows", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     merged = FAMILIES.get(f"{outer.get('model_type')} vision")
     if dropped and not (merged and merged.merger):
@@ -214,13 +216,15 @@ def _check_read(c: Config) -> None:
     unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
     must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
     found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
+    close = suggestion(unread[0], c.known - c.data.keys()) if unread else ""
     do = f"{_nearest(c.data, kind)}; {CAPTURE}, or remove a key if the model does without it"
+    do = f"correct the key{close}; {do}" if close else do
     insist(not unread, f"{c.where}, {', '.join(unread[:1])}", must, found, do)
 
 
 def _nearest(data: Mapping[str, Any], kind: str) -> str:
     """Name the families that read the most of some keys, and what each would not read, or refuses."""
-    tried: list[tuple[float, str]] = []
+    tried: list[tuple[bool, float, str]] = []
     for name, family in FAMILIES.items():
         named = (*PARTS["model"]["layers"], family.keys.get("num_hidden_layers", ""))
         few = {key: min(value, 12) for key in named if type(value := data.get(key)) is int}  # which tell as much
@@ -232,9 +236,12 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         unread = c.sizes()
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or "has all these keys"
-        far = len(unread) + 3 * bool(refused) - 6 * max(c.is_own, SequenceMatcher(None, name, kind).ratio())
-        tried += [(far, f"{name} ({text})")] if name != kind and " " not in name else []  # not the encoder of one
-    return f"nearest are {', '.join(text for _, text in sorted(tried)[:3])}"
+        alike = max(c.is_own, SequenceMatcher(None, name, kind).ratio())
+        far = len(unread) + 3 * bool(refused) - 6 * alike
+        tried += (
+            [(alike < _ALIKE, far, f"{name} ({text})")] if name != kind and " " not in name else []
+        )  # not the encoder of one
+    return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}"
 
 
 def _name(outer: Mapping[str, Any], path: Path) -> str:

@@ -51,6 +51,8 @@ PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, ta
 """Part of a model -> field -> keys that may hold it."""
 CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
 """What to do about a model that hosim does not read."""
+_TEXTS = tuple(_TABLE["texts"].split())
+"""Endings of keys whose text says nothing of a structure."""
 TOLD: dict[str, str] = _TABLE["told"]
 """Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
@@ -111,7 +113,9 @@ class Config:
         key, _, wanted = condition.partition("=")
         used, value = {*self.used}, self.get(key)
         is_held = str(value).lower() == (wanted or "true")
-        if not is_held and states_size(value) and value is not True:  # which says more than that it does not hold
+        if (
+            not is_held and value is not True and key in self.data and self._says(key)
+        ):  # which says more than that it does not hold
             self.used = used
         return is_held
 
@@ -145,6 +149,11 @@ class Config:
         usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
         return bool(usual) and self.reader.lower().startswith(usual)
 
+    @property
+    def known(self) -> set[str]:
+        """The keys by which the table names sizes of the family."""
+        return {*self.family.defaults, *self.family.keys.values()} - {*self.family.implied}
+
     def _check_own(self, key: str) -> None:
         """Refuse a default for a size in a file that says that it is of another class, which has its own."""
         value = self.family.defaults[key]
@@ -161,7 +170,12 @@ class Config:
         """Return the keys that state a size or a structure, and are not read."""
         structure = SETS["structure"]
         passed = {*TOLD} | (structure if self.family.model.get("norm_weights") == "both" else set())
-        return [key for key in self.unread() if key not in passed and (key in structure or states_size(self.data[key]))]
+        return [key for key in self.unread() if key not in passed and (key in structure or self._says(key))]
+
+    def _says(self, key: str) -> bool:
+        """Tell whether a key may state a size or a structure, by a number, a flag or a word."""
+        value = self.data[key]
+        return states_size(value) or (isinstance(value, str) and not key.endswith(_TEXTS))
 
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""

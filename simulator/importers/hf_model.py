@@ -37,6 +37,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     if family.grid:
         more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
     if family.encoded:
+        c.used.add("add_cross_attention")
         key, hidden = "cross_attention_hidden_size", model["hidden"]
         wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
         insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)
@@ -50,7 +51,9 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
         more |= {"attention": biased} if family.buckets_of_all else {"others": first}
-    c.origins.pop("model.vocabulary" if family.stem else "", None)
+    if family.stem:  # which has no words, whatever the table needs
+        c.origins.pop("model.vocabulary", None)
+        c.defaults_taken.pop("vocab_size", None)
     whole = model | {field: value for field, value in more.items() if value}
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
 

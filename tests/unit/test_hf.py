@@ -402,8 +402,10 @@ def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path
 
 
 def test_keys_that_nobody_knows_are_named(folder: Path) -> None:
-    found = read(TINY | {"fancy": "very", "share": 0.5, "off": False, "rope_theta": 1e4, "nothing": None, "none": 0})
-    assert found.dropped == {"fancy": 1, "share": 1}
+    found = read(
+        TINY | {"fancy_act": "very", "share": 0.5, "off": False, "rope_theta": 1e4, "nothing": None, "none": 0}
+    )
+    assert found.dropped == {"fancy_act": 1, "share": 1}
     found = read(kind("deepseek_v3", **LATENT, num_nextn_predict_layers=1))
     assert found.dropped == {"num_nextn_predict_layers (layers that only predict further tokens)": 1}
     assert not read(kind("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=40)).dropped
@@ -426,10 +428,46 @@ COMPRESSED = {"compress_ratios": [0, 4, 128, 4], "o_groups": 2, "o_lora_rank": 1
         (kind("qwen3", blocks=["attention", "mamba"]), "found blocks ["),
         (kind("qwen3", use_gate=True), "found use_gate true; "),
         (kind("qwen3", mlp_ratio=3.5), "found mlp_ratio 3.5; "),
+        (
+            {"hiden_size" if key == "hidden_size" else key: value for key, value in TINY.items()},
+            "found hiden_size 64; correct the key (did you mean 'hidden_size'?); nearest are ",
+        ),
+        (kind("qwen3", mixer="mamba"), 'found mixer "mamba"; '),
+        (kind("laguna", **EXPERTS, gating="per-layer"), 'found gating "per-layer"; '),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "found add_cross_attention true; "),
+        (kind("afmoe", **EXPERTS, attention_bias=True), "found attention_bias true; "),
+        (kind("nemotron_h", **EXPERTS, layers_block_type=["moe"] * 4, mlp_bias=True), "found mlp_bias true; "),
     ],
 )
 def test_a_key_that_states_a_size_is_never_dropped(config: dict[str, Any], message: str, folder: Path) -> None:
     assert message in refusal(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("opt", {"output_projection": True}),
+        ("jamba", {"mamba_inner_layernorms": True, "n_ctx": 262144}),
+        ("nemotron_h", {"n_shared_experts": 2}),
+        ("nemotron_h", {"attention_bias": True}),
+        ("nemotron_h", {"tie_word_embeddings": True}),
+        ("kimi_linear", {"tie_word_embeddings": True}),
+        ("laguna", {"gating": "per-head"}),
+        ("mimo_v2_flash", {"swa_num_key_value_heads": 4}),
+    ],
+)
+def test_keys_without_an_effect_in_transformers_have_none(name: str, keys: dict[str, Any], folder: Path) -> None:
+    config = {"model_type": "opt"} if name == "opt" else kind(name, **EXPERTS)
+    config |= {"layers_block_type": ["mamba", "moe", "full_attention", "mlp"]} if name == "nemotron_h" else {}
+    assert read(config | keys).workload.model == read(config).workload.model
+
+
+@pytest.mark.parametrize(
+    ("said", "gate"), [(True, "heads"), (False, "elements"), (None, "elements"), ("per-element", "elements")]
+)
+def test_a_word_says_what_a_gate_is_of(said: Any, gate: str, folder: Path) -> None:
+    found = model(kind("laguna", **EXPERTS, gating=said))
+    assert {part.gate for part, _ in found.kinds} == {gate}
 
 
 def test_the_nearest_family_is_that_of_the_class_that_reads_the_file(folder: Path) -> None:
@@ -553,9 +591,10 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ('{"a": ' * 10_000 + "1" + "}" * 10_000, "the file is JSON"),
         (b"\x80\x04\x95", "an input is data, not a program"),
         (b"\xff\xfe{\x00}\x00", "a file is text in UTF-8"),
-        ({}, "config.json, model_type: this names a family that hosim can build, found none; nearest are "),
-        ({"model_type": 3}, "can build, found 3, which hosim does not know; nearest are "),
-        ({"model_type": "qwen4"}, "found 'qwen4', which hosim does not know; nearest are qwen2 (has all these keys), "),
+        ({}, "config.json, model_type: a family is one that hosim knows, found none; nearest are "),
+        ({"model_type": 3}, "one that hosim knows, found 3; nearest are "),
+        ({"model_type": "qwen4"}, "found 'qwen4'; nearest are qwen2 (has all these keys), "),
+        ({"model_type": "deepseek_v4"} | COMPRESSED, "found 'deepseek_v4'; nearest are deepseek_v3 (would not read "),
         ({"model_type": "qwen4"}, "; capture a step of it instead (hosim import torch package.module:function)"),
         (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
         ('{"model_type": "llama", "quantization_config": {"bits": 4, "bits": 8}}', "each key comes once, found 'bits'"),

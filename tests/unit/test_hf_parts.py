@@ -242,6 +242,13 @@ def test_parts_are_told(tmp_path: Path) -> None:
     assert hosim.read_hf(folder, part="encoder").workload.sequence == 1500
 
 
+def test_a_tower_takes_no_words(tmp_path: Path) -> None:
+    """So it does not tell of a default for them."""
+    found = hosim.read_hf(config(tmp_path, vision_config={"model_type": "clip_vision_model"}), part="vision")
+    assert "hidden_size 768" in found.derived[0]
+    assert "vocab_size" not in found.derived[0]
+
+
 def test_an_encoder_has_no_cache_and_a_decoder_that_of_its_input(tmp_path: Path) -> None:
     folder = config(tmp_path, model_type="whisper")
     card = hosim.read_hf(folder).card
