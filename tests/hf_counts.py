@@ -130,8 +130,8 @@ def row_of(name: str) -> Row:
 
 def reason(error: ConfigError) -> str:
     """Say in few words why a file is refused."""
-    if "which hosim does not know" in error.found:
-        return f"the family {error.found.partition(',')[0]} is not known"
+    if error.must == "a family is one that hosim knows":
+        return f"the family {error.found} is not known"
     return f"{error.where.rpartition(', ')[2]}: {error.found}"[:90]
 
 
