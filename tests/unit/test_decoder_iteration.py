@@ -12,7 +12,7 @@ from simulator.cost import durations_ns
 from simulator.graph_builder import GraphBuilder
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Served, Work
-from simulator.workload import LlamaModel, Request, Workload
+from simulator.workload import LlamaModel, Parallel, Request, Workload
 
 DENSE = {"kind": "dense", "width": 128}
 EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 32}
@@ -196,7 +196,8 @@ def test_a_data_rank_has_the_whole_model_and_its_own_tokens(part, attention):
     """What it runs is what one rank alone runs, whatever others there are."""
     model = served(part, attention)
     work = works(model, decoding=[40, 7], reading=[(24, 8), (0, 5)])
-    alone, one_of_four = (iteration(of, work, 256_000) for of in (model, spread(model, data=4)))
+    of_four = model.model_copy(update={"parallel": Parallel(ranks="all", data=4)})  # which no document states
+    alone, one_of_four = (iteration(of, work, 256_000) for of in (model, of_four))
     assert counted(one_of_four) == counted(alone)
     assert not any(op.collective for op in one_of_four.ops)
     assert [(t.name, t.size_bytes) for t in one_of_four.tensors] == [(t.name, t.size_bytes) for t in alone.tensors]
