@@ -16,6 +16,15 @@ from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
 from simulator.workload import Request, Requests
 
+GROUPS = st.lists(
+    st.tuples(st.none() | st.integers(1, 24), st.integers(0, 6)).map(lambda reach: CachedLayers(Reach(*reach), 1)),
+    min_size=1,
+    max_size=3,
+    unique=True,
+).map(tuple)
+"""What layers keep of a sequence: all tokens, or windows, a byte a token."""
+LOADS = st.sampled_from(["by_layer", "before_admission"])
+"""When blocks of lower tiers come in."""
 BOX = """\
 schema: hosim/hardware/1
 name: box

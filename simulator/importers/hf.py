@@ -72,7 +72,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
         Which part of the model: its decoder (of a model that is one encoder, that), the encoder before it, or a tower.
     phase
         What the model runs: a training step (train); reading prompts (prefill); adding tokens to sequences (decode); or
-        serving requests that come and leave (requests, for `hosim serve`).
+        serving requests that come and leave (requests, for `hosim serve`). Default: decode; of an encoder, prefill.
     batch
         Sequences in the batch; default: 1.
     sequence
@@ -226,6 +226,8 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
     """Name the families that read the most of some keys, and what each would not read, or refuses."""
     tried: list[tuple[bool, float, str]] = []
     for name, family in FAMILIES.items():
+        if name == kind or " " in name:  # a part of a model
+            continue
         named = (*PARTS["model"]["layers"], family.keys.get("num_hidden_layers", ""))
         few = {key: min(value, 12) for key in named if type(value := data.get(key)) is int}  # which tell as much
         c, refused = Config({key: data[key] for key in data.keys() - _READ_HERE} | few, family, ""), ""
@@ -237,10 +239,9 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or "has all these keys"
         alike = max(c.is_own, SequenceMatcher(None, name, kind).ratio())
+        # So a refusal counts as three keys, and the very name as six: families alike come first among those near.
         far = len(unread) + 3 * bool(refused) - 6 * alike
-        tried += (
-            [(alike < _ALIKE, far, f"{name} ({text})")] if name != kind and " " not in name else []
-        )  # not the encoder of one
+        tried.append((alike < _ALIKE, far, f"{name} ({text})"))
     return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}"
 
 

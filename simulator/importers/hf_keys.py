@@ -113,10 +113,8 @@ class Config:
         key, _, wanted = condition.partition("=")
         used, value = {*self.used}, self.get(key)
         is_held = str(value).lower() == (wanted or "true")
-        if (
-            not is_held and value is not True and key in self.data and self._says(key)
-        ):  # which says more than that it does not hold
-            self.used = used
+        says_more = not is_held and value is not True and key in self.data and self._says(key)
+        self.used = used if says_more else self.used  # it is for others to read, or to refuse
         return is_held
 
     def get(self, *keys: str, path: str = "") -> Any:

@@ -15,7 +15,7 @@ from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
 _ENCODED = 512
-"""Rows of an encoder's output, where no key states them."""
+"""Rows of an encoder's output, where no key states them: what T5 was trained on (arXiv 1910.10683, section 3.1.1)."""
 _HEADLESS = re.compile(r"(?<!Head)(?<!Heads)Model$|For(Sequence|Token)Classification$|ForQuestionAnswering$")
 """Names of classes that predict no tokens."""
 

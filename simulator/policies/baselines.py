@@ -212,10 +212,8 @@ def _passes(problem: Problem) -> list[int]:
     """Return the first ops of all passes: ops of a micro-batch in a row, forward or backward."""
     ops, starts, last = problem.graph.ops, list[int](), ("", "")
     for index, op in enumerate(ops):
-        if (
-            op.collective is None
-            and (current := (op.name.partition("/")[0] * op.name.startswith("mb"), op.phase)) != last
-        ):
+        current = op.name.partition("/")[0] * op.name.startswith("mb"), op.phase
+        if op.collective is None and current != last:
             starts.append(index)
             last = current
     return starts

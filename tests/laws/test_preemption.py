@@ -7,17 +7,14 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_cases import DRAWN, MODELS, told, toy, write
+from serving_cases import DRAWN, GROUPS, LOADS, MODELS, told, toy, write
 
 import simulator as hosim
-from simulator.builders import CachedLayers
 from simulator.errors import ConfigError
-from simulator.reach import Reach
 from simulator.scenario import KvTier
 from simulator.workload import Request
 
 WAYS = st.sampled_from(["recompute", "swap"])
-LOADS = st.sampled_from(["by_layer", "before_admission"])
 ROOM = 18
 """Blocks of 4 tokens that the longest request takes, of 40 and 30 tokens."""
 ROOMS = st.tuples(st.integers(ROOM, ROOM + 6), st.integers(1, 40))
@@ -62,14 +59,6 @@ def test_a_preempted_request_ends_with_the_same_tokens(requests, rooms, keeps, s
     more = {"keeps": keeps, "max_sequences": sequences, "max_tokens": 16, "loads": loads, "preemption": way}
     story, replays = told(requests, rooms, **more)
     _check(story, replays, requests, rooms)
-
-
-GROUPS = st.lists(
-    st.tuples(st.none() | st.integers(1, 24), st.integers(0, 6)).map(lambda reach: CachedLayers(Reach(*reach), 1)),
-    min_size=1,
-    max_size=3,
-    unique=True,
-).map(tuple)
 
 
 @given(crowds(), ROOMS, GROUPS, WAYS, st.sampled_from([KvTier(), KvTier(content="exclusive"), KvTier(write="through")]))

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_cases import BOX, DRAWN, crowds, told, write
+from serving_cases import BOX, DRAWN, GROUPS, LOADS, crowds, told, write
 
 import simulator as hosim
 from simulator import catalog
@@ -24,7 +24,6 @@ from simulator.workload import Clients, Lengths, Request, Requests
 ROOMS = st.tuples(st.integers(12, 30), st.integers(0, 20), st.integers(0, 20))
 HOW = st.sampled_from([KvTier(), KvTier(content="exclusive"), KvTier(write="through"), KvTier(write="through", uses=2)])
 """How a tier keeps blocks."""
-LOADS = st.sampled_from(["by_layer", "before_admission"])
 
 
 @given(crowds(), ROOMS, st.booleans(), st.integers(1, 4))
@@ -45,15 +44,6 @@ def test_every_token_is_computed_or_found_once_and_times_ascend(requests, rooms,
     assert admitted == sorted(admitted)
     loaded = sum(sum(tokens) for work in replays.works for _, tokens in work.loads)
     assert loaded == sum(sum(one.hit[1:]) for one in story.served)
-
-
-GROUPS = st.lists(
-    st.tuples(st.none() | st.integers(1, 24), st.integers(0, 6)).map(lambda reach: CachedLayers(Reach(*reach), 1)),
-    min_size=1,
-    max_size=3,
-    unique=True,
-).map(tuple)
-"""What layers keep of a sequence: all tokens, or windows, a byte a token."""
 
 
 @given(crowds(), ROOMS, st.booleans(), GROUPS)
