@@ -339,13 +339,12 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
         is_below, chosen = has_bytes >= max(room.sizes(asked.block)), sorted(how.model_fields_set - {"room_bytes"})
         where, is_below = loaded.place("kv_tiers", tier, *chosen[:1]), is_below and tier != compute_tier
         insist(is_below or not chosen, where, rule, f"{tier}, {human(has_bytes, 'B')}", do)
-    is_swapped = asked.preemption == "swap"
-    rule = "what is swapped goes to a tier below that keeps KV blocks, block by block; a state has none"
-    where, do = loaded.place("requests", "preemption", of="workload"), "say recompute, or name such a tier in kv_tiers"
-    found = "linear attention" if any(group.reach.block for group in groups) else "no such tier"
-    is_fine = any(room.room_bytes[1:2]) and not any(group.reach.block for group in groups)
-    insist(is_fine or not is_swapped, where, rule, found, do)
+    if asked.preemption == "swap":
+        _check_swaps(room, loaded.place("requests", "preemption", of="workload"))
     index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
+    where, rows = f"workload {loaded.work.name}, requests", decoder_of(loaded.work).positions
+    must, found = "a request is no longer than the table of positions", f"{sum(longest[1:3]):,} tokens of {rows:,}"
+    insist(not rows or sum(longest[1:3]) <= rows, where, must, found, "lower the tokens of requests")
     taken = [len(blocks_to_hold(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))
     short, budget = max(0, needed - left_bytes[0]), loaded.scenario.budget_bytes
@@ -357,8 +356,16 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     do = f"raise {lever} to {now + short:,.0f} B, lower max_tokens or the tokens of requests, or move weights (homes)"
     if compute_tier in kept_in:
         do = f"raise {compute_tier} of kv_tiers to {needed:,} B, or lower the tokens of requests"
-    insist(not short, f"workload {loaded.work.name}, requests", rule, lacking, do)
+    insist(not short, where, rule, lacking, do)
     return room
+
+
+def _check_swaps(room: Rooms, where: str) -> None:
+    """Refuse to swap what is not cached in blocks, and where no tier below keeps them."""
+    rule, has_states = "what is swapped is cached in blocks", any(group.reach.block for group in room.groups)
+    insist(not has_states, where, rule, "layers with a state, which has none", "say recompute")
+    rule, do = "what is swapped goes to a tier below that keeps KV blocks", "name one in kv_tiers, or say recompute"
+    insist(any(room.room_bytes[1:2]), where, rule, "none", do)
 
 
 def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:

@@ -263,8 +263,8 @@ class Workload(Document):
         odd = sorted(stated - _OF_GRAPH) if self.graph else ["bucket"] * ("bucket_bytes" in stated)
         must, do = "a graph has replicas (data, zero_stage, gathers_ahead, bucket), a model no bucket", "remove it"
         require(not odd, must, ", ".join(odd), "parallel", *odd[:1], do=do)
-        suits = self.model or self.parallel.ranks == "all" or not stated
-        require(bool(suits), "all replicas of a graph are ranks", "one", "parallel", "ranks", do="set it to all")
+        fits = bool(self.model or self.parallel.ranks == "all" or not stated)
+        require(fits, "all replicas of a graph are ranks", "one", "parallel", "ranks", do="set it to all")
         if isinstance(self.model, DlrmModel):
             self._check_recommender()
         elif self.model is not None:

@@ -148,10 +148,25 @@ def test_the_summary_has_what_preemption_took(tmp_path):
     assert "preemptions" not in str(hosim.serve(write(tmp_path, some, tiers), policies=["static"]))
 
 
-@pytest.mark.parametrize(("name", "tiers"), [("all tokens", "hbm: 32 KiB"), ("linear", "hbm: 32 KiB, ddr: 64 KiB")])
-def test_swapping_without_a_tier_below_and_of_states_is_refused(tmp_path, name, tiers):
+@pytest.mark.parametrize(
+    ("name", "tiers", "said"),
+    [
+        ("all tokens", "hbm: 32 KiB", "goes to a tier below that keeps KV blocks, found none; name one in kv_tiers"),
+        (
+            "linear",
+            "hbm: 32 KiB, ddr: 64 KiB",
+            "is cached in blocks, found layers with a state, which has none; say re",
+        ),
+    ],
+)
+def test_swapping_without_a_tier_below_and_of_states_is_refused(tmp_path, name, tiers, said):
     path = write(tmp_path, f"{DRAWN}  preemption: swap\n", tiers, workload=toy(MODELS[name]))
-    with pytest.raises(
-        ConfigError, match=r"requests\.preemption: what is swapped goes to a tier below .*say recompute"
-    ):
+    with pytest.raises(ConfigError, match=rf"requests\.preemption: what is swapped {said}"):
         hosim.serve(path)
+
+
+def test_requests_are_no_longer_than_the_table_of_positions(tmp_path):
+    text = toy(f"{MODELS['all tokens']}\n  positions: POSITIONS")
+    hosim.serve(write(tmp_path, workload=text.replace("POSITIONS", "4096")), policies=["static"])
+    with pytest.raises(ConfigError, match=r"a request is no longer than the table of positions, found .* tokens of 20"):
+        hosim.serve(write(tmp_path, workload=text.replace("POSITIONS", "20")), policies=["static"])
