@@ -15,6 +15,7 @@ from simulator.report.words import quantity
 from simulator.run.case import prepare
 from simulator.run.row import replayed
 from simulator.run.studies import scaling
+from simulator.workload.job import JobDocument
 
 pytestmark = pytest.mark.slow
 
@@ -56,8 +57,9 @@ def test_there_are_no_others():
     for name in catalog.names("scenario"):
         if catalog.path_of(name, "scenario").parent.name == "measured":
             continue
-        workload = catalog.resolve(name).workload
-        if not name.endswith(NAME) and (workload.experts == "each" or _selects(workload)):
+        work = catalog.resolve(name).workload
+        runs = [program.work for program in work.programs.values()] if isinstance(work, JobDocument) else [work]
+        if not name.endswith(NAME) and any(w.experts == "each" or _selects(w) for w in runs if w):
             found.append(name)
     assert found == OTHERS
 

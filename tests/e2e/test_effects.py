@@ -60,7 +60,7 @@ tiers:
   ssd: {capacity: 100 MB, scope: node, endurance: 1 TB}
 links:
   d2h: {source: hbm, target: ddr, bandwidth: 1 GB/s, latency: 1 us, energy: 5 pJ/B, channels: 2, sharing: fair}
-  h2d: {source: ddr, target: hbm, bandwidth: 1 GB/s, latency: 1 us, energy: 5 pJ/B, channels: 2,
+  h2d: {source: ddr, target: hbm, bandwidth: 1 GB/s, latency: 1 us, energy: 5 pJ/B, channels: 2, loads: 0.8 GB/s,
         efficiency: [{size: 1 kB, fraction: 0.5}, {size: 100 kB, fraction: 0.9}]}
   read: {source: ssd, target: ddr, bandwidth: 500 MB/s, latency: 2 us}
   write: {source: ddr, target: ssd, bandwidth: 500 MB/s, latency: 2 us}
@@ -69,6 +69,7 @@ buses:
   pcie: {links: [d2h, h2d], bandwidth: 1.5 GB/s, scope: node}
 copy_queues: {dma: [d2h, h2d]}
 topology: {devices_per_node: 2, nodes: 2}
+ranks: {"1": {compute: 0.5, memory: 0.9}}
 fabrics:
   near: {bandwidth: 1 GB/s, latency: 1 us, achieved_bandwidth: 0.8, planes: 2}
   far: {scope: supernode, bandwidth: 1 GB/s, latency: 1 us, chunk: 4 kB, algorithms: {all_reduce: [ring, tree]}}
@@ -147,15 +148,19 @@ SCENARIOS = {
     "choosing": """{homes: {expert: ddr}, seed: 3, draws: {distribution: zipf, skew: 1.2, stickiness: 0.5}, policies: [
       reactive]}""",
     "meeting": """{homes: {weight: ddr, optimizer_state: ssd}, policies: [resident]}""",
+    "in place": """{homes: {expert: ddr}, policies: [{policy: resident, in_place: always}]}""",
     "hosted": """{homes: {weight: ddr, optimizer_state: ddr}, policies: [resident]}""",
     "apart": """{homes: {weight: ddr, optimizer_state: ssd}, budget: 660 kB, policies: [
       {policy: resident, label: alone, alone: true}, {policy: resident, staggered: true}]}""",
 }
-"""One rank that evicts, or reads dynamically; ranks that meet; a host that updates; ranks that share links."""
+"""One rank that evicts, or reads dynamically; ranks that meet; reads in place; a host that updates; ranks that share links."""
 
 
 def job_of(case: str) -> Job:
     """What runs in a case."""
+    if case == "in place":
+        graph = choosing().graphs[0]
+        return Job.of(replace(graph, in_place=graph.may_stay_away))
     return choosing() if case == "choosing" else step(case)
 
 
