@@ -153,7 +153,7 @@ SCENARIOS = {
     "apart": """{homes: {weight: ddr, optimizer_state: ssd}, budget: 660 kB, policies: [
       {policy: resident, label: alone, alone: true}, {policy: resident, staggered: true}]}""",
 }
-"""One rank that evicts, or reads dynamically; ranks that meet; reads in place; a host that updates; ranks that share links."""
+"""One rank that evicts, or reads dynamically; ranks that meet; reads in place; a host that updates; shared links."""
 
 
 def job_of(case: str) -> Job:
