@@ -19,6 +19,8 @@ class _WithoutTokens(Part):
     gate: ClassVar[None] = None
     beside: ClassVar[None] = None
     sinks: ClassVar[int] = 0
+    compress: ClassVar[None] = None
+    compressed_elements: ClassVar[int] = 0
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
 
