@@ -72,8 +72,6 @@ def states_size(value: Any) -> bool:
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
-CODES: dict[str, dict[str, str]] = _TABLE["codes"]
-"""Key with a number for each layer -> number -> word."""
 WORDS: dict[str, str] = _TABLE["words"]
 """Word for a layer -> what it is: ``full``, ``near`` (to a window), that and to all (``pooled``) or some (``chosen``)
 compressed tokens, ``state``, ``mlp`` or ``moe``."""

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_keys import CAPTURE, CODES, PARTS, SETS, WORDS, Config
+from simulator.importers.hf_keys import CAPTURE, PARTS, SETS, WORDS, Config
 from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
@@ -246,8 +246,6 @@ def _row_attention(c: Config, word: str) -> dict[str, Any]:
     """Return attention to one row of each token in a window, and of compressed ones."""
     path = "model.attention"
     part: dict[str, Any] = {"kind": "mqa", **c.counts("mqa", path), **c.family.attention}
-    turned = int(part["head_size"] * (c.get("partial_rotary_factor") or 0)) or None
-    part["qk_rope"] = c.count("qk_rope_head_dim", path=f"{path}.qk_rope", derived=turned)
     part["window"] = c.count(c.family.window, path=f"{path}.window")
     pool: dict[str, Any] = c.counts(word, f"{path}.pool") if word in ("pooled", "chosen") else {}
     pool |= {"overlap": True, "indexer": c.counts("indexer", f"{path}.pool.indexer")} if word == "chosen" else {}
@@ -262,10 +260,11 @@ def _layer_types(c: Config, layers: int) -> list[str]:
         must = f"this has a letter for each of {layers} layers"
         insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
         types = list(pattern)[:layers]
-    for key, words in CODES.items():
+    for key, words in c.family.codes.items():
         types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
-    for unknown in {*types} - {*WORDS}:
-        must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
+    known = [word for word, kind in WORDS.items() if c.family.one_row or kind not in ("pooled", "chosen")]
+    for unknown in sorted({*types} - {*known}):
+        must, do = "a type of layer is known", nearest(unknown, tuple(known))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
         rules = SETS["rules"]

@@ -265,6 +265,8 @@ class Mqa(_Attention):
         require(fits, "heads that share a row have a window, or see all tokens", "another", "kind", do="remove it")
         must, do = "compressed tokens stand beside a window", "add window"
         require(self.window or not self.pool, must, "none", "pool", do=do)
+        found = f"{self.qk_rope} of {self.head_size}"
+        require(self.qk_rope <= self.head_size, "a part of a head turns", found, "qk_rope", do="lower it")
         self._divides("out_groups", "heads")
 
 

@@ -44,6 +44,10 @@ class Absent(_WithoutTokens):
         """Return what one of several ranks has."""
         return self
 
+    def kept_bytes(self, element_bytes: int, state_bytes: int) -> dict[str, int]:
+        """Return what a sequence keeps: nothing."""
+        return {}
+
 
 class Rule(NamedTuple):
     """What layers of one kind have.

@@ -14,7 +14,22 @@ import simulator as hosim
 from simulator.graph import Graph
 from simulator.workload import DecoderModel
 
-H, HEADS, SIZE, RANK, GROUPS, OUT, N, WINDOW, STRIDE, FAR, TOP, IH, IS, V = 32, 4, 16, 24, 2, 12, 4, 8, 4, 8, 3, 2, 8, 64
+H, HEADS, SIZE, RANK, GROUPS, OUT, N, WINDOW, STRIDE, FAR, TOP, IH, IS, V = (
+    32,
+    4,
+    16,
+    24,
+    2,
+    12,
+    4,
+    8,
+    4,
+    8,
+    3,
+    2,
+    8,
+    64,
+)
 ROUTED, WIDTH = 4, 8
 WORDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
 TINY: dict[str, Any] = {
@@ -23,7 +38,7 @@ TINY: dict[str, Any] = {
     "compress_rates": {"compressed_sparse_attention": STRIDE, "heavily_compressed_attention": FAR}, "hc_mult": N,
     "sliding_window": WINDOW, "o_groups": GROUPS, "o_lora_rank": OUT, "index_n_heads": IH, "index_head_dim": IS,
     "index_topk": TOP, "n_routed_experts": ROUTED, "num_experts_per_tok": 2, "n_shared_experts": 1,
-    "moe_intermediate_size": WIDTH, "num_key_value_heads": 1, "torch_dtype": "bfloat16",
+    "moe_intermediate_size": WIDTH, "num_key_value_heads": 1, "qk_rope_head_dim": 2, "torch_dtype": "bfloat16",
 }  # fmt: skip
 PUBLISHED = {
     # Layers 0 and 1 have no compressed tokens, even ones from 2 on one of 4 tokens, odd ones one of 128.
@@ -83,6 +98,24 @@ def test_parameters_are_the_published_ones(name: str, tmp_path: Path) -> None:
     found = count(model)
     assert round(found.total / 1e9, -2 if total > 1000 else 0) == total
     assert round(found.active / 1e9) in (active, active + 1)  # with both tables
+
+
+def test_keys_of_published_files_are_all_read(tmp_path: Path) -> None:
+    """Experts are kept in four bits, all else in eight."""
+    kept = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0"}
+    kept |= {"weight_block_size": [128, 128]}
+    more = {"first_k_dense_replace": 2, "qk_nope_head_dim": 448, "qk_rope_head_dim": 64, "num_nextn_predict_layers": 1}
+    more |= {
+        "compress_rope_parameters": {"factor": 16, "rope_type": "yarn"},
+        "intermediate_size": 32,
+        "num_hash_layers": 3,
+    }
+    more |= {"compress_rope_theta": 160000, "expert_dtype": "fp4", "quantization_config": kept, "kv_lora_rank": None}
+    found = read(
+        {"model_type": "deepseek_v4", "num_hidden_layers": 4, "compress_ratios": [0, 0, 4, 128, 0], **more}, tmp_path
+    )
+    assert (found.workload.dtypes.weights, found.workload.dtypes.experts) == ("fp8", "mxfp4")
+    assert [key for key in found.dropped if "(" not in key] == []
 
 
 @pytest.mark.parametrize("layer", range(3))
