@@ -95,8 +95,16 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
             both, other = t.spread[made].layout, t.spread[fed_forward].layout
             r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == other else t.residual)
         out = normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
+    out = _with_input(t, out) if t.model.layer_inputs else out
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
+
+
+def _with_input(t: Tape, x: str) -> str:
+    """Add what a layer makes of the row that it takes beside its input."""
+    given, gate = f"{t.micro}embed/layers.add.out.{t.block}", t.linear("input.gate", x)
+    made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
+    return t.vector("input.add", [x, made], adds=t.residual)
 
 
 def collapsed(t: Tape, name: str, x: str) -> str:

@@ -92,6 +92,10 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
+    if given := model.layer_inputs:
+        wide = model.layers * given.width
+        embed |= {"layers.tokens": Spec((given.rows, wide), _ROW), "layers.in": Spec((h, wide), _WHOLE)}
+        embed["layers.norm"] = _norm(given.width)
     yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm, wide)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
@@ -153,6 +157,9 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
     first = (_streams(model, "streams1", 3) if "norm1" in halves else {}) | first
     between = (_streams(model, "streams2", 3) if "norm2" in halves else {}) | between
+    if given := model.layer_inputs:
+        last |= {"input.gate": Spec((h, given.width), _WHOLE), "input.out": Spec((given.width, h), _WHOLE)}
+        last |= _norms(model, ["input.norm"])
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -174,12 +181,13 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
 def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
     of_k, of_v = (Spec((h, gqa.kv_heads * n * gqa.views), _COLUMN, kv_heads=gqa.kv_heads) for n in gqa.key_and_value)
-    norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
+    norms = _norms(model, ["q_norm", "k_norm"][: 2 - gqa.reuses] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
-    columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
+    columns = {"q": Spec((h, q), _COLUMN)} | ({} if gqa.reuses else {"k": of_k})
+    columns |= {"v": of_v} if gqa.values == "own" and not gqa.reuses else {}
     biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
     return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, biased)
 

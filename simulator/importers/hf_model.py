@@ -47,6 +47,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
         more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}
         more["merger"]["further"] = len(c.list_of(further, int) or ())
+    if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
+        more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
@@ -134,6 +136,13 @@ def _of_layers(c: Config, layers: int) -> list[Keys]:
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
         of_layers[int(key)] |= value
+    reusing = c.count("num_kv_shared_layers", least=0, derived=0) if c.family.reuses else 0
+    must, do = "some of the layers make keys and values", f"{CAPTURE}, with the model that makes them"
+    insist(reusing < layers, f"{c.where}, num_kv_shared_layers", must, f"{reusing:,} that reuse them", do)
+    for keys in of_layers[layers - reusing :]:
+        keys["reuses"] = True
+        if c.flag("use_double_wide_mlp"):
+            keys[c.family.width] = 2 * c.count(c.family.width)
     for keys, block in zip(of_layers, c.list_of("block_configs", dict, layers) or (), strict=False):
         keys |= _of_block(c, block)  # noqa: PLW2901 - it adds to the layer's
     return of_layers
@@ -192,6 +201,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
         part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
         is_near = window and word == "near"
+        part |= {"reuses": True} if keys.get("reuses") else {}
         return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
 
     return _kinds(words, of_layers, make)

@@ -376,6 +376,9 @@ class Workload(Document):
             must = "training is built without what only inference has"
             do = "remove it; parallel.expert says how experts lie on ranks"
             require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
+        must, do = "layers that others take rows, keys or values from are on one stage, and made once", "remove them"
+        is_near = self.parallel.pipeline == 1 and self.checkpoint is None
+        require(is_near or not model.hands_on, must, "a pipeline, or a checkpoint", "model", do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")

@@ -594,7 +594,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ({}, "config.json, model_type: a family is one that hosim knows, found none; nearest are "),
         ({"model_type": 3}, "one that hosim knows, found 3; nearest are "),
         ({"model_type": "qwen4"}, "found 'qwen4'; nearest are qwen2 (has all these keys), "),
-        ({"model_type": "deepseek_v5"} | COMPRESSED, "found 'deepseek_v5'; nearest are deepseek_v4 ("),
+        ({"model_type": "deepseek_v5"} | COMPRESSED, "found 'deepseek_v5'; nearest are deepseek_v3 (would not read "),
         (kind("llama", layer_types=["compressed_sparse_attention"] * 4), "known, found 'compressed_sparse_attention'"),
         ({"model_type": "qwen4"}, "; capture a step of it instead (hosim import torch package.module:function)"),
         (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
