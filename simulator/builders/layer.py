@@ -225,7 +225,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
-    each = ceil(Fraction(own_tokens * part.top_k, ranks) * part.busiest(ranks * part.ranks))
+    each = ceil(own_tokens * part.chosen / ranks * part.busiest(ranks * part.ranks))
     rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     x = t.linear("ffn.latent_in", x) if part.latent else x
     sent = t.tensor("ffn.route.out", width, routed, rows=rows)
@@ -236,7 +236,9 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         d_shares = t.to(t.grads.pop(shares), t.spread[shares].layout)
         summed = t.cut((), tokens, t.spread[d_sent].layout.partial)
         d_sent = t.to(d_sent, replace(routed, partial=summed.partial))
-        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
+        d_logits = t.tensor(
+            "ffn.router.out.grad", part.candidates, t.spread[logits].layout, t.spread[logits].element_bytes
+        )
         dx = t.tensor("ffn.route.in.grad", width, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.add_gradients([x, logits], [dx, d_logits], "ffn.route")

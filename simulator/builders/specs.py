@@ -294,8 +294,8 @@ def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
         return {}
     if isinstance(part, Dense):
         return _matrices("ffn", h, part, part.width)
-    router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
-    bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
+    router = {"ffn.router": Spec((h, part.candidates), _WHOLE)}
+    bias = {"ffn.router_bias": _norm(part.candidates)} if part.router_bias else {}
     width = part.shared * (part.shared_width or part.width)
     shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
     shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}

@@ -44,8 +44,8 @@ def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, i
     if part.skew:
         busiest = tuple((1, share) for share in part.likely[::ranks])
         return ceil(touched(busiest, tokens * replicas)), part.places // ranks
-    chosen = chosen_number(part.routed, tokens * replicas, part.top_k)
-    return -(-chosen * part.places // (part.routed * ranks)), part.places // ranks
+    chosen = chosen_number(part.candidates, tokens * replicas, part.top_k)
+    return -(-chosen * part.places // (part.candidates * ranks)), part.places // ranks
 
 
 Back = Callable[[str], None]

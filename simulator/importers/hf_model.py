@@ -373,6 +373,7 @@ def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
     more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
+    more["zero"] = c.count("zero_expert_num", least=0, path=f"{path}.zero", derived=0)
     shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
     if shared and family.shared_width:
         wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")

@@ -338,6 +338,9 @@ class Workload(Document):
             must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
         odd = changed(self.parallel, (*keys, "pipeline", "context", "zero_stage", "micro_batches"))
         require(not odd, must, "".join(odd[:1]), "parallel", *odd[:1], do=do)
+        has_zero = any(isinstance(part, Experts) and part.zero for _, part in model.kinds)
+        must, do = "experts that are chosen one by one all have weights", "say together or grouped, and the accelerator"
+        require(not has_zero or (self.experts != "each" and not self.on.share("experts")), must, "zero", "model", do=do)
         must, do = "how experts lie on ranks is said once", "remove it, or ranks of the feed-forward"
         once = self.parallel.expert == 1 or all(getattr(part, "ranks", 1) == 1 for _, part in model.kinds)
         require(once, must, "twice", "parallel", "expert", do=do)
