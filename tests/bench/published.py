@@ -27,7 +27,7 @@ class Strict(BaseModel):
 
 
 class Part(Strict):
-    """A figure of a row of a scenario: of all of it, of one of its points, or of a wave of requests."""
+    """A figure of a row of a scenario: of all of it, of one of its points, or of a wave or a round of requests."""
 
     scenario: str
     row: str

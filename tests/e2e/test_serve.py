@@ -155,6 +155,8 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("  count: 12\n", "  count: 12\n  clients: {number: 2}\n", "clients say when requests come, and"),
         ("  count: 12\n", "  clients: {number: 2}\n", "clients say when requests come, and how many, found arrivals"),
         (COUNTED, "clients: {number: 2, think: 1 s}", "clients think between rounds, found one round"),
+        (COUNTED, "clients: {number: 2, barrier: true}", "a barrier stands between rounds, found one round"),
+        (COUNTED, "clients: {number: 2, order: random}", "fewer than all clients may send, found a place for each"),
         (COUNTED, "clients: {number: 2, in_flight: 3}", "client has at most one request in flight, found 3 of 2"),
         (COUNTED, "clients: {number: 900, rounds: 900}", "clients send at most 100,000 requests, found 900 clients"),
         ("block: 8", "block: 8\n  loads: soon", "should be 'by_layer' or 'before_admission', found 'soon'"),
