@@ -283,10 +283,10 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     if match is None:
         do = "write such as 'stall <= 0.1 %' or 'step <= 1.01x'"
         raise FieldError("a condition is a figure, <= or >=, and an amount", repr(text), do)
-    parts = [named(part, metrics.columns(hardware)) for part in match["figure"].split(" + ")]
+    parts = [named(part, tuple(metrics.columns(hardware))) for part in match["figure"].split(" + ")]
     limit: str | float = match["limit"]
     stated = str(limit)
-    share, is_time = _SHARE.fullmatch(stated), parts[0].endswith("_ns")
+    share, is_time = _SHARE.fullmatch(stated), figure_of(parts[0]).unit == "ns"
     over = OTHER if stated[-1] == "x" or stated[0] in "+-" else STEP if share and is_time else None
     if share:
         limit = float(share[1]) / 100
