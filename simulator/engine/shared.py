@@ -121,9 +121,10 @@ class Shared:
         self._sharing = hardware.topology.sharing
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
         self._caps = hardware.caps
+        ports = [f"{fabric}.{way}" for fabric in hardware.fabrics for way in ("out", "in")]
         self._capping = {
             name: [cap for cap, of in self._caps.items() for capped in of.links if capped == name]
-            for name in self._wires()
+            for name in (*hardware.links, *ports)
         }
         self._is_passed = {name for name in hardware.links if len(hardware.passing((name,))) > 1}
         if reads_in_place:
@@ -187,11 +188,6 @@ class Shared:
                 (lead_ns(size, over), rate_cap(size, over)) if is_shared else (transfer_ns(size, over), 0)
             )
         return self._timings[link, size, is_shared]
-
-    def _wires(self) -> list[str]:
-        """List all that a bus may cap: links, and ports of fabrics."""
-        ports = [f"{fabric}.{way}" for fabric in self.hardware.fabrics for way in ("out", "in")]
-        return [*self.hardware.links, *ports]
 
     def _resource(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[int, int]:
         """Return the rank's instance of a resource, and for how many flows each flow of the rank counts there."""
