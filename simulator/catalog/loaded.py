@@ -256,8 +256,9 @@ def check_tiers(loaded: Loaded) -> None:
     homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
     for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
         names = (*tiers, "free") if keys in homes else tiers
-        rule = f"what {keys[0]} names is a tier of the machine"
-        insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
+        if tier not in names:
+            rule = f"what {keys[0]} names is a tier of the machine"
+            raise ConfigError(loaded.place(*keys), rule, repr(tier), nearest(tier, names))
 
 
 def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.metrics import figure_of
-from simulator.metrics.figures import present
+from simulator.metrics.figures import Figure, present
 from simulator.metrics.statistics import by
 from simulator.report.tables import WAITS, Column, figures, filled, occurring
 from simulator.report.views import Panel, Row, Rows, Section, SweepView
@@ -57,7 +57,8 @@ def frontier_view(
     columns.append(Column(f"{question.direction} {question.field}", map(value, rows), left=False))
     columns += figures(rows, ("step_ns",))
     columns += filled([Column("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False)])
-    columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_cost_columns(rows)))
+    held = map(figure_of, occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")))
+    columns += figures(rows, (*held, *_cost_columns(rows)))
     columns.append(Column("limited by", (row.get("limit") or ABSENT for row in rows)))
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
     columns.append(Column("at", ends))
@@ -160,7 +161,8 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
         The title.
     """
     is_peak, fronts = column == f"peak_{tier}_bytes", {who: front for (who,), front in by(rows, "policy").items()}
-    name = f"peak of {tier}" if is_peak else figure_of(column).head
+    figure, step = figure_of(column), figure_of("step_ns")
+    name = f"peak of {tier}" if is_peak else figure.head
     least = [front[0] for front in fronts.values()]
     paid = [cost for cost in _cost_columns(least) if cost != column]
     costs: dict[float, dict[str, float | None]] = {price: {} for price in PRICES}
@@ -169,14 +171,14 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
             within = min((row[column] for row in front if row["slowdown"] <= price), default=None)
             amounts[who] = floors[who][price] if who in floors else within
     columns = [
-        *figures(least, {"policy": "policy", column: f"least {'peak' if is_peak else name}", "step_ns": "step there"}),
+        *figures(least, ("policy", figure.headed(f"least {'peak' if is_peak else name}"), step.headed("step there"))),
         Column("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
     ]
     for price, amounts in costs.items():
         cells = (shown(column, amount) for amount in amounts.values())
         columns.append(Column(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
-    panel = Panel("one step", name, "ns", rows, column, "step_ns", figure_of(column).unit)
+    panel = Panel("one step", name, "ns", rows, column, "step_ns", figure.unit)
     tries = f"hosim tried capacities of {tier} from the least that any plan needs to the room for all data at once"
     bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again." if floors else ""
     premise = f"{tries}; limits such as 1.01x are multiples of compute.{bounds}"
@@ -227,7 +229,7 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
         The title.
     """
     columns = [Column(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
-    columns += figures(rows, ("faster",))
+    columns += figures(rows, (Figure("faster", "text", "faster"),))
     columns += (Column(name, (_steps(name, row) for row in rows), left=False) for name in names)
     ends = [(question.written(row["from"]), question.written(row["to"])) for row in rows]
     ranges = [f"at {low}" if low == high else f"from {low} to {high}" for low, high in ends]
@@ -273,9 +275,9 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     title
         The title.
     """
-    columns = figures(rows, ("policy", "figure"))
+    columns = figures(rows, ("policy", Figure("figure", "text", "figure")))
     columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
-    columns += figures(rows, ("origin", "step_ns"))
+    columns += figures(rows, (Figure("origin", "text", "origin"), "step_ns"))
     columns.append(Column("with 10 % more", (signed(0.1 * row["elasticity"]) for row in rows), left=False))
     premise = f"hosim tried {tried} figures of the machine, each with 10 % more of it and with plans made anew"
     idle = [f"{premise}; those not listed change no step."] if usual else []
@@ -325,8 +327,8 @@ def layouts_view(rows: Rows, screened: Rows, names: Sequence[str], tier: str, ti
     peak, ran = f"peak_{tier}_bytes", [row for row in rows if row["status"] == "ok"]
     columns = [*figures(rows, ("policy",))]
     columns += [Column(name, (row.get(name, ABSENT) for row in rows), left=False) for name in names]
-    of_all = {key: figure_of(key).head for key in ("status", "step_ns", "tokens_per_s", peak)}
-    columns += figures(rows, {"estimated_step_ns": "estimate"} | of_all)
+    estimate = Figure("estimated_step_ns", "ns", "estimate")
+    columns += figures(rows, (estimate, "status", "step_ns", "tokens_per_s", figure_of(peak)))
     columns += figures(rows, occurring(rows, ("bubble_fraction", *WAITS)))
     columns.append(Column("front", ("*" if row.get("front") else "" for row in rows)))
     table = [Section(columns=filled(columns))]

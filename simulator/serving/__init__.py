@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from simulator import catalog, formats
 from simulator.catalog import Loaded, Named
 from simulator.errors import insist
+from simulator.metrics import frame
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run import scenario_to_run, with_software
 from simulator.run.case import check_expectations
 from simulator.run.effects import idle_line
-from simulator.run.sweep import Progress, Sweep, frame, silent
+from simulator.run.sweep import Progress, Sweep, silent
 from simulator.serving import latencies
 from simulator.serving.blocks import Rooms, requests_of, rooms
 from simulator.serving.replays import Replays, rows_of, smallest
