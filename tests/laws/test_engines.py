@@ -12,15 +12,16 @@ import digest_cases
 import pytest
 from both_engines import BothEngines
 from digest_cases import CASES, GROUP, KINDS
-from digests import SMALL, is_served
+from digests import SMALL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle_cases import Run, choosing, ranks_that_meet, staged, with_holes
+from stated import SCENARIOS, is_served
 from stories import graph, machine, steps
 from strategies import Case, cases
 
 import simulator as hosim
-from simulator import GraphBuilder, Hardware, catalog, engine
+from simulator import GraphBuilder, Hardware, engine
 from simulator.cost import durations_ns
 from simulator.engine import Program, replay
 from simulator.errors import ConfigError
@@ -97,9 +98,7 @@ def test_they_tell_the_same_of_what_policies_try(group: int, tmp_path: Path, mon
 
 
 SHIPPED = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in SMALL))
-    for name in catalog.names("scenario")
-    if not is_served(name)
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in SMALL)) for name in SCENARIOS if not is_served(name)
 ]
 
 
