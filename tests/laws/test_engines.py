@@ -13,6 +13,7 @@ import pytest
 from both_engines import BothEngines
 from digest_cases import CASES, GROUP, KINDS
 from digests import SMALL
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle_cases import Run, choosing, ranks_that_meet, staged, with_holes
@@ -54,11 +55,11 @@ COVERED = {"one": 0.98, "staged": 0.98, "ranks": 0.5, "dynamic": 0.4, "best_fit"
 """At least such a share of the cases of a kind is covered, and ends well."""
 
 
-def _compare(kind: str, examples: int) -> None:
+def _compare(kind: str, most: int) -> None:
     """Compare so many cases of a kind."""
     both = BothEngines()
 
-    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=most, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(kinds[kind])
     def compare(drawn: tuple[Run, Switches]) -> None:
         run, switches = drawn
@@ -66,7 +67,7 @@ def _compare(kind: str, examples: int) -> None:
             both(run.programs, run.hardware, budget_bytes=run.budget_bytes, switches=switches)
 
     compare()
-    assert both.counts["compared"] >= COVERED[kind] * examples, both.counts
+    assert both.counts["compared"] >= COVERED[kind] * most, both.counts
     assert not both.counts["not refused"]
     assert both.left_out == set(LEFT_OUT.get(kind, ())), both.counts
 
@@ -79,7 +80,7 @@ def test_they_tell_the_same(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same_of_many(kind: str) -> None:
-    _compare(kind, 2000)
+    _compare(kind, examples(4000))
 
 
 DEFAULT = 1
