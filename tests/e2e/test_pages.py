@@ -12,6 +12,7 @@ import pytest
 from pages import FILES, PAGES, ROOT, blocks, commands, without_blocks
 
 from simulator.cli import hosim, main
+from simulator.run import what_if
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _GIVEN = re.compile(
@@ -108,9 +109,10 @@ What a command prints that pages show is compared elsewhere, and so is what ship
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", RUN)
-def test_every_command_runs_from_an_empty_folder(line, tmp_path, monkeypatch):
-    """Those that need a file which a page tells the reader to write run in the test of that page."""
+def test_every_command_runs_from_an_empty_folder(line, quick_plans, tmp_path, monkeypatch):
+    """Those that need a file which a page tells the reader to write run in the test of that page; with quick plans."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(what_if, "_QUICK", 0)
     words = shlex.split(line, comments=True)[1:]
     with pytest.raises(SystemExit) as ended:
         main([*words, *(["--draws", "1"] if words[0] == "robust" else [])])  # more draws take minutes
