@@ -74,7 +74,7 @@ def _compare(kind: str, most: int) -> None:
 
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same(kind: str) -> None:
-    _compare(kind, 1000 if kind == "one" else 80)  # of 80 machines whose memories bind, 76 happened to end well
+    _compare(kind, 100 if kind == "one" else 80)  # of 80 machines whose memories bind, 76 happened to end well
 
 
 @pytest.mark.slow
@@ -83,11 +83,8 @@ def test_they_tell_the_same_of_many(kind: str) -> None:
     _compare(kind, examples(4000))
 
 
-DEFAULT = 1
-GROUPS = [pytest.param(group, marks=[pytest.mark.slow] * (group >= DEFAULT)) for group in range(CASES // GROUP)]
-
-
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(CASES // GROUP))
 def test_they_tell_the_same_of_what_policies_try(group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = BothEngines()
     monkeypatch.setattr(engine, "run", both)
