@@ -376,5 +376,5 @@ def execute(
         budget_bytes=case.problem.budget_bytes,
         switches=case.problem.switches,
         progress=progress,
-        fold=case.loaded.scenario.fold,
+        fold="auto",
     )

@@ -229,9 +229,6 @@ class Scenario(Document):
         Budget of the compute tier [B]; default: its capacity less what is reserved.
     policies
         Rows of the table. A bare name is the policy with its default options.
-    fold
-        Whether identical ranks are simulated once, which changes no time: ``auto`` where nothing tells them apart,
-        ``never``, or ``always``, which is an error if something does.
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; the n-th
         values of all fields are one point. `hosim scaling` runs all points, other commands the workload as it stands.
@@ -268,7 +265,6 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
-    fold: Literal["auto", "never", "always"] = "auto"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
     least: Least | None = None

@@ -264,7 +264,6 @@ class Walk:
 
 NO_FIGURE = {
     *((Document, field) for field in ABOUT_ITSELF),  # prose
-    (Scenario, "fold"),  # changes no figure, as its description says
     (PolicyChoice, "label"),  # a name
 }
 """Fields that no figure follows from, and why."""
