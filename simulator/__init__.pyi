@@ -3,8 +3,6 @@
 from simulator import execute
 from simulator.claims import Validation as Validation
 from simulator.claims import validate as validate
-from simulator.claims.choices import enumerate_choices as enumerate_choices
-from simulator.claims.sensitivity import sensitivity as sensitivity
 from simulator.errors import (
     CapacityError as CapacityError,
 )

@@ -6,14 +6,12 @@ A scenario is read with all documents that it names, and these are checked again
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from simulator import inputs
 from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, check_tiers, driven, sourced, unfixed
@@ -34,14 +32,14 @@ from simulator.catalog.shelf import (
 from simulator.catalog.text import MistypedError, errors_at, scalar, validated
 from simulator.document import Document
 from simulator.errors import insist
-from simulator.scenario import Frontier, Layouts, Question, Scenario, Unstated
+from simulator.scenario import Frontier, Layouts, Question, Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 from simulator.workload.job import JobDocument
 
 __all__ = [
     "DOCUMENTS", "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load",
-    "measured_ratios", "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware",
+    "measured_ratios", "names", "path_of", "place_asking", "question", "read_hardware",
     "read_scenario", "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
@@ -98,9 +96,6 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     _add_files(loaded)
     if not changes:  # with changes, figures are no longer fitted, and expectations are not checked
         _check_figures(loaded)
-        for parameter, axis, _ in open_parameters(loaded):  # check before anything runs that they can be varied
-            for value in parameter.options or parameter.tried[:: len(parameter.tried) - 1]:
-                at(loaded, {axis: value})
     return loaded
 
 
@@ -207,63 +202,6 @@ def _check_figures(loaded: Loaded) -> None:
         rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
         do = nearest(figure, tuple(fits)) if fits else "add what was fitted to it, or drop kind"
         insist(kind != "fitted" or figure in fits, where, rule, repr(expectation.figure), do)
-
-
-class OpenParameter(NamedTuple):
-    """A parameter that the claim of a scenario leaves open.
-
-    Attributes
-    ----------
-    parameter, axis
-        The parameter as the claim states it, and its axis.
-    taken
-        The value that the scenario uses: a number of the parameter's unit, or the name of a listed value.
-    """
-
-    parameter: Unstated
-    axis: Axis
-    taken: float | str
-
-
-def open_parameters(loaded: Loaded) -> Iterator[OpenParameter]:
-    """Iterate over the parameters that the claim of a scenario leaves open; none if it has no claim.
-
-    Parameters
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-
-    Raises
-    ------
-    ConfigError
-        If a path names no field, the fields have different values, or one outside the range; or if a row sets one.
-    """
-    for index, unstated in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
-        where = loaded.place("claim", "unstated", str(index))
-        axis = Axis(unstated.parameter, unstated.fields, where, unstated.unit, unstated.options)
-        yield OpenParameter(unstated, axis, _value_taken(loaded, unstated, axis))
-
-
-def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
-    """Return the value that the scenario uses for a parameter; refuse several, and one outside its range."""
-    set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
-    paths: dict[float | str, str] = {}
-    with errors_at(axis.where):
-        for (document, *keys), value in chain.from_iterable(map(loaded.fields, unstated.fields)):
-            path = ".".join(keys)
-            paths[1.0 if unstated.is_factor else unstated.read(value)] = path
-            is_own = document == "hardware" and not unstated.is_factor
-            rule = "what a row sets is stated, and no parameter that is left open"  # other values would not reach it
-            do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
-            require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
-    values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
-    rule, do = "the fields of a parameter have one value", "make each a parameter of its own"
-    insist(len(paths) == 1, axis.where, rule, values, do)
-    (value,) = paths
-    is_inside = isinstance(value, str) or unstated.read(unstated.low) <= value <= unstated.read(unstated.high)
-    found = f"{axis.written(value)} outside {unstated.low} to {unstated.high}"
-    insist(is_inside, axis.where, "what the scenario takes lies in the range", found, "widen the range")
-    return value
 
 
 def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Asked:

@@ -13,12 +13,11 @@ from pydantic_core import CoreSchema
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
 from simulator.scenario.question import Frontier, Largest, Layouts, Least, Question
-from simulator.scenario.unstated import Unstated
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest",
-    "Layouts", "Least", "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
+    "Layouts", "Least", "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "label_of",
 ]  # fmt: skip
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
@@ -310,10 +309,6 @@ class Scenario(Document):
             must = "each field of scaling has a value at each point"
             found = f"{len(values)} here and {points} at {first}"
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
-        figures = [expectation.figure for expectation in self.expect if expectation.figure]
-        for figure in self.claim.selects if self.claim else ():
-            must, do = "what selects is a printed figure of an expectation", nearest(figure, tuple(figures))
-            require(figure in figures, must, repr(figure), "claim", "selects", do=do)
         must, do = "a scenario searches one thing", "leave one of the two out"
         require(not (self.largest and self.least), must, "largest and least", "least", do=do)
         rows = [choice.row for choice in self.policies]

@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from simulator.document import Count, Part, Ranks
-from simulator.scenario.claim import Label
-from simulator.scenario.unstated import WORKLOAD, Bound
+from simulator.scenario.claim import Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
+WORKLOAD = "workload."
+"""Prefix of paths to fields of the workload."""
 COMPUTE, FASTEST, UNMOVED = "compute", "fastest", "unmoved"
 """Names in place of a row's: the time of all computes; the fastest row, with the documents as they are; and the step
 with all data in the compute tier, whatever room that takes, so that nothing moves."""

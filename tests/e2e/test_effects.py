@@ -24,7 +24,7 @@ from simulator.hardware import Compaction, Hardware
 from simulator.run.case import prepare
 from simulator.run.effects import hints
 from simulator.run.row import rows_of
-from simulator.scenario import Claim, Expectation, Largest, Least, PolicyChoice, Scenario, Slo, Unstated
+from simulator.scenario import Claim, Expectation, Largest, Least, PolicyChoice, Slo, Unstated
 from simulator.scenario.claim import Choice, Untested
 from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, parse, unit_of
