@@ -37,7 +37,7 @@ _NAMES = {
     "run": "run",
     "run.grid": "sweep",
     "run.layouts": "layout_search",
-    "run.questions": "crossover frontier largest least pareto",
+    "run.questions": "crossover frontier pareto",
     "run.results": "Result Results",
     "run.sliders": "interact",
     "run.studies": "limits robustness scaling",

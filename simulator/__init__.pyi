@@ -72,8 +72,6 @@ from simulator.run.grid import sweep as sweep
 from simulator.run.layouts import layout_search as layout_search
 from simulator.run.questions import crossover as crossover
 from simulator.run.questions import frontier as frontier
-from simulator.run.questions import largest as largest
-from simulator.run.questions import least as least
 from simulator.run.questions import pareto as pareto
 from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results

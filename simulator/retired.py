@@ -6,15 +6,19 @@ _OPEN = "of the claims of a checkout `python tests/{}.py NAME` tells; of a scena
 _BESIDE = "write it in a document beside the scenario, NAME.open.yaml, which tests/{}.py of a checkout reads"
 
 COMMANDS = {
+    "largest": "write hosim frontier SCENARIO --of workload.FIELD --at-most VALUE",
+    "least": "write hosim frontier SCENARIO --of FIELD --at-most VALUE",
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Command that is gone -> what to say in its place."""
 FUNCTIONS = {
+    "largest": "write hosim.frontier(scenario, of='workload.FIELD', at_most=..., slowdown=['inf'])",
+    "least": "write hosim.frontier(scenario, of='FIELD', at_most=..., slowdown=['inf'])",
     "enumerate_choices": _OPEN.format("choices"),
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Function of the package that is gone -> what to call in its place."""
-OPTIONS: dict[str, str] = {}
+OPTIONS = {"--field": "--of"}
 """Option that is gone, where no option has its name -> the one to say."""
 KEYS = {
     "Claim": {
@@ -24,6 +28,12 @@ KEYS = {
         "selects": _BESIDE.format("choices"),
         "unstated": _BESIDE.format("sensitivity"),
     },
-    "Scenario": {"fold": "drop it: ranks that run the same stand for one another wherever that changes nothing"},
+    "Frontier": {"field": "write of"},
+    "Question": {"field": "write of"},
+    "Scenario": {
+        "fold": "drop it: ranks that run the same stand for one another wherever that changes nothing",
+        "largest": "write frontier: {of: workload.FIELD, at_most: ..., slowdown: [inf]}",
+        "least": "write frontier: {of: FIELD, at_most: ..., slowdown: [inf]}",
+    },
 }
 """Class of a part of a document -> key that is gone -> what to do."""

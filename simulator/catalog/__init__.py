@@ -33,6 +33,7 @@ from simulator.catalog.text import MistypedError, errors_at, scalar, validated
 from simulator.document import Document
 from simulator.errors import insist
 from simulator.scenario import Frontier, Layouts, Question, Scenario
+from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 from simulator.workload.job import JobDocument
@@ -214,7 +215,8 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
     kind
         The class of the question.
     given
-        Fields that win over those of the scenario's question, unless they are None.
+        Fields that win over those of the scenario's question, unless they are None; if something else is searched,
+        none of those counts.
 
     Raises
     ------
@@ -223,14 +225,19 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
     """
     stated, where = getattr(loaded.scenario, kind.key, None), partial(place_asking, loaded, kind.key, given)
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
-    asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
-    if issubclass(kind, Frontier):
-        if asked.get("field") == "budget":
-            asked["field"] = "scenario.budget"
-        with errors_at(where("field")):
-            asked["start"] = _documented_value(loaded, str(asked.get("field")))
-        if asked.get("field") == "scenario.budget":  # no budget is larger than what can be used
+    is_of_it = stated is not None and new.get("of") in (None, getattr(stated, "of", None))
+    asked = {**(stated.model_dump(exclude_unset=True) if stated and is_of_it else {}), **new}
+    if issubclass(kind, Question):
+        must, do = "a question names what is searched", "write such as --of peak.hbm"
+        insist(asked.get("of"), where("of"), must, "nothing", do)
+        asked["of"] = "scenario.budget" if asked["of"] == "budget" else asked["of"]
+        with errors_at(where("of")):
+            asked["start"] = _documented_value(loaded, str(asked["of"]))
+        if asked["of"] == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
+        if asked["start"] == "1x" and unit_of(asked.get("at_most")) is not None:  # the same for all
+            asked["start"] = asked["at_most"]
+        asked.setdefault("over", COMPUTE if asked.get("slowdown") else FASTEST)
     return validated(kind, asked, kind.key, where)
 
 
@@ -261,7 +268,7 @@ def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys:
     keys
         Keys that lead to the part.
     """
-    option = "of" if keys[:1] == ("field",) else "".join(keys[:1]).replace("_", "-")
+    option = "".join(keys[:1]).replace("_", "-")
     is_given = bool(keys) and given.get(keys[0]) is not None
     is_asked = is_given or getattr(loaded.scenario, question, None) is None
     return f"--{option}" if is_asked and option else loaded.place(question, *keys)

@@ -255,8 +255,8 @@ def validate(
         If there is nothing to validate, or no machine has a figure of ``scale``.
     """
     expected: Callable[[Scenario], Scenario] = _headlines if headline else lambda scenario: scenario
-    found = (str(name) for name in scenarios or ()) if scenarios is not None else claims(lambda s: expected(s).expect)
-    names = list(dict.fromkeys(found))
+    every = claims(lambda scenario: expected(scenario).expect) if scenarios is None else map(str, scenarios)
+    names = list(dict.fromkeys(every))
     insist(names, "scenarios", "a claim is named to be validated", "none", "name one, or leave them out")
     loaded = [replace(base, scenario=expected(base.scenario)) for base in map(catalog.resolve, names)]
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}

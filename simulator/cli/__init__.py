@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from simulator import __version__, interrupts, retired
-from simulator.cli.asking import crossover, frontier, largest, layout, least, limits
+from simulator.cli.asking import crossover, frontier, layout, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, list_, schema
 from simulator.cli.plans import export, lint
 from simulator.cli.run import plan, robust, run, scaling, serve, sweep, validate
@@ -167,7 +167,7 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 
 _COMMANDS = (
-    *(run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff, validate),
+    *(run, plan, sweep, frontier, crossover, limits, scaling, robust, serve, diff, validate),
     *(list_, import_, calibrate, torch, check, lint, export, graph, layout, schema),
 )
 

@@ -147,7 +147,9 @@ class _Command(click.Command):
             return super().parse_args(context, args)
         except click.NoSuchOption as error:
             now = retired.OPTIONS.get(error.option_name)
-            raise click.NoSuchOption(error.option_name, possibilities=[now], ctx=context) if now else error
+            if now is None:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}: write {now}.", context) from None
 
 
 def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
