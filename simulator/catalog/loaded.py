@@ -166,7 +166,7 @@ class Loaded:
 
     def without_questions(self) -> Loaded:
         """Return the same without expectations and questions."""
-        return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
+        return replace(self, scenario=self.scenario.model_copy(update={"frontier": None, "expect": ()}))
 
     def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
         """Write the documents as they were run, by file name; put in one folder, they read back equal.

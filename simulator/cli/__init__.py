@@ -8,15 +8,15 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from io import RawIOBase, TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from simulator import __version__, interrupts
-from simulator.cli.asking import crossover, frontier, largest, layout, least, limits
+from simulator import __version__, interrupts, retired
+from simulator.cli.asking import crossover, frontier, layout, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, list_, schema
 from simulator.cli.plans import export, lint
-from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
+from simulator.cli.run import plan, robust, run, scaling, serve, sweep, validate
 from simulator.cli.torch_steps import torch
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
@@ -167,8 +167,8 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 
 _COMMANDS = (
-    *(run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff, validate),
-    *(sensitivity, list_, import_, calibrate, torch, check, lint, export, graph, layout, schema),
+    *(run, plan, sweep, frontier, crossover, limits, scaling, robust, serve, diff, validate),
+    *(list_, import_, calibrate, torch, check, lint, export, graph, layout, schema),
 )
 
 
@@ -182,7 +182,21 @@ def _version(context: click.Context, parameter: click.Parameter, is_asked: bool)
         context.exit()
 
 
-@click.group(commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Says of a command that is gone what to say in its place."""
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, Any]:
+        """Find the command that is named first."""
+        if args and args[0] in retired.COMMANDS:
+            context.fail(f"No such command {args[0]!r}: {retired.COMMANDS[args[0]]}.")
+        return super().resolve_command(context, args)
+
+
+@click.group(
+    cls=_Commands,
+    commands=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
 )

@@ -176,7 +176,7 @@ def simulated_for(programs: Sequence[Program], hardware: Hardware, fold: str) ->
         return tuple(range(len(programs)))
     reason = folding_obstacle(programs, hardware) or (fold == "always" and _drawn_apart(programs))
     if reason and fold == "always":
-        must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
+        must, do = "ranks stand for one another only if nothing tells them apart", "say auto, or never"
         raise ConfigError("fold", must, reason, do)
     return tuple(range(len(programs))) if reason else classes(programs)
 

@@ -54,7 +54,7 @@ def frontier_view(
     columns = figures(rows, ("policy",))
     if question.slowdown:
         columns.append(Column("within", (question.within(row["within"]) for row in rows)))
-    columns.append(Column(f"{question.direction} {question.field}", map(value, rows), left=False))
+    columns.append(Column(f"{question.direction} {question.of}", map(value, rows), left=False))
     columns += figures(rows, ("step_ns",))
     columns += filled([Column("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False)])
     held = map(figure_of, occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")))
@@ -64,7 +64,8 @@ def frontier_view(
     columns.append(Column("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"hosim tried {question.size} from {first} to {last}, halving the distance between one that fits and one"
-    assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
+    is_found = any(row[question.column] is not None for row in rows)
+    assurance = ", and tried that beside each answer" if is_found and not question.slowdown else ""
     premise = f"{tries} that does not: it assumed that what fits also fits with {less}{assurance}."
     sentences = [*(_reached(row, question) for row in rows), *capped, premise]
     return SweepView(title, [Section(columns=columns)], sentences, [_steps_over(tried, question)] if tried else [])
@@ -72,8 +73,8 @@ def frontier_view(
 
 def _steps_over(tried: Rows, question: Question) -> Panel:
     """Make a panel of the step over the field that was searched."""
-    ran = sorted((row for row in tried if present(row.get("step_ns"))), key=lambda row: row[question.field])
-    return Panel("one step", question.field, "ns", ran, question.field, "step_ns", question.unit or "")
+    ran = sorted((row for row in tried if present(row.get("step_ns"))), key=lambda row: row[question.of])
+    return Panel("one step", question.of, "ns", ran, question.of, "step_ns", question.unit or "")
 
 
 def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool = False) -> str:
@@ -116,17 +117,18 @@ def _reached(row: Row, question: Question) -> str:
     if is_bound(row) and row.get("limit") != "failed":
         none = "no plan" if who == BOUNDS[1] else "no plan that runs each op once"
         if not value:
-            return f"{who}: {none} {does} with any {question.field} that was tried."
+            return f"{who}: {none} {does} with any {question.of} that was tried."
         if "next" in row:
-            return f"{who}: {none} {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
-        return f"{who}: nothing rules out that a plan {does} with {question.field} {value}, where the search ended."
-    text = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
+            return f"{who}: {none} {does} with {('more', 'less')[question.sign < 0]} than {question.of} {value}."
+        return f"{who}: nothing rules out that a plan {does} with {question.of} {value}, where the search ended."
+    text = f"{who} {does} with {f'{question.of} {value}' if value else f'no {question.of} that was tried'}"
     text += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
         text += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
     if "next" in row:
         return f"{text}: with {question.written(row['next'])} {_obstacle(row, question)}."
-    go_on = f"the {question.direction} that was tried; {question.further[question.sign > 0]} to go on"
+    further = ("lower --at-least", "raise --at-most")[question.sign > 0]
+    go_on = f"the {question.direction} that was tried; {further} to go on"
     return f"{text}, {'the least there is' if (value, question.sign) == ('1', -1) else go_on}."
 
 
@@ -235,9 +237,9 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
     ranges = [f"at {low}" if low == high else f"from {low} to {high}" for low, high in ends]
     where = "; ".join(f"{place} {_faster(row, names)}" for place, row in zip(ranges, rows, strict=True))
     low, high = ends[0][0], ends[-1][1]
-    answer = f"Over {question.field}, {where}."
+    answer = f"Over {question.of}, {where}."
     if len(rows) == 1:
-        answer = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
+        answer = f"{listed(names)} do not swap between {question.of} {low} and {high}: {_faster(rows[0], names)}."
     tries = f"hosim tried {len(tried) // 2} {question.size} from {low} to {high}"
     premise = f"{tries}; between two with the same answer there may be more crossovers."
     return SweepView(title, [Section(columns=columns)], [answer, premise], [_steps_over(tried, question)])

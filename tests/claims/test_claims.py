@@ -11,8 +11,10 @@ from functools import cache
 import digests
 import pytest
 from pages import PAGES, README, ROOT
+from sensitivity import held_to_printed, sensitivity
 from shipped import happened
 from stated import CLAIMS, SCENARIOS
+from unstated import names, open_claim, opened
 
 import simulator as hosim
 from simulator import catalog
@@ -20,7 +22,6 @@ from simulator import claims as room
 from simulator.catalog import Axis
 from simulator.catalog.settings import fields
 from simulator.claims import claims, claims_view
-from simulator.claims.sensitivity import held_to_printed
 from simulator.report.expectations import verdicts
 
 TRUST = ROOT / "docs/evidence/trust.md"
@@ -228,7 +229,7 @@ RANGES = [name for name in CLAIMS if any(one.range for one in SCENARIOS[name].ex
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANGES)
 def test_a_range_is_what_sensitivity_finds(name):
-    found = hosim.sensitivity([name]).table.to_dict("records")
+    found = sensitivity([name]).table.to_dict("records")
     for one in (one for one in SCENARIOS[name].expect if one.range):
         shares = [1 + row["error"] for row in found if (row["figure"], row["row"]) == (one.figure, one.row)]
         ends = [share * one.ends("printed")[0] for share in (min(shares), max(shares))]
@@ -236,13 +237,13 @@ def test_a_range_is_what_sensitivity_finds(name):
 
 
 def _with_choices():
-    return [name for name in CLAIMS if SCENARIOS[name].claim.choices]
+    return [name for name in names() if open_claim(name).choices]
 
 
 def taken(loaded, base=None):
     """The value of each choice, of a scenario or of one that predicts it, that its documents have."""
     found = {}
-    for choice in (base or loaded).scenario.claim.choices:
+    for choice in opened(base or loaded).claim.choices:
         for name in choice.options:
             axis = Axis(choice.choice, choice.fields, "a test", values=choice.options)
             changed = catalog.at(loaded, {axis: name})
@@ -301,8 +302,8 @@ def test_what_was_chosen_is_what_the_documents_have_and_what_the_scenario_says(b
 
 
 def test_whatever_lists_choices_or_is_predicted_by_them_says_what_it_chose():
-    predicted = {name for one in _with_choices() for name in SCENARIOS[one].claim.predicts}
-    selecting = {name for name in _with_choices() if SCENARIOS[name].claim.selects}
+    predicted = {name for one in _with_choices() for name in open_claim(one).predicts}
+    selecting = {name for name in _with_choices() if open_claim(name).selects}
     assert {name for name in predicted | selecting if not SCENARIOS[name].claim.chosen} == set()
 
 
@@ -310,9 +311,9 @@ def test_what_was_counted_stands_in_what_the_command_printed():
     """Enumerations take up to half an hour: what scenarios record of them is what the pages show, word by word."""
     for name in _with_choices():
         claim = SCENARIOS[name].claim
-        if claim.selects:
+        if open_claim(name).selects:
             assert claim.counted, name
-        command = rf"<!-- measured by: hosim sensitivity [^\n]*\b{name}\b[^\n]* --choices -->\n.*?```text\n(.*?)```"
+        command = rf"<!-- measured by: python tests/choices.py [^\n]*\b{name}\b[^\n]* -->\n.*?```text\n(.*?)```"
         for line in claim.counted:
             (shown,) = re.findall(command, PAGES, re.DOTALL)
             assert line in shown.splitlines()
