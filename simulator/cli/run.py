@@ -102,12 +102,12 @@ def _notes(results: Results, out: Path | None) -> Iterator[str]:
     from simulator.units import counted
 
     if out is not None:
-        yield f"Report: {out / 'report.html'}"
+        yield f"Report: {out / 'report.html'} (a picture of all rows, and a timeline of each)"
     if results.case.is_changed and results.case.loaded.scenario.expect:
-        yield "Something was set for this run: what the scenario expects was not checked."
+        yield "Expectations of the scenario: not checked, as this run changes its documents."
     if without_source := results.provenance["mine"]:
         figures = ", ".join(f"{counted(count, 'figure')} of {name}" for name, count in without_source.items())
-        yield f"Without a source, so your own: {figures}."
+        yield f"Your own figures, without a source: {figures}."
     for verdict in results.expectations:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.errors import CapacityError, PlanError, Shortfall, full_from
+from simulator.errors import CapacityError, PlanError, Shortfall, filling
 from simulator.offsets import tenancies_of
 from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, NOWHERE, VALID, Actions, PlacesAsIssued, Plan
 from simulator.policies.problem import Problem
@@ -222,7 +222,7 @@ class Writer:
         raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
 
     def _shortfall(self, tier: int) -> Shortfall:
-        """Report what the tier holds at its peak, from which op on it is full, and which of these tensors came last."""
+        """Report the tensors at the tier's peak, the op at which it fills up, and the last allocation before."""
         problem, worst, levers = self.problem, self._peak_position[tier], list[str]()
         plan = Plan(self.policy, problem.tiers, self.homes, self.steps)
         tenancies = tenancies_of(problem.graph, plan, tier)
@@ -233,15 +233,15 @@ class Writer:
         held, taken = tenancies.item[stay].tolist(), tenancies.taken[stay].tolist()
         came = [problem.graph.tensors[t].name for t, step in zip(held, taken, strict=True) if 0 <= step <= first]
         if tier == self._compute_tier and self.policy != "static" and not all(map(problem.pinned, held)):
-            levers.append("a policy that moves more data, such as 'static', needs less")
-        full = full_from(self._op_from(max(first, 0)), self._op_from(worst), came[-1] if came else "")
+            levers.append("choose a policy that moves more data, such as 'static'")
+        full = filling(self._op_from(max(first, 0)), self._op_from(worst), came[-1] if came else "")
         return problem.shortfall(tier, self.peak_bytes[tier], self._op_from(worst), held, levers, full)
 
     def _op_from(self, step: int) -> str:
         """Name the first op from a step on."""
         for kind, a in zip(self.steps.kind[step:], self.steps.a[step:], strict=True):
             if kind == COMPUTE:
-                return f"op {self._ops[a].name!r}"
+                return f"op {self._ops[a].name}"
         return "the end of the step"
 
 

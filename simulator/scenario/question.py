@@ -237,7 +237,7 @@ class Frontier(Question):
     """
 
     key: ClassVar[str] = "frontier"
-    assurance: ClassVar[str] = ", and tried that beside each answer"
+    assurance: ClassVar[str] = ", and checked that beside each answer"
     further: ClassVar[tuple[str, str]] = ("lower --at-least", "raise --at-most")
     at_most: str | int | float | None = None
     at_least: str | int | float | None = None
@@ -290,7 +290,7 @@ class Frontier(Question):
             if self.unit == "x":
                 return float(ratio(stated))
             value = stated if self.unit is None else parse(stated, self.unit)
-            must, do = "what is searched is a finite number above 0", "say where to look: at_least and at_most"
+            must, do = "the field searched is a finite number above 0", "say where to look: at_least and at_most"
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             require(is_number, must, repr(stated), do=do)
         return value

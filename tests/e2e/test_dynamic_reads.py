@@ -91,7 +91,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
     rows = {label: row.summary for label, row in hosim.run(story, policies=["on demand", "hybrid"]).items()}
     assert (rows["hybrid"]["moved_h2d_bytes"] > 0) == moves
     assert rows["hybrid"]["step_ns"] <= rows["on demand"]["step_ns"]
-    assert ("of what is read dynamically stays in hbm" in rows["hybrid"]["notes"]) == moves
+    assert ("of the candidates stay in hbm" in rows["hybrid"]["notes"]) == moves
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu", "hot"])

@@ -138,9 +138,9 @@ def test_figures_of_ones_own_need_no_source_but_are_counted(hosim, scenario, tmp
     assert done.code == 1
     assert "tiers.hbm.capacity: each figure has an origin under sources, assumed or fitted" in done.err
     done = hosim("run", scenario, "--out", tmp_path / "out")
-    assert "\nWithout a source, so your own: 3 figures of bench_machine.\n" in done.out
+    assert "\nYour own figures, without a source: 3 figures of bench_machine.\n" in done.out
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "so your own: 3 figures of <code>bench_machine</code>." in page
+    assert "without a source: 3 figures of <code>bench_machine</code>." in page
 
 
 def test_what_ships_needs_a_source_for_each_figure(hosim, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_recorded_step_is_replayed_when_it_is_imported(hosim, tmp_path, monkey
     profile.kernel("late", 70, 300, "5")
     source = recorded.saved(tmp_path / "profile.json", profile.document)
     *_, told = hosim("import", "kineto", source, "-o", "other.yaml").out.splitlines()
-    assert told == f"{replay}; 1 kernels, copies and fills without a time are in neither"
+    assert told == f"{replay}; both lack 1 kernels, copies and fills without a time"
     ran = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "resident")
     assert ran.code == 0
     assert "70.0 us" in ran.out

@@ -127,7 +127,7 @@ def test_an_answer_that_hangs_on_cited_figures_alone_says_so():
     rows = [{"policy": "a", "figure": "x", "value": 1, "origin": "cited", "step_ns": 9, "elasticity": -0.5}]
     assert (
         limits_view(rows, {"a": 10}, 1, [], "").sentences[-1]
-        == "The answer depends on no assumed figure by 0.05 % or more."
+        == "No assumed figure changes the answer by 0.05 % or more."
     )
     fitted = [{**rows[0], "origin": "fitted"}]
     assert limits_view(fitted, {"a": 10}, 1, [], "").sentences[-1] == "The answer depends on 1 fitted figure: x."

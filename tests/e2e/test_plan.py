@@ -74,7 +74,7 @@ def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
 def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
     done = hosim("plan", scenario, "--policy", "reactive", "--out", tmp_path / "out")
     assert done.code == 0
-    assert "Only 'static' says why" in done.out
+    assert "Only 'static' explains" in done.out
     assert (tmp_path / "out" / "plan.jsonl").exists()
     assert (tmp_path / "out" / "plan.png").exists()
     assert hosim("plan", scenario, "--policy", "reactive", "--tensor", "a0").code == 1
@@ -143,8 +143,8 @@ def test_plan_says_what_run_says_of_what_cannot_fit(hosim):
     planned, ran = hosim("plan", "tiny_train_910c", *less), hosim("run", "tiny_train_910c", *less)
     assert planned.code == 1
     assert "must fit in hbm" in planned.err
-    assert "short by 71,131,008 B" in planned.err
-    assert "offload_saved and static do not fit in hbm: short by 71.1 MB" in ran.out
+    assert "71,131,008 B short" in planned.err
+    assert "offload_saved and static do not fit in hbm: 71.1 MB short" in ran.out
 
 
 def test_what_a_prefetch_is_waited_for_is_what_the_run_waits(hosim, tmp_path):

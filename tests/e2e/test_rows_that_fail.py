@@ -91,4 +91,4 @@ def test_a_home_that_later_ones_override_is_named(hosim, story):
     (story / "s.yaml").write_text(
         STORY.replace("{weight: ddr}", '{"v": ddr, weight: hbm}').replace(", {policy: other.jsonl, label: other}", "")
     )
-    assert "has no effect here: homes.v (later homes name all that it names)." in hosim("run", "s.yaml").out
+    assert "without effect here: homes.v (later homes cover all of its tensors)." in hosim("run", "s.yaml").out

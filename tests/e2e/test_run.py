@@ -59,7 +59,7 @@ def test_summary_json_has_its_schema(folder):
     waits = [value for name, value in static.items() if name.startswith("wait_")]
     assert sum(waits) == static["stall_ns"] == static["step_ns"] - static["compute_ns"]
     assert set(summary["files"]) == FILES
-    assert summary["sentences"][0].startswith("resident does not fit in hbm: short by 1.90 MB at op 'bwd/5'")
+    assert summary["sentences"][0].startswith("resident does not fit in hbm: 1.90 MB short at op bwd/5")
 
 
 def test_provenance_names_every_input_and_every_assumption(folder):
@@ -269,7 +269,7 @@ def test_what_cannot_fit_says_so_and_what_would_help(hosim, tmp_path):
     path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "500 kB"))
     done = hosim("run", path, "--out", tmp_path / "out")
     assert done.code == 1
-    assert "do not fit in hbm: short by 1.60 MB at op" in done.out
+    assert "do not fit in hbm: 1.60 MB short at op" in done.out
     assert "raise the budget in hbm by 1.60 MB to 2.10 MB" in done.out
     assert (tmp_path / "out" / "report.html").exists()
 

@@ -316,7 +316,7 @@ def test_an_axis_is_drawn_in_a_handy_unit(unit, values, name, first):
 
 def test_a_long_table_is_written_and_not_printed(hosim, scenario):
     done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..9 GB/s:70", "--policy", "static", "--workers", 1)
-    assert "70 rows are too many to print: --out DIR has them in points.csv, --out FILE.csv alone." in done.out
+    assert "70 rows are too many to print: --out DIR writes them to DIR/points.csv, --out FILE.csv" in done.out
     assert len(done.out.splitlines()) < 6
 
 
@@ -348,7 +348,7 @@ def test_ranges_are_of_neighbours_whose_steps_are_the_same_in_all_cells():
 
 def test_without_a_cap_it_is_told_what_computes_wait_for():
     rows = [{"wait_capacity_ns": 2, "wait_transfer_ns": 1}, {"wait_transfer_ns": 2}]
-    assert grids._what_limits([], rows) == "computes wait most for transfers there"
+    assert grids._what_limits([], rows) == "most stalls there are waits for transfers"
     assert grids._what_limits([], [{"wait_host_ns": 0}]) == "no compute waits there"
     assert grids._what_limits(["a", "b"], rows) == "a and b are no wider"
 

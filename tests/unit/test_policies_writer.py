@@ -90,7 +90,7 @@ def test_the_peak_counts_workspace_and_the_report_says_who_was_there():
     assert w.peak_bytes == [32, 0]
     with pytest.raises(CapacityError) as caught:
         w.finish()
-    assert caught.value.report.at == "op 'g'"
+    assert caught.value.report.at == "op g"
     assert caught.value.report.largest == (("y", 7), ("x", 4), ("z", 1))
 
 

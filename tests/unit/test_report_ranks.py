@@ -262,7 +262,7 @@ def test_what_a_rank_waits_for_is_that_of_its_compute_stream(whole):
 def test_sentences_tell_how_ranks_fare(whole, folded):
     for row in (whole, folded):
         said = "".join(sentences([row]))
-        assert re.search(r"the 8 ranks compute for [\d.]+ % of the time and wait for one another for [\d.]+ %", said)
+        assert re.search(r"the 8 ranks of \w+ compute for [\d.]+ % of the time and wait for peers for [\d.]+ %", said)
 
 
 def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
@@ -287,7 +287,7 @@ def test_of_crowded_links_the_worst_is_named_in_each_row():
         for label, times in (("one", 2.0), ("two", 3.0), ("three", 1.04))
     ]
     times = "2.00x as long as alone under one and 3.00x as long as alone under two"
-    assert crowded(rows) == [f"ranks crowd what they share: transfers over in take {times}"]
+    assert crowded(rows) == [f"transfers of ranks that share in take {times}"]
 
 
 def test_a_row_that_has_not_settled_says_so(whole):
@@ -300,7 +300,7 @@ def test_a_row_that_has_not_settled_says_so(whole):
 
     assert said(step) == said(int(step / 1.004)) == []
     (warning,) = said(step // 2)
-    assert warning.startswith("warning: static has not settled, as ranks that meet take from ")
+    assert warning.startswith("warning: static has not settled: the measured step takes ")
     assert warning.endswith("set steps of the workload to more than 2.")
     graphs = tuple(replace(graph, steps=1) for graph in whole.job.graphs)
     once = replace(whole, job=replace(whole.job, graphs=graphs))
