@@ -1,14 +1,14 @@
-"""`hybrid`: a compiled static part, and a cache for what is known only while the step runs.
+"""`hybrid`: a compiled static part for known reads, and a cache for dynamic reads.
 
-`static` plans all that is known before the run, in the budget less the room of a cache; this part costs the host what a
-fixed plan does. Of the candidates of dynamic reads with a free home, the likeliest live in the compute tier as far as
-there is room; if all do, and no other may move, nothing is left to decide. The runtime decides about the others: it
-syncs what reveals a choice, copies in the chosen candidates that are not in the cache, and evicts others. It may fetch
-ahead for the ops whose dynamic reads are revealed next: all candidates, or a guess. Copies stay in the cache from one
-step to the next, and leave when the run ends.
+`static` plans all reads known before the run, in the budget less the cache; for the host this part is a fixed plan. The
+likeliest candidates with a free home live in the compute tier as far as they fit; if all fit, and no other candidate
+may move, nothing is left to decide. The runtime decides about the other candidates: it syncs an output of the op that
+reveals a choice, copies in the chosen candidates missing from the cache, and evicts others. It may also fetch for the
+dynamic reads revealed next: all candidates, or a guess. Copies stay in the cache from one step to the next, and leave
+when the run ends.
 
-Where a cache beside the static part could cost more than compiling saves, or has no room, a runtime that decides about
-everything on demand is tried as well: it holds chosen candidates only while an op awaits them.
+If a cache beside the static part may cost more than compiling saves, or does not fit, a fully reactive runtime is tried
+as well: it holds chosen candidates only while an op awaits them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Options(Part):
     Attributes
     ----------
     cache
-        Room for candidates of dynamic reads [B]; default: all that the static part leaves when nothing of it moves, or
-        else what may be chosen at once.
+        Size of the cache for candidates of dynamic reads [B]; default: all memory beside a static part that moves
+        nothing, but at least the candidates that may be chosen at once.
     evict
         Order of eviction: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
         first.
     prefetch
-        When dynamic reads are revealed, what is fetched for the ops whose dynamic reads are revealed next: nothing
-        (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
+        Tensors fetched ahead when dynamic reads are revealed, for the dynamic reads revealed next: none (``none``), all
+        of their candidates (``next_layer_all``), or a guess at their choice (``speculative``).
     accuracy
         Probability that each choice is guessed right; only of ``prefetch: speculative``.
     """

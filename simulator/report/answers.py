@@ -360,7 +360,7 @@ def _layouts_found(ran: Rows, front: Rows, names: Sequence[str], peak: str) -> I
     best = {_layout(row, names): row for row in reversed(ran)}.values()
     off = sorted(row["estimated_step_ns"] / row["step_ns"] - 1 for row in best)
     if off:
-        yield f"Estimated steps of the replayed layouts' fastest rows were off by {signed(off[0])} to {signed(off[-1])}."
+        yield f"Estimates of the replayed layouts' fastest rows were off by {signed(off[0])} to {signed(off[-1])}."
 
 
 def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -> Iterator[str]:
@@ -368,8 +368,8 @@ def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -
     best, tried = max((row["tokens_per_s"] for row in ran), default=0), {_layout(row, names) for row in ran}
     left = [row for row in made if _layout(row, names) not in tried]
     slower = sum(row["most_tokens_per_s"] < best for row in left)
-    others = f"{slower:,} are ruled out by a bound, and the rest by the estimate alone"
-    yield f"hosim estimated {len(made):,} of {len(screened):,} layouts; of {len(left):,} that it did not replay, {others}."
+    others = f"of {len(left):,} not replayed, a bound rules out {slower:,}, and the estimate alone the others"
+    yield f"hosim estimated {len(made):,} of {len(screened):,} layouts; {others}."
     barred = [row for row in screened if row["status"] == "failed"]
     for (rule,), group in sorted(by(barred, "rule").items(), key=lambda pair: -len(pair[1])):
         such = f"such as {_layout(group[0], names)}: {group[0]['found']}"

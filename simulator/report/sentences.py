@@ -114,7 +114,9 @@ def _real(running: Sequence[Row]) -> str:
     first, *others = (row for row in (*running[:1], *_compared(running)) if present(row.summary.get("real_low_ns")))
     near = [row.label for row in others if row.summary["real_low_ns"] <= first.summary["real_high_ns"]]
     far = [row.label for row in others if row.label not in near]
-    text = f"{first.label} would take {named(first)['real_step']} in reality, by 80 % of published measurements of such steps"
+    text = (
+        f"{first.label} would really take {named(first)['real_step']}, by 80 % of published measurements of such steps"
+    )
     text += f"; {listed(far)} would be slower in any case" if far else ""
     return text + (f"; {listed(near)} may be as fast" if near else "")
 

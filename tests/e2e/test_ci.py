@@ -126,7 +126,7 @@ def test_a_run_in_which_nothing_fits_is_a_failure(hosim, tmp_path):
 def test_the_same_results_are_exit_code_0(hosim, folders):
     done = hosim("diff", folders / "old", folders / "old")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "0 of 3 rows moved by more than 0 %, 0 with something worse.\n"
+    assert done.out == "0 of 3 rows moved by more than 0 %, 0 with a worse figure.\n"
 
 
 def test_documents_are_compared_by_what_they_say_and_not_by_where_they_lie_or_how_they_are_written(

@@ -197,7 +197,7 @@ def test_an_amount_that_is_more_than_the_shortage_says_for_whom(tmp_path: Path) 
     story.write_text(story.read_text().replace("2 MB", "0 B"))
     short = hosim.run(story, policies=["static"])["static"].shortfall
     assert short.rooms[0]["hbm"] > short.short_bytes
-    assert short.levers[0].endswith("B), with which static runs")
+    assert short.levers[0].endswith("B) for static to run")
 
 
 def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
         main(["run", str(written(tmp_path, "data: 2, tensor: 2")), "--out", str(out)])
     told = capsys.readouterr()
     assert ended.value.code == 0, told.err
-    assert "the 4 ranks compute for" in told.out
+    assert re.search(r"the 4 ranks of \w+ compute for", told.out)
     assert "Expectations of the scenario: 1 of 1 hold." in told.out
     ranks = pd.read_csv(out / "static" / "ranks.csv")
     assert ranks["rank"].tolist() == [0, 1, 2, 3]

@@ -185,7 +185,7 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
     done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--json")
     assert done.code == 0
     summary = json.loads(done.out)
-    assert any("resident fits with sequence" in sentence for sentence in summary["sentences"])
+    assert any("resident fits at sequence" in sentence for sentence in summary["sentences"])
     assert [judged["holds"] for judged in summary["expectations"]] == [True]
     assert summary["rows"][0]["largest_sequence"] == value
     assert (

@@ -61,7 +61,7 @@ def test_a_figure_of_which_there_cannot_be_more_is_named(tmp_path):
     (said,) = (text for text in found.sentences if text.startswith(f"{path} is not tried with 10 % more: "))
     assert "less than or equal to 1, found 1.045" in said
     assert path not in found.more["tried"]
-    assert any(f"hosim tried {len(found.more['tried'])} figures of the machine" in text for text in found.sentences)
+    assert any(f"hosim raised each of {len(found.more['tried'])} figures" in text for text in found.sentences)
 
 
 def test_what_changes_nothing_has_no_row(story):

@@ -334,9 +334,9 @@ def test_what_is_no_wider_than_an_axis_that_changes_no_step_is_named(hosim, scen
     machine.write_text(f"{machine.read_text()}buses:\n  pcie: {{links: [d2h, h2d], bandwidth: 3 GB/s}}\n")
     grid = ("--grid", f"{BANDWIDTHS}=2 GB/s, 4 GB/s, 8 GB/s, 16 GB/s", "--grid", "tiers.hbm.capacity=50 MB, 100 MB")
     done = hosim("sweep", scenario, *grid, "--policy", "static", "--policy", "reactive", "--workers", 1)
-    assert f"{BANDWIDTHS} changes no step of static and reactive from 4.00 GB/s to 16.0 GB/s: " in done.out
-    assert "16.0 GB/s: the bus pcie (3.00 GB/s) is no wider.\n" in done.out
-    assert "from 50.0 MB to 100 MB: the scenario's budget (4.30 MB) is no wider.\n" in done.out
+    assert f"From 4.00 GB/s to 16.0 GB/s, {BANDWIDTHS} changes no step of static and reactive: " in done.out
+    assert ": the bus pcie (3.00 GB/s) limits it.\n" in done.out
+    assert ": the scenario's budget (4.30 MB) limits it.\n" in done.out
 
 
 def test_ranges_are_of_neighbours_whose_steps_are_the_same_in_all_cells():
@@ -350,7 +350,7 @@ def test_without_a_cap_it_is_told_what_computes_wait_for():
     rows = [{"wait_capacity_ns": 2, "wait_transfer_ns": 1}, {"wait_transfer_ns": 2}]
     assert grids._what_limits([], rows) == "most stalls there are waits for transfers"
     assert grids._what_limits([], [{"wait_host_ns": 0}]) == "no compute waits there"
-    assert grids._what_limits(["a", "b"], rows) == "a and b are no wider"
+    assert grids._what_limits(["a", "b"], rows) == "a and b limit it"
 
 
 def strict(scenario, **more):

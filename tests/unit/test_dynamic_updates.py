@@ -181,7 +181,7 @@ def problem(graph: Graph) -> Problem:
 def test_policies_that_keep_what_is_chosen_beyond_a_step_refuse_it_by_name() -> None:
     with pytest.raises(ScopeError) as caught:
         POLICIES["hybrid"].plan(problem(GRAPH), {})
-    assert "what is handled at run time persists, and no op writes it, found 'L0/expert." in str(caught.value)
+    assert "a candidate persists, and no op writes it, found the candidate 'L0/expert." in str(caught.value)
     certain = replace(GRAPH.ops[SHARED], name="certain", reads=EXPERTS[:1], writes=EXPERTS[:1])
     graph = replace(GRAPH, ops=(*GRAPH.ops, certain))
     with pytest.raises(ScopeError):

@@ -156,7 +156,9 @@ def test_a_bus_that_its_links_cannot_fill_is_none():
     g = train(layers=4)
     assert step_ns(problem(g, 31, hardware=wide)) == step_ns(problem(g, 31))
     narrow = {"pcie": {**bus["pcie"], "bandwidth": "1.9 GB/s"}}
-    with pytest.raises(ScopeError, match=r"that nothing slows down, found bus 'pcie', of 1.90 GB/s, under links of 2"):
+    with pytest.raises(
+        ScopeError, match=r"one channel and full bandwidth, found bus 'pcie', of 1.90 GB/s, under links of 2"
+    ):
         OPTIMAL.plan(problem(g, 31, hardware=Hardware.model_validate({**document, "buses": narrow})))
 
 

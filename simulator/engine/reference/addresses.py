@@ -76,7 +76,7 @@ class AddressedRoom(Room):
         if not size:
             return
         if not self.space.take_home(item, size):
-            room, homes = int(self.size), f"the homes, laid out by the row's allocator"
+            room, homes = int(self.size), "the homes, laid out by the row's allocator"
             demand, levers = max(self.space.reserved_bytes + size, room + 1), ("let the row name another allocator",)
             raise CapacityError(Shortfall(self.name, demand, room, homes, levers=levers))
         self._record_range(item, *self.space.places[item])
