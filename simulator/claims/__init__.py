@@ -319,7 +319,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
     """Judge all expectations of a scenario, each with the fits and choices that its row rests on."""
     scenario, claim = loaded.scenario, loaded.scenario.claim
     rule = "a scenario that is validated expects something of a row"
-    do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
+    do = "add expect, or run it: hosim run; --headline runs only claims marked headline: true"
     insist(scenario.expect, loaded.place("expect"), rule, "nothing", do)
     begun_s = monotonic()
     judgements = judged(loaded, scenario.expect) + (untested(claim) if claim else [])

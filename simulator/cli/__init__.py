@@ -137,7 +137,7 @@ def _explained(error: Exception) -> str:
     Failures of the system are first: they may also prevent the imports that the other messages need.
     """
     if _is_of_memory(error):
-        return f"memory: there is room for what runs, found {str(error) or 'no more'}; {_LESS}"
+        return f"memory: the run fits in memory, found {str(error) or 'no more'}; {_LESS}"
     if isinstance(error, OSError):
         where = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
         where = f"{error.filename}: " if error.filename else where
@@ -153,7 +153,7 @@ def _explained(error: Exception) -> str:
     if isinstance(error, HosimError):
         return str(error)
     if isinstance(error, BrokenProcessPool):
-        return f"a process: what hosim starts lasts until its work is done, found {error}; {_LESS}"
+        return f"a process: processes of hosim last until their work is done, found {error}; {_LESS}"
     raise error
 
 

@@ -17,12 +17,12 @@ _SEARCHED = (
     click.option("--multiple-of", metavar="VALUE", help="Try only multiples of this."),
 )
 _ASKED_BACK = (
-    click.option("--of", "field", metavar="PATH", help="What varies: links.*.bandwidth, peak.hbm, workload.batch."),
+    click.option("--of", "field", metavar="PATH", help="Varied field: links.*.bandwidth, peak.hbm, workload.batch."),
     *_SEARCHED,
     click.option("--resolution", type=click.IntRange(1, 5), help="Significant digits of the answer. [default: 3]"),
 )
 _ASKED = (
-    click.option("--of", "--field", "field", metavar="PATH", help="What is searched: batch, tiers.hbm.capacity."),
+    click.option("--of", "--field", "field", metavar="PATH", help="Searched field: batch, tiers.hbm.capacity."),
     *_SEARCHED,
     click.option("--over", metavar="ROW", help="Compare steps with those of this row, compute or unmoved."),
     click.option("--slowdown", multiple=True, metavar="RATIO", help="Limit on the step, relative to --over: 1.01x."),
@@ -69,10 +69,10 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     if pareto:
         given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
         if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
-            raise click.UsageError("--pareto asks for all amounts; leave out what limits a search")
+            raise click.UsageError("--pareto asks for all amounts; leave out limits of a search")
         return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("field"), **more).rows)
     if more["field"] is None:
-        raise click.UsageError("say what is searched, such as --of peak.hbm, or --pareto")
+        raise click.UsageError("name the field to search, for example --of peak.hbm, or say --pareto")
     return _judged(common.run_and_print(hosim.frontier, scenario, **more).rows)
 
 
@@ -89,7 +89,7 @@ def crossover(scenario: str, **more: Any) -> int:
     between two with different answers. The exit code is 1 if neither row runs anywhere.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if more["field"] is None:
-        raise click.UsageError("say what varies, such as --of 'links.*.bandwidth'")
+        raise click.UsageError("name the field that varies, for example --of 'links.*.bandwidth'")
     return common.judged(common.run_and_print(hosim.crossover, scenario, **more).tables["points"])
 
 

@@ -184,7 +184,7 @@ def graph(workload: str, out: Path) -> None:
     click.echo("\n".join(write_graphs(workload, out)))
 
 
-@common.command("Show what every rank holds, and what ranks communicate.", "json", name="show")
+@common.command("Show the tensors of every rank, and the communication of ranks.", "json", name="show")
 @click.argument("workload", callback=common.native)
 def show(workload: str, as_json: bool) -> None:
     """Show how WORKLOAD is spread over its ranks: who holds what, how weights are cut, what a step communicates.
@@ -206,7 +206,7 @@ def show(workload: str, as_json: bool) -> None:
 _TROUBLE = 2
 
 
-@common.command("Show what moved between two results, and why.", "json")
+@common.command("Compare two results, and say why figures moved.", "json")
 @click.argument("old", type=common.PATH)
 @click.argument("new", type=common.PATH)
 @click.option("--tolerance", default="0", callback=common.levels, help="Accept changes up to this share, such as 1%.")

@@ -13,7 +13,7 @@ from simulator.exporters import TARGETS
 _TROUBLE = 2
 
 
-@common.command("Name all that is wrong with a plan.", "json")
+@common.command("Name every fault of a plan.", "json")
 @click.argument("plan", type=common.PATH)
 @click.option("--scenario", metavar="NAME", help="The scenario that it was made for.")
 @click.option("--graph", type=common.PATH, metavar="FILE", help="Without a scenario: the graph.")
@@ -42,7 +42,7 @@ def lint(
     from simulator.cli.check import lint as find
 
     if (scenario is None) == (graph is None) or (scenario and hardware):
-        raise click.UsageError("say what the plan is for: --scenario NAME, or --graph FILE, perhaps with --hardware")
+        raise click.UsageError("name the run of the plan: --scenario NAME, or --graph FILE, perhaps with --hardware")
     try:
         faults = find(plan, scenario, graph, hardware, budget)
     except hosim.HosimError as error:
@@ -88,7 +88,7 @@ def export(
 
     case, task, read = plan_for(plan, scenario_to_run(scenario, hardware, workload))
     must, do = "other programs read in the compute tier alone", "drop in_place of the workload, and plan again"
-    insist(not task.graph.in_place, f"export of plan {read.name!r}", must, "what may be read in place", do)
+    insist(not task.graph.in_place, f"export of plan {read.name!r}", must, "tensors read in place", do)
     for sentence in import_module(f"simulator.exporters.to_{target}").write(case, task, read, out):
         click.echo(sentence)
     click.echo(f"written: {out}")

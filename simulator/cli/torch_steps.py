@@ -18,7 +18,7 @@ def torch() -> None:
     """Run a training step of PyTorch within a budget of memory, under hosim's plans."""
 
 
-@common.command("Run a step under policies; print what was predicted, and measured.", "out", "json", name="run")
+@common.command("Run a step under policies; print predicted and measured times.", "out", "json", name="run")
 @click.argument("source", metavar="MODULE:FUNCTION")
 @click.option("--budget", required=True, metavar="SIZE", help="Most bytes of storages in memory: 6GB.")
 @click.option(

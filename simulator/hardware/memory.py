@@ -111,7 +111,7 @@ class Tier(Part):
     def _check(self) -> None:
         found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
         fits = self.reserved_bytes <= self.capacity_bytes * self.taken_fraction
-        require(fits, "what is reserved is part of the capacity", found, "reserved", do="lower it")
+        require(fits, "reserved memory is part of the capacity", found, "reserved", do="lower it")
 
 
 class OnChip(Part):

@@ -174,6 +174,6 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
             lacking.append(f"what {title} {row}")
     if lacking:
         again = f"run the same again with --policy {shlex.quote(row)} --what-if"
-        view = SweepView("What else can be asked", [], [f"To see {' and '.join(lacking)}, {again}."])
+        view = SweepView("Further questions", [], [f"To see {' and '.join(lacking)}, {again}."])
         parts.append(Sweep("asked", [loaded], [], view))
     return parts

@@ -87,11 +87,11 @@ class PolicyChoice(Part):
         label_of(self.row)
         must, found = "a plan from a file is for the program's own order", "order: mpmd"
         require(self.order == "program" or not self.is_file, must, found, "order", do="remove order")
-        must = "turns are for a policy that knows what ranks share"
+        must = "turns are for a policy that knows of shared links"
         do = "drop staggered, or name a policy without alone"
-        must, is_free = "the actions of a plan say what is read in place", not self.is_file or self.in_place is None
+        must, is_free = "the actions of a plan say what they read in place", not self.is_file or self.in_place is None
         require(is_free, must, f"in_place: {self.in_place}", "in_place", do="remove it")
-        must = "turns are for a policy that knows what ranks share"
+        must = "turns are for a policy that knows of shared links"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
         require(knows or not self.staggered, must, found, "staggered", do=do)
 
@@ -316,7 +316,7 @@ class Scenario(Document):
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
         figures = [expectation.figure for expectation in self.expect if expectation.figure]
         for figure in self.claim.selects if self.claim else ():
-            must, do = "what selects is a printed figure of an expectation", nearest(figure, tuple(figures))
+            must, do = "selects names printed figures of expectations", nearest(figure, tuple(figures))
             require(figure in figures, must, repr(figure), "claim", "selects", do=do)
         must, do = "a scenario searches one thing", "leave one of the two out"
         require(not (self.largest and self.least), must, "largest and least", "least", do=do)

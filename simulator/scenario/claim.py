@@ -177,8 +177,8 @@ class Expectation(Part):
         must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"
         require(divisor is None or divisor > 0, must, repr(self.over), "over", do=do)
         is_printed = self.printed is not None or (self.kind in ("predicted", "by construction") and not self.missed)
-        require(is_printed, "what is fitted, shown or missed is a printed figure", "none", "printed", do="add printed")
-        must, found = "what is missed was to be predicted", f"kind: {self.kind}"
+        require(is_printed, "only a printed figure is fitted, shown or missed", "none", "printed", do="add printed")
+        must, found = "only a predicted figure is missed", f"kind: {self.kind}"
         require(self.kind == "predicted" or not self.missed, must, found, "missed", do="drop kind, or missed")
         self._check_shown()
 

@@ -145,7 +145,7 @@ class Question(Part):
             return stated
         with in_field(key):
             whole = parse(stated, self.unit or "B")  # refuses a number without a unit
-            require(1 <= whole < math.inf, "what is tried is at least 1 and finite", repr(stated), do="correct it")
+            require(1 <= whole < math.inf, "values tried are at least 1 and finite", repr(stated), do="correct it")
         return int(whole)
 
     def written(self, value: int | float | None) -> str:
@@ -161,7 +161,7 @@ class Question(Part):
         require(self.values, must, self.written(self.read("at_most")), "at_most", do=do)
         with in_field("slowdown"):
             must, shortest = "a limit on a step is more than 0x of another one", min(self.limits)
-            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
+            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write for example 1.01x")
 
 
 class Largest(Question):

@@ -94,7 +94,7 @@ def real(*, is_engine: bool) -> list[str]:
     """Say how long requests took that engines served, beside what was predicted; nothing of other software."""
     factors = interval(catalog.measured_ratios(), ["serving engine"])
     low, high = map(ratio, factors or (None, None))
-    text = f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it."
+    text = f"Published served requests took {low} to {high} as long as predicted (80 % of them)."
     return [text] if is_engine else []
 
 

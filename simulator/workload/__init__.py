@@ -363,7 +363,7 @@ class Workload(Document):
             is_gathered = is_whole or self.parallel.context == 1
             require(is_gathered, must, "another", "parallel", "context", do="set parallel.context to 1")
             odd = changed(part, ("ranks", "copies", "buffers")) if isinstance(part, Experts) else []
-            must = "training is built without what only inference has"
+            must = "training has no options of inference"
             do = "remove it; parallel.expert says how experts lie on ranks"
             require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"

@@ -206,7 +206,7 @@ class JobDocument(Document):
                 other = by_ranks.setdefault(rank, name)
                 found = f"rank {rank} of {other} and {name}, whose ranks differ"
                 require({*placed[other]} == {*ranks}, must, found, "programs", name, "ranks", do=do)
-        must = "what goes back are tensors, in the same round, to a program before on other ranks"
+        must = "only tensors go back, in the same round, to a program before on other ranks"
         for index, edge in enumerate(self.edges):
             is_before = names.index(edge.to) < names.index(edge.from_)
             is_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
@@ -215,7 +215,7 @@ class JobDocument(Document):
         both, taken = sorted(by_ranks.keys() & {*self.idle_ranks}), by_ranks.keys() | {*self.idle_ranks}
         require(not both, "an idle rank runs no program", f"rank {both[:1]}", "idle", do="remove it")
         left = sorted({*range(max(taken))} - taken)
-        found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"
+        found, do = f"rank {left[:1]}", "place a program there, or list the rank under idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
     @property
@@ -302,7 +302,7 @@ def _ranks(text: str, *path: str) -> tuple[int, ...]:
     parts = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip()) for part in text.split(",")]
     ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
     fits = all(parts) and all(first <= last < MOST_RANKS for first, last in ends)
-    require(fits, must, repr(text), *path, do="write such as 0-7")
+    require(fits, must, repr(text), *path, do="write for example 0-7")
     ranks = [rank for first, last in ends for rank in range(first, last + 1)]
     require(len({*ranks}) == len(ranks), must, f"one twice in {text!r}", *path, do="name each once")
     return tuple(ranks)

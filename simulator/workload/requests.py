@@ -176,16 +176,16 @@ class Requests(Part):
 
     def _check(self) -> None:
         for key in ("file", "count", "arrivals") if self.clients else ():
-            must = "clients say when requests come, and how many"
+            must = "clients set the arrivals and the number of requests"
             require(getattr(self, key) is None, must, key, key, do=f"remove {key}, or clients")
         for key in ("prompt", "output") if self.clients else ("count", "arrivals", "prompt", "output"):
             stated = self.file is not None or getattr(self, key) is not None
             require(stated, "requests come from a file, or are drawn", f"no {key}", key, do=f"add {key}, or file")
-        must, do = "a queue of copies holds up what is loaded by layer", "remove it, or loads"
+        must, do = "only loads by layer wait in a queue of copies", "remove it, or loads"
         is_by_layer = self.queued_blocks is None or self.loads == "by_layer"
         require(is_by_layer, must, "loads: before_admission", "queued_blocks", do=do)
         for key in sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"}):
-            must = "a file says when requests come, how long they are and what they share"
+            must = "a file states arrivals, lengths and shared prefixes of requests"
             require(self.file is None, must, key, key, do=f"remove {key}, or file")
         prefix, prompt = self.prefixes.tokens if self.prefixes else 0, self.prompt.mean if self.prompt else math.inf
         must, found = "a prefix is a part of the mean prompt", f"{prefix:,} of {prompt:,} tokens"

@@ -322,7 +322,7 @@ class Parallel(Part):
         must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
         do = "add 'ranks: all' for all ranks and their collectives"
         require(self.ranks == "all" or not odd, must, "".join(odd[:1]), *odd[:1], do=do)
-        must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
+        must, found = "only weights that ZeRO shards are gathered ahead", f"it with zero_stage {self.zero_stage}"
         is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:

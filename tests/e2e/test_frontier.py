@@ -289,14 +289,14 @@ def test_what_is_no_condition_is_refused(laid, text):
     ("asked", "told"),
     [
         (("--of", "links.*.bandwith"), "--of: a change names a field of the hardware, found 'links.*.bandwith'"),
-        (("--of", "tiers"), "--of: what is searched is a quantity or a number"),
-        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: what is asked for is a figure of the table"),
+        (("--of", "tiers"), "--of: the field searched is a quantity or a number"),
+        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: the condition names a figure of the table"),
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
         (("--of", WIRE, "--over", "nobody"), "--over: steps are compared with those of a row"),
         ((), "say what is searched"),
         (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
-        (("--pareto", "--of", "cost"), "--of: what is asked for is a figure of the table, found 'cost'"),
+        (("--pareto", "--of", "cost"), "--of: the condition names a figure of the table, found 'cost'"),
     ],
 )
 def test_a_wrong_question_is_one_message(hosim, story, asked, told):
@@ -422,7 +422,7 @@ def test_a_page_has_what_is_quick_to_find_and_says_how_to_get_the_rest(hosim, st
         text = (tmp_path / "out" / "report.html").read_text()
         return re.findall("<h2>(What [^<]*)</h2>", text), re.findall("To see (what .*?), run", text)
 
-    front, limits, rest = "What a lower peak costs static", "What limits static", "What else can be asked"
+    front, limits, rest = "What a lower peak costs static", "What limits static", "Further questions"
     assert heads(10**9) == ([front, limits], [])
     (row,) = hosim_api.run(story, policies=["static"]).values()
     ops = len(row.case.graph.ops) * row.case.graph.steps * (row.tries + 1)

@@ -100,9 +100,11 @@ def test_what_is_refused(what: str, rows: Any) -> None:
 
 def test_a_row_that_nothing_allows_is_refused(rows: Any) -> None:
     without = {key: value for key, value in DECODES.items() if key != "in_place"}
-    with pytest.raises(ConfigError, match=r"policies.0.in_place: a row reads in place what the workload allows"):
+    with pytest.raises(
+        ConfigError, match=r"policies.0.in_place: a row reads in place only tensors that the workload allows"
+    ):
         rows(without, how=[{"policy": "static", "in_place": "always"}])
-    with pytest.raises(ConfigError, match="the actions of a plan say what is read in place, found in_place: never"):
+    with pytest.raises(ConfigError, match="the actions of a plan say what they read in place, found in_place: never"):
         rows(how=[{"policy": "mine.jsonl", "in_place": "never"}])
 
 

@@ -237,7 +237,7 @@ def test_what_plans_say_names_the_stage_where_others_say_something_else(tmp_path
 
 
 def test_a_job_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="job: what all ranks run is a Job, found one int"):
+    with pytest.raises(ConfigError, match="job: the job of all ranks is a Job, found one int"):
         hosim.run(written(tmp_path, "tensor: 2"), job=3)
 
 

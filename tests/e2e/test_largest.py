@@ -300,7 +300,7 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
     assert "from 9 MB to 12 MB" in premise
     assert "assuming that a row that fits also fits with more" in premise
     done = hosim("least", one, *asked, "--over", "resident", "--slowdown", "0x")
-    assert (done.code, "is more than 0x of another one, found 0x; write such as 1.01x" in done.err) == (1, True)
+    assert (done.code, "is more than 0x of another one, found 0x; write for example 1.01x" in done.err) == (1, True)
 
 
 def test_where_a_search_ends_is_no_answer(hosim, longest):

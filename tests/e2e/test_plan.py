@@ -120,7 +120,7 @@ def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     assert any(row["remake_ns"] for row in rows if row["decision"] == "move")
     told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "L00/ffn.silu.out")
     assert "recompute: remaking it takes less time than its copies" in told.out
-    assert "making it again by L00/fwd/ffn.silu#2 takes 18.7 us, its copies 752 us" in told.out
+    assert "remaking it by L00/fwd/ffn.silu#2 takes 18.7 us, its copies 752 us" in told.out
     told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "embed/tokens.out")
     assert "remaking it takes " in told.out
 

@@ -90,6 +90,6 @@ def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows:
     assert row.summary["peak_ddr_bytes"] >= states
     assert moved(other) == tuple(much + states for much in moved(row))
     (told,) = (hint for hint in hints(other.case, [other]) if "optimizer_state" in hint)
-    assert told.startswith("homes.optimizer_state is hbm, from where ")
+    assert told.startswith("homes.optimizer_state puts ")
     assert told.endswith(" only the host uses them: they come to ddr and go back in each step; say ddr, or drop it.")
     assert not any("optimizer_state" in hint or "device;" in hint for hint in hints(row.case, [row]))

@@ -193,7 +193,7 @@ def test_a_sweep_that_is_stopped_goes_on(scenario, folder, monkeypatch):
     monkeypatch.setattr(grid.Cells, "__call__", stop)
     with pytest.raises(KeyboardInterrupt):
         hosim_api.sweep(scenario, asked, workers=1)
-    assert interrupts.complete == [f"what was measured so far, in {folder / 'rows.sqlite'},"]
+    assert interrupts.complete == [f"all rows so far, in {folder / 'rows.sqlite'},"]
     assert len(hosim_api.sweep(scenario, asked, workers=1).rows) % 4 == 0
     assert len(ran) == 3 + 2  # the two that were measured are there
 

@@ -228,7 +228,9 @@ def test_5_a_reactive_plan_that_reads_what_it_detached_is_refused():
         yield (COMPUTE, 1, 0, 0)
 
     g = graph("a 40", "f: -> a, 10 ns", "g: a ->, 5 ns")
-    with pytest.raises(PlanError, match=r"action 2 \(compute g\): what a compute reads is valid .* 'a' absent in hbm"):
+    with pytest.raises(
+        PlanError, match=r"action 2 \(compute g\): a tensor that a compute reads is valid .* 'a' absent in hbm"
+    ):
         play(machine(), g, decide)
 
 

@@ -188,7 +188,7 @@ def test_the_last_step_with_one_behind_it_is_taken(tmp_path):
     assert off(found) == 0
     assert found.recorded_ns == 1_000_000
     assert found.derived[0] == "The step is ProfilerStep#8 of 3 marked steps (--step)."
-    assert found.dropped["what ran in other steps"] == 2
+    assert found.dropped["ops of other steps"] == 2
 
 
 def test_a_step_can_be_named_and_the_last_one_ends_with_its_kernels(tmp_path):
@@ -301,7 +301,7 @@ def test_of_several_devices_the_busiest_is_taken(tmp_path):
         profile.kernel(f"on{device}", number, 10 + 10 * number, 5, device=device)
     found = read(tmp_path, profile)
     assert [name for name, *_ in ops(found)] == ["on1", "on1"]
-    assert found.dropped["what ran on other devices than the busiest"] == 1
+    assert found.dropped["ops of other devices than the busiest"] == 1
 
 
 def test_a_kernel_of_any_name_is_no_idle_time(tmp_path):
@@ -443,7 +443,7 @@ def test_the_share_that_ops_explain_is_what_remains_without_what_fills_the_step_
         ({"traceEvents": [{}, 1]}, r"traceEvents\[1\]: an event is an object, found 1; record the trace again"),
         ({"traceEvents": [{}, {"ts": "\ud800"}]}, r"an event is an object, found DecodeError|the file is JSON"),
         ({"traceEvents": []}, "something runs in a recording, found neither kernels, nor operators of the host"),
-        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": -1, "dur": 1}]}, "some of what ran on a device has times"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": -1, "dur": 1}]}, "some op of a device has times"),
         ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "1", "dur": 1}]}, "has times, found 1 kernels"),
         ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1e300}]}, "no number from 0; record it again"),
     ],

@@ -108,8 +108,8 @@ def test_a_search_that_is_stopped_says_so():
     ("change", "message"),
     [
         ({"graph": train(layers=31)}, "a graph has at most 60 ops.* found 62 ops; change"),
-        ({"hardware": machine(h2d={"channels": 2})}, "serves one copy at a time.* found 2 channels from ddr"),
-        ({"hardware": machine(ddr="20 B")}, "one tier with room for it.* of ddr"),
+        ({"hardware": machine(h2d={"channels": 2})}, "one channel and full bandwidth, found 2 channels from ddr"),
+        ({"hardware": machine(ddr="20 B")}, "one tier that holds them all.* of ddr"),
     ],
 )
 def test_what_the_program_does_not_describe_is_refused(change, message):

@@ -86,7 +86,7 @@ def test_folded_ranks_are_shown_by_the_one_that_stands_for_them():
     row = row_of([0] * 8 + [8] * 8, [0] * 8 + [1] * 8, slowest=14)
     assert chosen(row, 1) == [0]
     assert chosen(row, 7) == [0, 8]
-    said = "2 of 16 ranks are shown; 14 do exactly what the one does that stands for them"
+    said = "2 of 16 ranks are shown; 14 do exactly the same as one of these"
     assert omitted(row, [0, 8]) == said
 
 
@@ -216,7 +216,7 @@ def test_folded_ranks_are_named_with_how_many_they_stand_for(folded):
     assert names[0] == "static, stage 0 x4, rank"
     assert names[4] == "static, stage 1 x4, rank"
     labels = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
-    assert labels == ["2 of 8 ranks are shown; 6 do exactly what the one does that stands for them"]
+    assert labels == ["2 of 8 ranks are shown; 6 do exactly the same as one of these"]
 
 
 def test_of_a_large_job_some_ranks_are_written(whole, monkeypatch):
@@ -240,7 +240,7 @@ def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     )
     said = texts(timeline.timeline(folded).figure)
     assert "rank 4, stage 1, stands for 4 ranks" in said
-    assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
+    assert "2 of 8 ranks are shown; 6 do exactly the same as one of these" in said
 
 
 def test_ranks_that_never_meet_have_a_timeline():

@@ -138,7 +138,7 @@ def test_beginnings_that_are_no_times_are_refused(tmp_path, starts):
 def test_turns_are_for_a_policy_that_knows_what_is_shared(tmp_path, row):
     text = SCENARIO.replace("policy: static, label: in turns", row).replace("BUDGET", "5 kB")
     (tmp_path / "turns.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="turns are for a policy that knows what ranks share"):
+    with pytest.raises(ConfigError, match="turns are for a policy that knows of shared links"):
         hosim.run(tmp_path / "turns.yaml")
 
 

@@ -88,11 +88,11 @@ class Options(Part):
         for pattern in self.move:
             tensors = problem.graph.matching(pattern)
             if not tensors:
-                must = "what option move names is a kind, or a pattern of names, of some tensor"
+                must = "option move names kinds, or patterns of names, of tensors"
                 raise ScopeError("policy 'static'", must, repr(pattern), "take a name that `hosim plan` prints")
             may_leave = [tensor for tensor in tensors if not problem.pinned(tensor)]
             if not may_leave:
-                must, found = "what option move names may leave the compute tier", f"{pattern!r}, which is at home"
+                must, found = "tensors of option move may leave the compute tier", f"{pattern!r}, which is at home"
                 raise ScopeError("policy 'static'", must, f"{found} there", "give it another home, or free")
             asked.update(may_leave)
         return frozenset(asked)
