@@ -11,14 +11,13 @@ steps; in a run of one step it is the makespan. Of several ranks it is that of t
 before what, on all streams and, where ranks meet, over all ranks (proof in `critical_path`). On one stream these are
 the sums of the computes before the op and after it. The longest path of all is the *critical path*.
 
-Let ``S`` be the start of the last op of the line. *All copies into the compute tier that a step forces lie between two
-such starts*: they are issued after the step before, so that none starts before that step's last compute has started;
-and each brings data that some op reads which the last op of the line waits for, so that all have ended when that one
-starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
-because the makespan counts it. If the last op takes equally long in both steps, the distance of the ends is the
-distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
-it reads dynamically, it may take less time than in the step before; then the ends are closer to each other than the
-starts by that difference.
+Let ``S`` be the start of the last op of the line. *Every forced copy-in of a step lies between two such starts.* It is
+issued after the previous step, so it cannot begin before that step's last compute begins. It must end before this
+step's last op begins, because that op depends on a reader of the data. The same holds for copies out that make room for
+an op, and for all copies of a run of one step, because the makespan counts them. If the last op takes equally long in
+both steps, the distance of the ends is the distance of the starts, and a link that must carry ``b`` bytes in it at a
+bandwidth ``w`` needs at least ``b / w``. If the last op reads dynamically, it may take less time than in the step
+before; then the ends are closer to each other than the starts by that difference.
 
 *Dynamic reads.* A plan need not bring what is not chosen, so that only certain reads count here. For plans fixed before
 the run, which must bring all candidates, `mean_step` bounds all steps together.

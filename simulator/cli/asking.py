@@ -44,7 +44,7 @@ def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
 @click.option("--over", metavar="ROW", help="Base of ratios: a row, compute, unmoved. [default: the fastest row]")
 @click.option("--pareto", is_flag=True, help="Instead, trade off peaks, or with --of a cost, against steps.")
 def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
-    """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for what no plan beats.
+    """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for the lower bounds.
 
     \b
     Examples:
@@ -62,9 +62,9 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     relative to the step; a ratio (1.01x) is relative to the fastest row with the documents as they are, or to --over.
 
     The search starts from the values in the documents. It assumes that conditions which hold also hold with easier
-    values, and tries some beside each answer to check. --pareto varies the capacity of the compute tier from the least
-    that any plan needs to what is enough for all data at once; --of names a cost in place of the peak. With --out the
-    page also shows what limits each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
+    values, and tries some beside each answer to check. --pareto varies the capacity of the compute tier from the lower
+    bound of all plans to the size of all data; --of names a cost in place of the peak. With --out the page also shows
+    the limits of each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if pareto:
         given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
@@ -138,8 +138,8 @@ def limits(scenario: str, **more: Any) -> int:
       hosim limits llama3_8b_train_910c --policy static
       hosim limits mine.yaml --out results/limits
 
-    The table has a line for each figure that changes a step, the strongest first, with its origin: so it shows what the
-    answer depends on, and which of that nobody has measured. The exit code is 1 if no row ran to its end.
+    The table has a line for each figure that changes a step, the strongest first, with its origin: so it shows which
+    figures the answer depends on, and which of them are assumed. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     statuses = common.run_and_print(hosim.limits, scenario, **more).more["statuses"]
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])

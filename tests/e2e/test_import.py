@@ -182,7 +182,7 @@ def test_a_trace_of_requests_is_imported_and_served(hosim, tmp_path, monkeypatch
     served = hosim("serve", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "static")
     assert (served.code, served.err) == (0, "")
     assert "3 of 3" in served.out
-    assert "static finds of all prompt tokens 35 % in hbm; 65 % are computed." in served.out
+    assert "Of all prompt tokens static finds 35 % in hbm, and computes 65 %." in served.out
 
 
 def test_a_kind_that_nobody_has_is_told_with_those_there_are(hosim):
