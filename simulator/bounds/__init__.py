@@ -7,7 +7,7 @@ stays there.
 
 *The window.* The step time is the distance ``E_n - E_(n-1)`` of the ends of the last op of the line in the last two
 steps; in a run of one step it is the makespan. Of several ranks it is that of the slowest. No op starts sooner after
-``E_(n-1)`` than its *head*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
+``E_(n-1)`` than its *lead*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
 before what, on all streams and, where ranks meet, over all ranks (proof in `critical_path`). On one stream these are
 the sums of the computes before the op and after it. The longest path of all is the *critical path*.
 
@@ -42,7 +42,7 @@ What is forced:
 
 *Room at ops.* Copies that must go out before an op runs, or come in between two ops, take their time there and not
 elsewhere: a budget that is tight at some ops can cost more than each of its copies hidden elsewhere would. The longest
-path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give heads or
+path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give leads or
 tails, the windows of one rank meet the ends of steps of ranks that are alike, each once, so that the mean of their
 steps is at least this.
 
@@ -211,19 +211,19 @@ def _device_terms(timing: Timing, hardware: Hardware, sharers: Mapping[str, int]
 
     So does the host always, and `sharers` of its memory, which do the same at the same time, do so there as well.
 
-    *Proof.* An op that surely starts after the window has begun (its head is known) and ends before the window does
+    *Proof.* An op that surely starts after the window has begun (its lead is known) and ends before the window does
     (its tail is known) does all its arithmetic in it, and moves all its traffic. No unit computes faster than at its
     peak, nor does the memory carry more than its bandwidth (semantics, rule 10). Where ranks meet, windows of several
-    ranks are on the paths that heads and tails come from, so that this holds for runs of one step only.
+    ranks are on the paths that leads and tails come from, so that this holds for runs of one step only.
     """
     graph, is_contended = timing.precedence.whole, timing.precedence.is_contended
     if not (is_contended or graph.on_host) or (graph.meets and graph.steps > 1):
         return {}
-    ends = zip(graph.ops, timing.heads_ns, timing.tails_ns, strict=True)
+    ends = zip(graph.ops, timing.leads_ns, timing.tails_ns, strict=True)
     inside = [
         op
-        for op, head, tail in ends
-        if min(head, tail) >= 0
+        for op, lead, tail in ends
+        if min(lead, tail) >= 0
         and op.collective is None
         and op.duration_ns is None
         and (is_contended or op.device == HOST)

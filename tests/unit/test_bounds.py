@@ -269,7 +269,7 @@ def test_a_lever_helps_on_its_own():
     free = "leave the homes of activation tensors free (--home activation=free): they hold 70 B of hbm"
     smaller = "make the batch smaller, or the sequence shorter"
     assert helps(110) == (free, "split the 1 op over the budget; op g alone uses 90 B", smaller)
-    assert helps(109) == ("split the 2 ops over the budget; op 'f' alone uses 110 B", smaller)
+    assert helps(109) == ("split the 2 ops over the budget; op f alone uses 110 B", smaller)
     assert helps(70) == ()
 
 
