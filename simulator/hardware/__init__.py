@@ -120,7 +120,7 @@ class Hardware(Document):
         Name -> links whose copies wait in one queue, in issue order, and share its channels (such as one copy stream
         for both directions); all of them state the same number of channels. Every other link has a queue of its own.
     topology
-        How many devices there are.
+        Number of devices.
     fabrics
         Networks between devices, by name. Each device has two ports on each, ``<name>.out`` and ``<name>.in``, which a
         bus may cap together with links.

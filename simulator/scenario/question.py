@@ -308,7 +308,7 @@ class Layouts(Part):
     Attributes
     ----------
     devices
-        How many ranks there are, whatever the layout.
+        Number of ranks in every layout.
     global_batch
         Sequences that all replicas train on in a step.
     over
@@ -317,7 +317,7 @@ class Layouts(Part):
         activations are cut along `sequence` or not, and `zero_stage` is any; other fields are as in the workload.
         ``parallel.micro_batches`` follows from the global batch, unless it is stated.
     replay
-        How many layouts are replayed: the fastest by the estimate.
+        Number of layouts that are replayed: the fastest by the estimate.
     """
 
     key: ClassVar[str] = "layout"

@@ -59,9 +59,9 @@ class JobProgram(Part):
     spread
         How the delay varies; default: not at all.
     ranks
-        How many ranks, the next ones that no program before has; or which (``0-7``, ``0,2,4-7``); or the name of a
-        program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies run
-        side by side.
+        Number of ranks, the next ones that no program before has; or a list of them (``0-7``, ``0,2,4-7``); or the name
+        of a program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies
+        run side by side.
     samples
         Sequences that it handles in a run, on all its ranks: ``batch`` of its workload is then what that takes, rounded
         up.
@@ -127,7 +127,7 @@ class JobEdge(Part):
     bytes_
         So much, from all ranks of `from` to all of `to`, once `from` has run and before `to` begins.
     stale
-        By how many rounds older than necessary what `to` reads is. It waits in so many buffers of `to`.
+        Number of rounds by which the data that `to` reads is older than necessary. It waits in so many buffers of `to`.
     back
         Of tensors: `to`, which stands before `from` and on other ranks, reads it in the same round, as gradients go
         back to where features came from.
@@ -161,7 +161,7 @@ class JobDocument(Document):
     edges
         What programs hand to others.
     steps
-        How many rounds run, one after another, in place of the steps of each workload.
+        Number of rounds, one after another, in place of the steps of each workload.
     counts
         The program whose tokens and samples count as those of a step; default: none.
     idle

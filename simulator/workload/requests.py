@@ -58,7 +58,7 @@ class Lengths(Part):
 
 
 class Answers(Lengths):
-    """How many tokens each sequence of a batch adds until it ends.
+    """Numbers of tokens that the sequences of a batch add until they end.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Prefixes(Part):
     Attributes
     ----------
     number
-        How many prefixes there are.
+        Number of prefixes.
     tokens
         Length of each, at most the mean prompt; a shorter prompt is all prefix.
     skew
@@ -96,9 +96,9 @@ class Clients(Part):
     Attributes
     ----------
     number
-        How many clients there are.
+        Number of clients.
     rounds
-        How many requests each sends.
+        Number of requests that each sends.
     think_ns
         Time from the last token of an answer to the client's next request [ns].
     in_flight
@@ -129,15 +129,15 @@ class Requests(Part):
         A ``.csv`` of requests (`simulator.formats.tables_csv`), relative to the workload, in place of `arrivals`,
         `prompt`, `output` and `prefixes`.
     count
-        How many requests there are; from a file the first ones, by default all, up to a limit.
+        Number of requests; from a file the first ones, by default all, up to a limit.
     arrivals
         When requests arrive.
     clients
         In place of `count` and `arrivals`: clients that send a request once the one before was answered.
     prompt
-        How many tokens each request reads.
+        Number of tokens that each request reads.
     output
-        How many tokens each request adds.
+        Number of tokens that each request adds.
     prefixes
         The prefixes that prompts share; default: none.
     block
