@@ -233,7 +233,7 @@ def finding(source: str, where: str) -> Iterator[Callable[[], Callable[[], Any]]
     """
     module, _, function = source.partition(":")
     must = "a step is named as package.module:function"
-    do = f"write for example {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
+    do = f"write for example {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write for example mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
 
     def find() -> Any:
@@ -261,10 +261,7 @@ def parts_of(where: str, made: Any) -> tuple[list[Any], dict[str, Any]]:
     """
     parts = list(made) if isinstance(made, tuple) else [made]
     options = parts.pop() if parts and isinstance(parts[-1], dict) else {}
-    must, do = (
-        "the function returns a module or a step, and its inputs",
-        "end it for example with `return model, tokens`",
-    )
+    must, do = "the function returns a module or a step, and its inputs", "end it with a `return model, tokens`"
     insist(parts and callable(parts[0]), where, must, type(made).__name__, do)
     return parts, options
 

@@ -148,10 +148,7 @@ class ModuleWatch:
         prefix = f"{path}{alike or ''}." if self._roots else ""
         parts = ((name, part) for name, parameter in module.named_parameters() for part in tensors([parameter]))
         real = next((name for name, part in parts if not isinstance(part, FakeTensor)), None)
-        must, do = (
-            "the tensors of a step were made in `with hosim.torch.fake():`",
-            "make module and its optimizer there",
-        )
+        must, do = "tensors of a step were made in `with hosim.torch.fake():`", "make module and optimizer there"
         insist(self.has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
         for name, part in module.named_modules():

@@ -193,9 +193,8 @@ def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column
         ran = {who: amount for who, amount in amounts.items() if amount is not None and who not in BOUNDS}
         least = shown(column, min(ran.values(), default=None))
         best = [who for who in ran if shown(column, ran[who]) == least]  # as far as people are shown digits
-        lowest = (
-            f"{listed(best)} {'have' if best[1:] else 'has'} the lowest {name} tried, {least}" if ran else "no row runs"
-        )
+        have = f"{listed(best)} {'have' if best[1:] else 'has'}"
+        lowest = f"{have} the lowest {name} tried, {least}" if ran else "no row runs"
         yield f"Within {price:g}x compute, {lowest}{beside}."
 
 

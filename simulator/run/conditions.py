@@ -139,10 +139,7 @@ def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]
     with errors_at(where):
         loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in ends)
     is_number = all(isinstance(value, int | float) and math.isfinite(value) for value in (loc, scale))
-    rule, do = (
-        "loc and scale are numbers, of one unit, and scale is above 0",
-        "write for example loc: 1 us, scale: 2 us",
-    )
+    rule, do = "loc and scale are numbers of one unit, and scale is above 0", "write it like loc: 1 us, scale: 2 us"
     insist(is_number and float(scale) > 0, where, rule, f"{stated.loc!r} and {stated.scale!r}", do)
     return unit, float(loc), float(scale)
 

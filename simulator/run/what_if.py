@@ -71,15 +71,13 @@ def what_would_free(
         return []
     case, label = fastest.case, fastest.label
     if case.graph.on_host:  # what crosses between its devices must, whatever stays
-        return [f"hosim does not search a faster machine for {label}: its host computes."] if is_asked else []
+        return [f"No bandwidth or capacity is searched for {label}: its host computes."] if is_asked else []
     if case.choice(label).is_file:
-        return [f"hosim does not search a faster machine for {label}: its plan is for one machine."] if is_asked else []
+        return [f"No bandwidth or capacity is searched for {label}: its plan is for one machine."] if is_asked else []
     is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
     if is_asked is None and (_is_free(fastest) or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
-        return (
-            [] if _is_free(fastest) else [f"For the bandwidth and the capacity at which {label} never stalls, {ask}."]
-        )
+        return [] if _is_free(fastest) else [f"For the bandwidth or capacity at which {label} never stalls, {ask}."]
     machine = case.loaded.hardware
     wires = [f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind)]
     wires += [f"tiers.{name}.bandwidth" for name in machine.memories.values()]

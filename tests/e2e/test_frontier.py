@@ -514,7 +514,7 @@ def test_what_would_make_a_plan_from_a_file_free_is_not_searched(hosim, tmp_path
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(story), encoding="utf-8")
     assert "as fast as" not in hosim("run", tmp_path / "mine.yaml").out
     asked = hosim("run", tmp_path / "mine.yaml", "--what-if")
-    assert "hosim does not search a faster machine for mine: its plan is for one machine.\n" in asked.out
+    assert "No bandwidth or capacity is searched for mine: its plan is for one machine.\n" in asked.out
 
 
 def test_a_crossover_is_of_two_rows(hosim, story):
