@@ -20,9 +20,9 @@ class _Attention(Part):
     heads
         Heads of queries (``num_attention_heads`` of the model's ``config.json``).
     window
-        How many tokens each token sees: itself and the last ones before it; default: all.
+        Number of tokens that each token sees: itself and the last ones before it; default: all.
     sinks
-        How many of the first tokens it sees beside its window (StreamingLLM, arXiv 2309.17453).
+        Number of first tokens that it sees beside its window (StreamingLLM, arXiv 2309.17453).
     sparse
         Native sparse attention: each token sees compressed, selected and near tokens instead.
     gate

@@ -145,7 +145,13 @@ def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> Non
 
 LONGCAT = {"model_type": "longcat_flash", "num_layers": 1, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 16}
 LONGCAT |= {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 3, "q_lora_rank": 24, "kv_lora_rank": 16}
-LONGCAT |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "zero_expert_type": "identity", "intermediate_size": None}
+LONGCAT |= {
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "zero_expert_type": "identity",
+    "intermediate_size": None,
+}
 LATENT_MATRICES = HIDDEN * 24 + 24 * 4 * 12 + HIDDEN * 20 + 16 * 4 * 16 + 4 * 8 * HIDDEN
 
 
