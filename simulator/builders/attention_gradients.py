@@ -24,6 +24,9 @@ Where each token sees all before it (``top`` is at least the sequence), attentio
 chosen, and in backward the scores of all pairs are a workspace (fp32). That is the warm-up, if all weights but the
 indexer's are ``frozen`` (section 2.1.1, dense warm-up stage): then nothing else has a backward.
 
+*Compressed tokens* (DeepSeek-V4, `chosen`). The rows of near and of compressed tokens are read by all heads in one op,
+and both have a gradient. ``attn.pool`` saves its inputs. An indexer learns as above, from compressed tokens alone.
+
 *Three views* (NSA, arXiv 2502.11089, section 3). Each view is a softmax as above over the pairs that it sees, with a
 key and a value of its own or the same as the others, and saves its output and a statistic for each row: they run as
 kernels of their own, as in ``fla-org/native-sparse-attention``. Latent attention is absorbed. ::
@@ -40,7 +43,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads, of_scores, small_of_pools
+from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads
+from simulator.builders.chosen import of_scores, small_of_pools
 from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape

@@ -337,9 +337,6 @@ class Workload(Document):
             must, do, keys = "requests are served on tensor, data and expert ranks", "remove it", ["sequence"]
         odd = changed(self.parallel, (*keys, "pipeline", "context", "zero_stage", "micro_batches"))
         require(not odd, must, "".join(odd[:1]), "parallel", *odd[:1], do=do)
-        has_zero = any(isinstance(part, Experts) and part.zero for _, part in model.kinds)
-        must, do = "experts that are chosen one by one all have weights", "say together or grouped, and the accelerator"
-        require(not has_zero or (self.experts != "each" and not self.on.share("experts")), must, "zero", "model", do=do)
         must, do = "how experts lie on ranks is said once", "remove it, or ranks of the feed-forward"
         once = self.parallel.expert == 1 or all(getattr(part, "ranks", 1) == 1 for _, part in model.kinds)
         require(once, must, "twice", "parallel", "expert", do=do)
@@ -364,12 +361,9 @@ class Workload(Document):
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
-            pool = attention.pool if isinstance(attention, Mqa) else None
-            must, found = (
-                f"a sequence has at least {pool.stride if pool else 0} tokens, of which one is compressed",
-                f"{self.sequence:,}",
-            )
-            require(not pool or self.sequence >= pool.stride, must, found, "sequence", do="raise it")
+            least = attention.pool.stride if isinstance(attention, Mqa) and attention.pool else 1
+            must = f"a sequence has at least {least:,} tokens, of which one is compressed"
+            require(self.sequence >= least, must, f"{self.sequence:,}", "sequence", do="raise it")
             is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
             must = "context ranks gather the keys and values of grouped-query attention"
             is_gathered = is_whole or self.parallel.context == 1

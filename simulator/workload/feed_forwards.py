@@ -60,8 +60,8 @@ class Experts(_FeedForward):
     top_k
         Number of experts that it chooses for each token, those without weights among them.
     zero
-        Number of further experts among which it chooses that leave a token as it is: they have no weights (LongCat-Flash, arXiv
-        2509.01322). All are alike, so that their part of the choices goes nowhere.
+        Number of further experts among which it chooses that leave a token as it is, without weights (LongCat-Flash,
+        arXiv 2509.01322). All are alike, so that their part of the choices goes nowhere.
     width
         Inner width of an expert.
     shared
