@@ -234,18 +234,9 @@ def _attend_to_rows(t: Tape, part: Mqa, inputs: list[str], pairs: int) -> str:
 
 def _pooled(t: Tape, pool: Pool, name: str, taken: list[str]) -> str:
     """Compress blocks of tokens into the sums of rows, weighted by others; backward makes the weights again."""
-    weights, sequence = small_of_pools(t, f"{name}."), t.workload.sequence
-    held, rows = [t.held[weight.name] for weight in weights], t.rows[0] // sequence * (sequence // pool.stride)
-    out = t.tensor(f"{name}.out", t.spread[taken[0]].width // pool.rows, rows=(rows,))
-    t.op(name, [*taken, *held], [out])
-
-    def back(dy: str) -> None:
-        grads = [t.add(f"{x}.grad", t.spread[x]) for x in taken]
-        old, new = t.weight_gradients(t.batch, *weights)
-        t.op(name, [t.to(dy, t.cut()), *taken, *held, *old], [*grads, *new])
-        t.add_gradients(taken, grads)
-
-    return t.record(out, back)
+    sequence, weights = t.workload.sequence, small_of_pools(t, f"{name}.")
+    rows = t.rows[0] // sequence * (sequence // pool.stride)
+    return t.joined(name, taken, t.spread[taken[0]].width // pool.rows, weights, rows=(rows,))
 
 
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:

@@ -37,7 +37,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     x = t.linear("in", x) if t.model.embedding_width and is_late else x
     if t.model.layer_inputs:
         _give_layers(t, x, tokens, t.model.layer_inputs.width)
-    return _copied(t, x) if t.model.streams > 1 else x
+    return t.joined("streams", [x], t.model.streams * t.model.hidden) if t.model.streams > 1 else x
 
 
 def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
@@ -53,19 +53,6 @@ def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
         t.add_gradients([both], [dx])
 
     t.record(parts[0], back)
-
-
-def _copied(t: Tape, x: str) -> str:
-    """Make the streams of the residual, all alike at first."""
-    out = t.tensor("streams.out", t.model.streams * t.model.hidden, t.residual)
-    t.op("streams", [x], [out])
-
-    def back(dy: str) -> None:
-        dx = t.add(f"{x}.grad", t.spread[x])
-        t.op("streams", [t.to(dy, t.residual)], [dx])
-        t.add_gradients([x], [dx])
-
-    return t.record(out, back)
 
 
 def _stem(t: Tape) -> str:

@@ -111,19 +111,7 @@ def collapsed(t: Tape, name: str, x: str) -> str:
     """Add up the streams of the residual, each times a weight that is made of all; as it is, where there is one."""
     if t.model.streams == 1:
         return x
-    weights, scale = t.linear(name, x), t.weight(f"{name}.scale")
-    out = t.tensor(f"{name}.sum.out", t.model.hidden, t.residual)
-    t.op(f"{name}.sum", [x, weights, t.held[scale.name]], [out])
-
-    def back(dy: str) -> None:
-        dy = t.to(dy, t.residual)
-        grads = [t.add(f"{y}.sum.grad", t.spread[y]) for y in (x, weights)]
-        old, new = t.weight_gradients(t.residual.cut, scale)
-        t.op(f"{name}.sum", [dy, x, weights, t.held[scale.name], *old], [*grads, *new])
-        t.add_gradients([x], grads[:1], f"{name}.sum")
-        t.add_gradients([weights], grads[1:], f"{name}.weights")
-
-    return t.record(out, back)
+    return t.joined(f"{name}.sum", [x, t.linear(name, x)], t.model.hidden, [t.weight(f"{name}.scale")])
 
 
 def _joined(t: Tape, part: str, x: str, made: str) -> str:
