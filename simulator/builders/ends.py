@@ -37,7 +37,8 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     x = t.linear("in", x) if t.model.embedding_width and is_late else x
     if t.model.layer_inputs:
         _give_layers(t, x, tokens, t.model.layer_inputs.width)
-    return t.joined("streams", [x], t.model.streams * t.model.hidden) if t.model.streams > 1 else x
+    made = [t.linear("streams", x)] if t.model.predicted else []
+    return t.joined("streams.all", [x, *made], t.model.streams * t.model.hidden) if t.model.streams > 1 else x
 
 
 def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
@@ -121,6 +122,9 @@ def finish(t: Tape, x: str) -> list[str]:
 
 def _final(t: Tape, x: str) -> str:
     """Make the rows that the output projection takes from those of the last layer."""
+    if t.model.predicted:
+        weight, rows = t.weight("streams"), t.spread[x].elements // t.spread[x].width
+        x = t.joined("streams", [x], t.model.hidden, [weight], flops=2 * rows * weight.parameters)
     x = collapsed(t, "streams", x)
     x = t.norm("norm", x) if t.model.final_norm else x
     if t.model.head_transform:

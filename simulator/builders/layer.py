@@ -63,8 +63,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     """
     t.block, is_parallel = block, t.model.parallel
     beside = t.layer.attention.beside
-    is_shared = beside is not None or t.model.norms == "shared"
+    is_shared = beside is not None or t.model.norms == "shared" or t.model.laurel > 0
     t.begin("layer")
+    predictions = _with_routed(t, "predict", [x], x) if t.model.predicted else ""
+    x = t.first(predictions, t.model.hidden) if predictions else x
     normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
@@ -80,6 +82,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
             made = _with_state(t, made, attended)
         made = normalise(t, "norm1.after", made)
         r = normed if is_parallel else normalise(t, "norm1.sum", _joined(t, "1", x, made))
+        if t.model.laurel:
+            low = t.norm("laurel.norm", t.linear("laurel.out", t.linear("laurel.in", normed)))
+            r = t.vector("laurel.add", [r, normed, low], adds=t.residual)
     if t.model.encoded:
         across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
         r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
@@ -95,6 +100,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
             both, other = t.spread[made].layout, t.spread[fed_forward].layout
             r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == other else t.residual)
         out = normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
+    out = _with_routed(t, "correct", [predictions, out], out) if predictions else out
     out = _with_input(t, out) if t.model.layer_inputs else out
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
@@ -102,21 +108,34 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
 
 def _with_input(t: Tape, x: str) -> str:
     """Add what a layer makes of the row that it takes beside its input."""
-    given, gate = f"{t.micro}embed/layers.add.out.{t.block}", t.linear("input.gate", x)
+    given, taken, hidden = f"{t.micro}embed/layers.add.out.{t.block}", x, t.model.hidden
+    if t.model.predicted:
+        taken = t.joined("streams.scale", [t.first(x, hidden)], hidden, [t.weight("streams.scale")])
+    gate = t.linear("input.gate", taken)
     made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
+    if t.model.predicted:
+        return t.joined("input.add", [x, made], t.model.streams * hidden)
     return t.vector("input.add", [x, made], adds=t.residual)
+
+
+def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:
+    """Predict streams, or correct them, by coefficients that are made of the first elements of a row."""
+    n, h, weights = t.model.streams, t.model.hidden, [f"streams.{part}" for part in ("router", "norm", name)]
+    products = n * h + n * n * (n if name == "predict" else 1)
+    flops = 2 * t.spread[routed].elements // t.spread[routed].width * products
+    return t.joined(f"streams.{name}", reads, n * h, map(t.weight, weights), flops=flops)
 
 
 def collapsed(t: Tape, name: str, x: str) -> str:
     """Add up the streams of the residual, each times a weight that is made of all; as it is, where there is one."""
-    if t.model.streams == 1:
+    if t.model.streams == 1 or t.model.predicted:
         return x
     return t.joined(f"{name}.sum", [x, t.linear(name, x)], t.model.hidden, [t.weight(f"{name}.scale")])
 
 
 def _joined(t: Tape, part: str, x: str, made: str) -> str:
     """Add what a part made to the residual, or to each of its streams, which are mixed."""
-    if t.model.streams == 1:
+    if t.model.streams == 1 or t.model.predicted:
         return t.vector(f"add{part}", [x, made], adds=t.residual)
     return t.vector(f"streams{part}.add", [x, t.to(made, t.residual), t.name(f"streams{part}.out")])
 
@@ -150,7 +169,9 @@ def through_matrices(t: Tape, name: str, x: str) -> str:
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
     first = "add3" if t.model.encoded else "add1"
-    return "" if t.model.parallel or t.model.streams > 1 or t.layer.attention.kind == "none" else first
+    return (
+        "" if t.model.parallel or t.model.streams > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
+    )
 
 
 def feed_forward(t: Tape, x: str) -> str:

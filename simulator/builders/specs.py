@@ -92,6 +92,7 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
+    embed |= _streams(model, "streams", 1) if model.predicted else {}
     if given := model.layer_inputs:
         wide = model.layers * given.width
         embed |= {"layers.tokens": Spec((given.rows, wide), _ROW), "layers.in": Spec((h, wide), _WHOLE)}
@@ -124,9 +125,18 @@ def _streams(model: DecoderModel, name: str, parts: int) -> Specs:
 
     One part is for their sum; of three, the others say what joins each, and how much of each stays in each.
     """
+    if model.predicted:
+        return {} if parts > 1 else {name: Spec((model.hidden, (model.streams - 1) * model.hidden), _WHOLE)}
     inputs, outputs = model.streams * model.hidden, model.streams * (1 if parts == 1 else 2 + model.streams)
     linear = _biases({name: Spec((inputs, outputs), _WHOLE)}, [name]) | {f"{name}.scale": _norm(parts)}
     return linear if model.streams > 1 else {}
+
+
+def _predicted(model: DecoderModel) -> Specs:
+    """Return what predicts streams and corrects them: weights of a router of each, and a scale of the first one."""
+    h, n = model.hidden, model.streams
+    router = {"streams.router": Spec((h, n), _WHOLE), "streams.norm": _norm(h), "streams.scale": _norm(h)}
+    return router | {"streams.predict": Spec((n, n * n), _WHOLE), "streams.correct": Spec((n, n), _WHOLE)}
 
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
@@ -156,6 +166,10 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
     first = (_streams(model, "streams1", 3) if "norm1" in halves else {}) | first
+    first = (_predicted(model) if model.predicted else {}) | first
+    if rank := model.laurel:
+        first |= {"laurel.in": Spec((h, rank), _WHOLE), "laurel.out": Spec((rank, h), _WHOLE)}
+        first |= _norms(model, ["laurel.norm"])
     between = (_streams(model, "streams2", 3) if "norm2" in halves else {}) | between
     if given := model.layer_inputs:
         last |= {"input.gate": Spec((h, given.width), _WHOLE), "input.out": Spec((given.width, h), _WHOLE)}

@@ -164,6 +164,11 @@ class DecoderModel(Part):
     streams
         Rows of the residual of a token; before each part and behind the last one a sum of them, whose weights are made
         from all, is its input, and its output joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
+    predicted
+        Whether layers run on the first stream, others are predicted before and corrected behind each, and linears make
+        them of the embedding, and one row of them (AltUp, arXiv 2301.13310; Gemma 3n).
+    laurel
+        Rank of two linears beside attention, whose normalised output joins the residual (LAuReL, arXiv 2411.07501).
     layer_inputs
         What each layer takes of a token beside its input; default: nothing.
     causal
@@ -198,6 +203,8 @@ class DecoderModel(Part):
     head: StrictBool = True
     merger: Merger | None = None
     streams: Few = 1
+    predicted: StrictBool = False
+    laurel: CountOrNone = 0
     layer_inputs: LayerInputs | None = None
     causal: StrictBool = True
     tied_embeddings: StrictBool = False
@@ -255,10 +262,19 @@ class DecoderModel(Part):
         must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
         found = f"{self.embedding_rows or 0:,} rows"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
-        alone = self.norms == "before" and not self.parallel and not self.encoded and self.head
+        usual = "both" if self.predicted else "before"
+        alone = self.norms == usual and not self.parallel and not self.encoded and self.head
         alone &= all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with streams have a norm before them, one behind the other", "set streams to 1"
         require(self.streams == 1 or alone, must, "another layer", "streams", do=do)
+        must, do = (
+            "streams that are predicted are several, and layers take rows beside them",
+            "remove predicted or laurel",
+        )
+        whole = (
+            self.streams > 1 and self.layer_inputs and all(part.kind != "none" for kind in self.kinds for part in kind)
+        )
+        require(whole or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)

@@ -158,7 +158,7 @@ def test_a_step_that_completes_a_block_puts_out_one_more(tmp_path: Path) -> None
 def test_the_residual_has_streams(tmp_path: Path) -> None:
     found = graph(tmp_path, phase="train", sequence=16)
     sizes = {tensor.name: tensor.size_bytes for tensor in found.tensors}
-    assert sizes["L00/streams1.add.out"] == sizes["embed/streams.out"] == 2 * 16 * N * H
+    assert sizes["L00/streams1.add.out"] == sizes["embed/streams.all.out"] == 2 * 16 * N * H
     assert sizes["L00/streams1.sum.out"] == 2 * 16 * H
 
 

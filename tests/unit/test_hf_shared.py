@@ -1,4 +1,4 @@
-"""Layers that reuse keys and values, and take rows beside their input (Gemma 4), against closed forms of the keys."""
+"""Layers that reuse keys and values, and take rows beside their input (Gemma 3n and 4), against closed forms."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ TINY: dict[str, Any] = {
     "layer_types": TYPES, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "sliding_window": WINDOW,
     "hidden_size_per_layer_input": WIDTH, "vocab_size_per_layer_input": ROWS, "torch_dtype": "bfloat16",
 }  # fmt: skip
+
+STREAMS, RANK, WIDTHS = 3, 5, [48, 40, 48, 40, 32, 24]
+PREDICTED: dict[str, Any] = {key: TINY[key] for key in TINY if key not in ("use_double_wide_mlp", "global_head_dim")}
+PREDICTED |= {"model_type": "gemma3n_text", "altup_num_inputs": STREAMS, "laurel_rank": RANK}
+PREDICTED |= {"intermediate_size": WIDTHS}
 
 
 def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
@@ -122,6 +127,27 @@ def test_gradients_of_keys_come_from_all_layers_that_use_them(tmp_path: Path) ->
     assert len(parts.reads) == 6
 
 
+@pytest.mark.parametrize("layer", range(6))
+def test_streams_are_predicted_and_corrected(layer: int, tmp_path: Path) -> None:
+    """Gemma 3n: beside attention, a feed-forward of its own width and what it takes beside its input."""
+    attention = H * SIZE * (2 * HEADS + 2 * KV * (layer < FIRST))
+    streams = 2 * H * STREAMS + STREAMS**3 + STREAMS**2
+    products = attention + 3 * H * WIDTHS[layer] + 2 * H * WIDTH + 2 * H * RANK + streams
+    workload = read(PREDICTED, tmp_path, phase="prefill", sequence=21).workload
+    right = 2 * 21 * products + 4 * HEADS * SIZE * pairs(layer, range(1, 22))
+    found: Graph = build(workload)
+    assert of_layer(found, layer) == right
+    ends = [op for op in found.ops if op.name in ("embed/prefill/streams", "head/prefill/streams")]
+    assert [op.flops for op in ends] == [2 * tokens * H * H * (STREAMS - 1) for tokens in (21, 1)]
+    trained: Graph = build(read(PREDICTED, tmp_path, phase="train", sequence=21).workload)
+    seen = 21 * 21 if TYPES[layer] == FAR else WINDOW * (2 * 21 - WINDOW)
+    assert of_layer(trained, layer) == 6 * 21 * products + 14 * HEADS * SIZE * seen // 2
+    sizes = {tensor.name: tensor.size_bytes for tensor in trained.tensors}
+    assert sizes[f"L{layer:02d}/streams.correct.out"] == 2 * 21 * H * STREAMS
+    decoded: Graph = build(read(PREDICTED, tmp_path, phase="decode", sequence=22).workload)
+    assert of_layer(decoded, layer) == 2 * products + 4 * HEADS * SIZE * pairs(layer, range(23, 24))
+
+
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(hosim.ConfigError, match="num_kv_shared_layers: some of the layers make keys"):
         read({**TINY, "num_kv_shared_layers": 6}, tmp_path)
@@ -133,14 +159,15 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [0, 2])
-def test_parameters_are_those_of_the_module_of_transformers(shared: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiny", [TINY, PREDICTED], ids=["gemma4", "gemma3n"])
+def test_parameters_are_those_of_the_module_of_transformers(tiny: dict[str, Any], shared: int, tmp_path: Path) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    keys = {key: value for key, value in TINY.items() if key != "model_type"} | {"num_kv_shared_layers": shared}
-    config = transformers.CONFIG_MAPPING["gemma4_text"](**keys)
+    keys = {key: value for key, value in tiny.items() if key != "model_type"} | {"num_kv_shared_layers": shared}
+    config = transformers.CONFIG_MAPPING[tiny["model_type"]](**keys)
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config)
     module.tie_weights()
-    model = read({**TINY, "num_kv_shared_layers": shared}, tmp_path, sequence=21).workload.model
+    model = read({**tiny, "num_kv_shared_layers": shared}, tmp_path, sequence=21).workload.model
     assert isinstance(model, DecoderModel)
     assert count(model).total == sum({id(one): one.numel() for one in module.parameters()}.values())
     config.save_pretrained(tmp_path)
