@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from building import build
+from hf_small import LONGCAT
 from parameters import count
 
 import simulator as hosim
@@ -143,21 +144,12 @@ def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> Non
     assert cached == [2 * TOKENS * (16 + 4 + 8), 2 * TOKENS * (16 + 4)]
 
 
-LONGCAT = {"model_type": "longcat_flash", "num_layers": 1, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 16}
-LONGCAT |= {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 3, "q_lora_rank": 24, "kv_lora_rank": 16}
-LONGCAT |= {
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "zero_expert_type": "identity",
-    "intermediate_size": None,
-}
 LATENT_MATRICES = HIDDEN * 24 + 24 * 4 * 12 + HIDDEN * 20 + 16 * 4 * 16 + 4 * 8 * HIDDEN
 
 
 def test_choices_of_experts_without_weights_take_nothing(tmp_path: Path) -> None:
     """A layer of LongCat-Flash is two; of three choices among twelve experts two fall on the eight with weights."""
-    graph = built(LONGCAT, tmp_path)
+    graph = built({"num_key_value_heads": None, "intermediate_size": None} | LONGCAT, tmp_path)
     dense, by_pair = 3 * HIDDEN * 96, 4 * (12 + 8)
     for layer, chosen in enumerate([HIDDEN * 12 + 2 * 3 * HIDDEN * 16, 0]):
         found = sum(op.flops for op in graph.ops if f"L{layer:02d}/" in op.name)
@@ -170,7 +162,7 @@ def test_choices_of_experts_without_weights_take_nothing(tmp_path: Path) -> None
 
 def test_few_tokens_read_fewer_experts_where_some_have_no_weights(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(BASE | LONGCAT))
+    file.write_text(json.dumps(LONGCAT))
     graph = build(hosim.read_hf(file, phase="decode", sequence=TOKENS, batch=2, experts="grouped").workload)
     op = next(op for op in graph.ops if op.name == "L00/decode/ffn.experts")
     read, rows, size = 4, 4, 2 * 3 * HIDDEN * 16  # 12 * (1 - (3 / 4) ** 2) = 5.25 of 12, so 4 of 8; 2 * 3 * 8 / 12 rows

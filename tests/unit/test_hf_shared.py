@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from building import build
+from hf_small import GEMMA3N, GEMMA4
 from parameters import count
 
 import simulator as hosim
@@ -21,17 +22,7 @@ NEAR, FAR = "sliding_attention", "full_attention"
 TYPES = [NEAR, FAR, NEAR, FAR, NEAR, FAR]
 FIRST = 4
 """The first of the layers that reuse: 4 those of 2, and 5 those of 3."""
-TINY: dict[str, Any] = {
-    "model_type": "gemma4_text", "hidden_size": H, "num_attention_heads": HEADS, "num_key_value_heads": KV,
-    "head_dim": SIZE, "global_head_dim": FAR_SIZE, "intermediate_size": F, "num_hidden_layers": 6, "vocab_size": V,
-    "layer_types": TYPES, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "sliding_window": WINDOW,
-    "hidden_size_per_layer_input": WIDTH, "vocab_size_per_layer_input": ROWS, "torch_dtype": "bfloat16",
-}  # fmt: skip
-
-STREAMS, RANK, WIDTHS = 3, 5, [48, 40, 48, 40, 32, 24]
-PREDICTED: dict[str, Any] = {key: TINY[key] for key in TINY if key not in ("use_double_wide_mlp", "global_head_dim")}
-PREDICTED |= {"model_type": "gemma3n_text", "altup_num_inputs": STREAMS, "laurel_rank": RANK}
-PREDICTED |= {"intermediate_size": WIDTHS}
+STREAMS, RANK, WIDTHS = 3, 5, GEMMA3N["intermediate_size"]
 
 
 def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
@@ -41,7 +32,7 @@ def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported
 
 
 def graph(folder: Path, **options: Any) -> Graph:
-    built: Graph = build(read(TINY, folder, **options).workload)
+    built: Graph = build(read(GEMMA4, folder, **options).workload)
     return built
 
 
@@ -101,14 +92,14 @@ def test_a_cache_has_layers_that_make_keys_alone(tmp_path: Path) -> None:
     names = {tensor.name for index in ops["L05/decode/attn.core"].reads for tensor in [found.tensors[index]]}
     assert {"L03/kv", "L03/kv.tail"} <= names
     assert ops["L05/decode/attn.core"].read_bytes == ops["L03/decode/attn.core"].read_bytes
-    model = read(TINY, tmp_path, sequence=22).workload.model
+    model = read(GEMMA4, tmp_path, sequence=22).workload.model
     assert isinstance(model, DecoderModel)
     assert sum(group.token_bytes for group in cached_layers(model, Dtypes())) == 2 * model.kv_elements
     assert model.kv_elements == sum(2 * KV * size(layer) for layer in range(FIRST))
 
 
 def test_requests_attend_to_what_earlier_layers_cached(tmp_path: Path) -> None:
-    workload = read(TINY, tmp_path, phase="requests").workload
+    workload = read(GEMMA4, tmp_path, phase="requests").workload
     near = (3 * (WINDOW - 1), 7, pairs(0, range(8, 13)))
     run = Iteration(decoding=3, context=60, reading=5, cached=7, pairs=sum(range(8, 13)), answers=3, near=(near,))
     found = iteration(workload, run, 1 << 20)
@@ -133,33 +124,33 @@ def test_streams_are_predicted_and_corrected(layer: int, tmp_path: Path) -> None
     attention = H * SIZE * (2 * HEADS + 2 * KV * (layer < FIRST))
     streams = 2 * H * STREAMS + STREAMS**3 + STREAMS**2
     products = attention + 3 * H * WIDTHS[layer] + 2 * H * WIDTH + 2 * H * RANK + streams
-    workload = read(PREDICTED, tmp_path, phase="prefill", sequence=21).workload
+    workload = read(GEMMA3N, tmp_path, phase="prefill", sequence=21).workload
     right = 2 * 21 * products + 4 * HEADS * SIZE * pairs(layer, range(1, 22))
     found: Graph = build(workload)
     assert of_layer(found, layer) == right
     ends = [op for op in found.ops if op.name in ("embed/prefill/streams", "head/prefill/streams")]
     assert [op.flops for op in ends] == [2 * tokens * H * H * (STREAMS - 1) for tokens in (21, 1)]
-    trained: Graph = build(read(PREDICTED, tmp_path, phase="train", sequence=21).workload)
+    trained: Graph = build(read(GEMMA3N, tmp_path, phase="train", sequence=21).workload)
     seen = 21 * 21 if TYPES[layer] == FAR else WINDOW * (2 * 21 - WINDOW)
     assert of_layer(trained, layer) == 6 * 21 * products + 14 * HEADS * SIZE * seen // 2
     sizes = {tensor.name: tensor.size_bytes for tensor in trained.tensors}
     assert sizes[f"L{layer:02d}/streams.correct.out"] == 2 * 21 * H * STREAMS
-    decoded: Graph = build(read(PREDICTED, tmp_path, phase="decode", sequence=22).workload)
+    decoded: Graph = build(read(GEMMA3N, tmp_path, phase="decode", sequence=22).workload)
     assert of_layer(decoded, layer) == 2 * products + 4 * HEADS * SIZE * pairs(layer, range(23, 24))
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(hosim.ConfigError, match="num_kv_shared_layers: some of the layers make keys"):
-        read({**TINY, "num_kv_shared_layers": 6}, tmp_path)
+        read({**GEMMA4, "num_kv_shared_layers": 6}, tmp_path)
     with pytest.raises(hosim.ConfigError, match="reuses keys and values of an earlier one alike"):
-        read({**TINY, "layer_types": [NEAR] * 4 + [FAR] * 2}, tmp_path)
+        read({**GEMMA4, "layer_types": [NEAR] * 4 + [FAR] * 2}, tmp_path)
     with pytest.raises(hosim.ConfigError, match="are on one stage, and made once"):
-        read(TINY, tmp_path, phase="train", sequence=21, pipeline=2)
+        read(GEMMA4, tmp_path, phase="train", sequence=21, pipeline=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [0, 2])
-@pytest.mark.parametrize("tiny", [TINY, PREDICTED], ids=["gemma4", "gemma3n"])
+@pytest.mark.parametrize("tiny", [GEMMA4, GEMMA3N], ids=["gemma4", "gemma3n"])
 def test_parameters_are_those_of_the_module_of_transformers(tiny: dict[str, Any], shared: int, tmp_path: Path) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     keys = {key: value for key, value in tiny.items() if key != "model_type"} | {"num_kv_shared_layers": shared}
