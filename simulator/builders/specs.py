@@ -200,6 +200,10 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
+    if indexer := gqa.indexer:
+        widths = {"index.q": indexer.heads * indexer.head_size, "index.k": indexer.head_size}
+        for name, width in widths.items():
+            norms |= {name: Spec((h, width), _WHOLE), f"{name}_norm": _norm(indexer.head_size)}
     columns = {"q": Spec((h, q), _COLUMN)} | ({} if gqa.reuses else {"k": of_k})
     columns |= {"v": of_v} if gqa.values == "own" and not gqa.reuses else {}
     biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q

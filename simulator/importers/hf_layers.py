@@ -61,7 +61,9 @@ def layer_types(c: Config, layers: int) -> list[str]:
         types = list(pattern)[:layers]
     for key, words in c.family.codes.items():
         types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
-    named = [word for word, kind in WORDS.items() if c.family.one_row or kind not in ("pooled", "chosen")]
+    named = [
+        word for word, kind in WORDS.items() if kind not in ("pooled", "chosen", "blocks") or kind in c.family.words
+    ]
     for unknown in sorted({*types} - {*named}):
         must, do = "a type of layer is known", nearest(unknown, tuple(named))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)

@@ -158,6 +158,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
         part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
         is_near = window and word == "near"
+        part |= {"indexer": view.counts("blocks", "model.attention.indexer")} if word == "blocks" else {}
         part |= {"reuses": True} if keys.get("reuses") else {}
         return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
 
