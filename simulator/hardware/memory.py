@@ -262,7 +262,7 @@ class Bus(Part):
     scope: Scope = "device"
 
 
-CHUNKS = 2
+_CHUNKS = 2
 """Chunks for which a tier between has room: one comes in while the other goes out."""
 
 
@@ -346,7 +346,7 @@ def reserve_chunks(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices
     """
     for name, tier in tiers.items():
         through = [link_name for link_name, link in links.items() for stage in link.stages[1:] if stage.source == name]
-        chunks = sum(CHUNKS * links[link].chunk_bytes * links[link].channels for link in through) * devices[tier.scope]
+        chunks = sum(_CHUNKS * links[link].chunk_bytes * links[link].channels for link in through) * devices[tier.scope]
         room = tier.capacity_bytes - tier.reserved_bytes
         must = f"the tier {name!r} has room for the chunks that pass through it"
         found = f"{chunks:,} B of chunks of {' and '.join(dict.fromkeys(through))} and {room:,} B of room"

@@ -25,7 +25,7 @@ from simulator.report.words import percent, quantity, ratio, shown
 from simulator.trace import CAUSES
 from simulator.units import listed
 
-LINES = 64
+_LINES = 64
 """Most lines of a printed table, about a screen; the output folder has all."""
 
 
@@ -77,7 +77,7 @@ def grid_view(
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
-    if len(lines) > LINES:
+    if len(lines) > _LINES:
         files, tables = "--out DIR has them in points.csv, --out FILE.csv alone", []
         sentences.append(f"{len(lines):,} rows are too many to print: {files}.")
     if not fixed:

@@ -23,13 +23,13 @@ from simulator.trace import CAUSES
 PIPE_WIDTH = 100
 """Width of a line in a pipe [characters]."""
 _GAP = "  "
-SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
+_SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
 """Columns of work per second."""
 WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
 """Columns of waits by cause."""
 SELDOM_S = 30
 """Time between two lines of progress without a terminal [s]; a shorter run prints none."""
-OFTEN_S = 0.1
+_OFTEN_S = 0.1
 """Time between two updates of the bar on a terminal [s]; no thread updates it, as rows are written in forks."""
 
 
@@ -125,7 +125,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
         Figure("bound", "text", "bound"),
         Figure("real_step", "text", "real step"),
     )
-    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", bound)
+    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *_SPEED, "slowdown_vs_compute", bound)
     more = occurring(summaries, ["recompute_ns", "delay_ns", "host_compute_ns"])
     times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"))
     columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]
@@ -229,7 +229,7 @@ class ProgressBar:
             show = partial(print, file=sys.stderr) if self._bar is None else partial(self._bar.console.print, **style)
             show(f"hosim: {label}")
             return
-        if now_s < self._shown_s + (SELDOM_S if self._bar is None else OFTEN_S):
+        if now_s < self._shown_s + (SELDOM_S if self._bar is None else _OFTEN_S):
             return
         self._shown_s = now_s
         if self._bar is not None:

@@ -35,7 +35,7 @@ from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, parse, unit_of
 
-MOST_CELLS = 10_000
+_MOST_CELLS = 10_000
 """Most cells that run unless more are asked for: at half a second each they take under an hour on two cores."""
 MOST_VALUES = 1_000_000
 """Most values of a range: they take some 100 MB before cells are counted."""
@@ -182,7 +182,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     cluster: str = "",
     progress: Progress | None = None,
     cache: str | Path | bool = True,
-    at_most: int = MOST_CELLS,
+    at_most: int = _MOST_CELLS,
     uncertainty: int = 0,
     bounds: bool = False,
     out: str | Path | None = None,

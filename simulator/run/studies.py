@@ -307,15 +307,15 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, {"seed": seed})
 
 
-MOST_DRAWS = 10_000
+_MOST_DRAWS = 10_000
 """Most draws at a level: each is a replay and a row, and more hardly change the quantiles."""
 
 
 def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int, seed: int) -> Iterator[Study]:
     """Make a study for each perturbation and level, nominal conditions first; its points are draws."""
     loaded = once.loaded
-    rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
-    insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
+    rule = f"the number of draws is a whole number, at least 1 and at most {_MOST_DRAWS:,}, and the seed at least 0"
+    insist(isinstance(draws, int) and 1 <= draws <= _MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
     levels = [(NOMINAL, 0.0)]
     for name, given in asked.items():
         usual = LEVELS[name] if name != SEQUENCE or loaded.workload.decoder is not None else ()
