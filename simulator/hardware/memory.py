@@ -35,8 +35,8 @@ from simulator.units import (
     Nanoseconds,
     PriceOfRoom,
     require,
-    require_known,
-)  # fmt: skip
+    require_in,
+)
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of a tier or bus: each device, each node, or all devices together."""
@@ -317,7 +317,7 @@ def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
     """Refuse a way unless its links are wires, and each begins where the one before it ends."""
     place = link.source
     for stage in link.via:
-        require_known(stage, links, "a link goes via other links", *path)
+        require_in(stage, links, "a link goes via other links", *path)
         require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *path)
         must, source = "the links that a link goes via connect", links[stage].source
         require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *path)

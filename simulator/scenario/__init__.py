@@ -14,7 +14,7 @@ from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
 from simulator.scenario.question import Frontier, Largest, Layouts, Least, Question
 from simulator.scenario.unstated import Unstated
-from simulator.units import Bytes, Nanoseconds, nearest, require, require_known
+from simulator.units import Bytes, Nanoseconds, nearest, require, require_in
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest",
@@ -327,7 +327,7 @@ class Scenario(Document):
         for index, expectation in enumerate(self.expect):
             path = ("expect", str(index))
             for key, named in expectation.rows.items():
-                require_known(named, rows, "an expectation names a row of policies", *path, key)
+                require_in(named, rows, "an expectation names a row of policies", *path, key)
             is_named = not self.claim or expectation.printed is None or expectation.figure is not None
             must = "a printed figure that puts a claim to the test has a name"
             do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
