@@ -10,7 +10,7 @@ than the longest path between them.
 several steps the step time is ``E_n - E_(n-1)`` of the slowest rank. The window of a rank begins with that op of the
 step before, whose duration does not count, and ends with that op of the step. Later ops of the line are on a path from
 the first, as is all that follows from it, what is left of the step before included. An op on no such path may have run
-earlier, so that its *head* is not known, and an op that leads to no end may run later, so that its *tail* is not known.
+earlier, so that its *lead* is not known, and an op that leads to no end may run later, so that its *tail* is not known.
 In a run of one step the window is the whole run: it begins with time 0 and ends with the last end of all.
 
 *Ranks that are alike* count as one. A path from one of them may come back to another one. But all of them meet equally
@@ -53,7 +53,7 @@ from simulator.graph import Job, Roles
 from simulator.hardware import Hardware
 from simulator.trace import instances
 
-_UNKNOWN = -(1 << 60)
+UNKNOWN = -(1 << 60)
 """Stands for an unknown time [ns], as does any number that is not much larger."""
 
 _STRETCHED = 1 << 50
@@ -76,10 +76,10 @@ class Timing:
         Order of the ops.
     durations_ns
         Time of each op alone [ns].
-    heads_ns
-        By op, least time from the start of the window to its start [ns]; about `_UNKNOWN` if it may be any time.
+    leads_ns
+        By op, least time from the start of the window to its start [ns]; about `UNKNOWN` if it may be any time.
     tails_ns
-        By op, least time from its end to the end of the window [ns]; about `_UNKNOWN` if it may be any time.
+        By op, least time from its end to the end of the window [ns]; about `UNKNOWN` if it may be any time.
     path_ns
         Longest path of a step [ns].
     shorter_ns
@@ -91,7 +91,7 @@ class Timing:
 
     precedence: Precedence
     durations_ns: Sequence[int]
-    heads_ns: Sequence[int]
+    leads_ns: Sequence[int]
     tails_ns: Sequence[int]
     path_ns: int
     shorter_ns: int = 0
@@ -122,9 +122,9 @@ class Timing:
         if precedence.in_line:
             ends = list(accumulate(durations_ns))
             total = ends[-1] if ends else 0
-            heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
+            leads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
             shorter_ns = _STRETCHED if precedence.is_stretched and precedence.graph.steps > 1 else 0
-            return cls(precedence, durations_ns, heads, [total - end for end in ends], total, shorter_ns)
+            return cls(precedence, durations_ns, leads, [total - end for end in ends], total, shorter_ns)
         return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
 
 
@@ -207,7 +207,7 @@ class RankNetwork:
     def _window(self, kind: int) -> tuple[list[int], list[int]]:
         """Find the longest paths in the window of a kind of rank: to the start of each op, and from there on."""
         precedence, durations_ns = self._kinds[kind]
-        starts, rests = ([_UNKNOWN] * len(self._node) for _ in range(2))
+        starts, rests = ([UNKNOWN] * len(self._node) for _ in range(2))
         if precedence.last >= 0:
             last_ns = durations_ns[precedence.last]
             if self._may_repeat:
@@ -353,7 +353,7 @@ class Team:
 
 def _merged(first: Timing, second: Timing) -> Timing:
     """Return the timing that holds for the ranks of both; the path is the longer one."""
-    times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (first, second))
-    durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
+    times = ((timing.durations_ns, timing.leads_ns, timing.tails_ns) for timing in (first, second))
+    durations, leads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
     path_ns = max(first.path_ns, second.path_ns)
-    return Timing(first.precedence, durations, heads, tails, path_ns, first.shorter_ns)
+    return Timing(first.precedence, durations, leads, tails, path_ns, first.shorter_ns)

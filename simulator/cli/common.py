@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simulator import retired
+
 if TYPE_CHECKING:
     from simulator.catalog import Loaded
     from simulator.report.expectations import Check, Verdict
@@ -81,7 +83,7 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
         from simulator.run import scenario_to_run
 
         if {hardware is None, workload is None} != {scenario is not None}:
-            raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
+            raise click.UsageError("name a SCENARIO, or a machine and a workload: --hardware NAME --workload NAME")
         return function(scenario_to_run(scenario, hardware, workload, more.get("policies")), **more)
 
     with_scenario = click.option("--workload", metavar="NAME", help=_WORKLOAD)(with_scenario)
@@ -136,13 +138,27 @@ _SHARED: dict[str, Callable[..., Any]] = {
 }
 
 
+class _Command(click.Command):
+    """Says of an option that is gone which one to say in its place."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the options."""
+        try:
+            return super().parse_args(context, args)
+        except click.NoSuchOption as error:
+            now = retired.OPTIONS.get(error.option_name)
+            if now is None:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}: write {now}.", context) from None
+
+
 def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function, with options; shared ones are given by name."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         for option in reversed(shared):
             function = _SHARED.get(option, option)(function)
-        return click.command(name, short_help=short_help)(function)
+        return click.command(name, _Command, short_help=short_help)(function)
 
     return decorate
 

@@ -12,13 +12,12 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
-from simulator.scenario.question import Frontier, Largest, Layouts, Least, Question
-from simulator.scenario.unstated import Unstated
-from simulator.units import Bytes, Nanoseconds, nearest, require, require_in
+from simulator.scenario.question import Frontier, Layouts, Question
+from simulator.units import Bytes, Nanoseconds, require, require_in
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest",
-    "Layouts", "Least", "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Layouts",
+    "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "label_of",
 ]  # fmt: skip
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
@@ -39,7 +38,7 @@ class PolicyChoice(Part):
     options
         Options of the policy.
     alone
-        Whether it plans as if no other rank used the buses and tiers that ranks share; the row shows what that costs.
+        Whether it plans as if no other rank used shared buses and tiers; the row shows the cost of that.
     staggered
         Whether ranks that share a link may get start offsets; they do if that makes the step shorter.
     allocator
@@ -51,7 +50,7 @@ class PolicyChoice(Part):
         graphs of the job together, in room for all that ops use in program order, or the budget if that is more.
     in_place
         Which of the tensors that the workload lets kernels read in place stay where they are, if kernels can load from
-        there: none (``never``), all (``always``), or what costs least (``choose``), found by trying plans. Default:
+        there: none (``never``), all (``always``), or the cheapest (``choose``), found by trying plans. Default:
         ``choose`` for `static`, and ``never`` for others.
     set_
         Changes to the hardware for this row only, after all others: ``{links.*.bandwidth: 40 GB/s}``. The scenario
@@ -87,11 +86,11 @@ class PolicyChoice(Part):
         label_of(self.row)
         must, found = "a plan from a file is for the program's own order", "order: mpmd"
         require(self.order == "program" or not self.is_file, must, found, "order", do="remove order")
-        must = "turns are for a policy that knows what ranks share"
+        must = "turns are for a policy that knows of shared links"
         do = "drop staggered, or name a policy without alone"
-        must, is_free = "the actions of a plan say what is read in place", not self.is_file or self.in_place is None
+        must, is_free = "the actions of a plan say what they read in place", not self.is_file or self.in_place is None
         require(is_free, must, f"in_place: {self.in_place}", "in_place", do="remove it")
-        must = "turns are for a policy that knows what ranks share"
+        must = "turns are for a policy that knows of shared links"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
         require(knows or not self.staggered, must, found, "staggered", do=do)
 
@@ -153,7 +152,7 @@ class KvTier(Part):
     Attributes
     ----------
     room_bytes
-        Room for the blocks [B]; null: all that is free.
+        Room for the blocks [B]; null: all free memory.
     write
         When a block is stored here: ``back``, when it leaves the tier above; ``through``, once that tier has it in
         full, while it stays there. What is written through and has gone from here is not stored again when it leaves.
@@ -223,33 +222,29 @@ class Scenario(Document):
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
         Default: persistent tensors in the compute tier (those that ops of the host alone use, in its tier), all others
-        free. Another tier is a home for what lasts: of persistent tensors, and of outputs, which then have room there
-        from the start, and are there at the end of each step.
+        free. Another tier is a home for lasting tensors: persistent ones, and outputs, which then have room there from
+        the start, and are there at the end of each step.
     budget_bytes
-        Budget of the compute tier [B]; default: its capacity less what is reserved.
+        Budget of the compute tier [B]; default: its capacity less reserved memory.
     policies
         Rows of the table. A bare name is the policy with its default options.
-    fold
-        Whether identical ranks are simulated once, which changes no time: ``auto`` where nothing tells them apart,
-        ``never``, or ``always``, which is an error if something does.
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; the n-th
         values of all fields are one point. `hosim scaling` runs all points, other commands the workload as it stands.
-    largest
-        Search the largest value of a workload field with which each row still fits: column ``largest_<field>``.
-    least
-        Search the least value of a machine field with which it does: ``tiers.hbm.capacity`` asks what memory is enough.
+    frontier
+        Search how far a field may go while each row still fits, or is fast enough: a run then has the columns
+        ``largest_<field>`` or ``least_<field>``, and what its steps are there.
     layout
         Search the layouts of the workload on so many devices: `hosim layout search`.
     draws
-        What dynamic reads choose, step by step: a distribution, or a file. Policies may know how likely a candidate is,
-        but not what is chosen before it is revealed.
+        Choices of dynamic reads, step by step: a distribution, or a file. Policies may know the probability of a
+        candidate, but no choice before it is revealed.
     seed
         Seed of all draws.
     kv_tiers
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
-        with the room for them [B], or null for all that is free; or with its room and how it keeps them. In the compute
-        tier running sequences share this room. Default: the compute tier alone.
+        with the room for them [B], or null for all free memory; or with its room and its rules. In the compute tier
+        running sequences share this room. Default: the compute tier alone.
     slo
         For `hosim serve`: limits on latencies; requests that meet all of them count as goodput.
     switches
@@ -268,10 +263,8 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
-    fold: Literal["auto", "never", "always"] = "auto"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
-    largest: Largest | None = None
-    least: Least | None = None
+    frontier: Frontier | None = None
     layout: Layouts | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -280,11 +273,6 @@ class Scenario(Document):
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None
-
-    @property
-    def question(self) -> Question | None:
-        """The question that the scenario asks, if any."""
-        return self.least or self.largest
 
     def kv_tier(self, name: str) -> KvTier:
         """Return how a tier keeps KV blocks."""
@@ -314,12 +302,6 @@ class Scenario(Document):
             must = "each field of scaling has a value at each point"
             found = f"{len(values)} here and {points} at {first}"
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
-        figures = [expectation.figure for expectation in self.expect if expectation.figure]
-        for figure in self.claim.selects if self.claim else ():
-            must, do = "what selects is a printed figure of an expectation", nearest(figure, tuple(figures))
-            require(figure in figures, must, repr(figure), "claim", "selects", do=do)
-        must, do = "a scenario searches one thing", "leave one of the two out"
-        require(not (self.largest and self.least), must, "largest and least", "least", do=do)
         rows = [choice.row for choice in self.policies]
         for index, row in enumerate(rows):
             must, do = "each row of the table has a label of its own", "give one of them another label"

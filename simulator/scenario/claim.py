@@ -1,4 +1,4 @@
-"""Expectations of a scenario on its rows, the published sentence that it tests, and what its source leaves open."""
+"""Expectations of a scenario on its rows, and the published sentence that it tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StrictBool
 
 from simulator.document import Key, Line, Part, Reason, flaw
-from simulator.scenario.unstated import Bound, Choice, Unstated
 from simulator.units import FieldError, in_field, parse, ratio, require, unit_of
 
+Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A quantity, a bare number (where there is no unit) or a text."""
 WITHIN = 0.05
 """The default relative error that an expectation accepts: most papers print two digits."""
 
@@ -70,16 +71,17 @@ class Expectation(Part):
     source
         The source that prints it, if that is not the claim's.
     figure
-        Name of the printed figure, the same wherever it is used, so that no scenario predicts what it was fitted to.
+        Name of the printed figure, the same in all documents, so that no scenario predicts a figure that it was fitted
+        to.
     kind
-        ``predicted``: nothing was fitted to it. ``fitted``: something was, and this checks the fit. ``shown``: the
-        source's setting or its figure is too vague to compare with; other conditions given here must still hold.
-        ``by construction``: nothing else can come out, whatever the machine does.
+        ``predicted``: no parameter was fitted to it. ``fitted``: some parameter was, and this checks the fit.
+        ``shown``: the source's setting or its figure is too vague to compare with; other conditions given here must
+        still hold. ``by construction``: the figure is the same on every machine.
     range
-        Of a figure that is only ``shown``: the least and the largest of ours over all that the claim leaves open
-        (``unstated``), one parameter at a time, as `hosim sensitivity` finds them.
+        Of a figure that is only ``shown``: the least and the largest of ours over all parameters that the source leaves
+        open, one at a time.
     agrees_if
-        Of a figure that is only ``shown``: what would have to be true for ours and the printed one to agree.
+        Of a figure that is only ``shown``: the condition under which ours and the printed one would agree.
     missed
         Why hosim is known not to reproduce the printed figure: it stays in the table, and fails nothing.
     headline
@@ -177,8 +179,8 @@ class Expectation(Part):
         must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"
         require(divisor is None or divisor > 0, must, repr(self.over), "over", do=do)
         is_printed = self.printed is not None or (self.kind in ("predicted", "by construction") and not self.missed)
-        require(is_printed, "what is fitted, shown or missed is a printed figure", "none", "printed", do="add printed")
-        must, found = "what is missed was to be predicted", f"kind: {self.kind}"
+        require(is_printed, "only a printed figure is fitted, shown or missed", "none", "printed", do="add printed")
+        must, found = "only a predicted figure is missed", f"kind: {self.kind}"
         require(self.kind == "predicted" or not self.missed, must, found, "missed", do="drop kind, or missed")
         self._check_shown()
 
@@ -236,19 +238,9 @@ class Claim(Part):
         Choices that the source does not print, made because its figures do not come out without them: name -> why.
     untested
         Printed figures for which no row can be run.
-    unstated
-        Parameters that the source does not state, for `hosim sensitivity`.
-    choices
-        Discrete choices that the source does not state, for `hosim sensitivity --choices`.
-    selects
-        Names of printed figures: settings that reproduce all of them are selected, and shown with their other figures.
-    screens
-        One of the figures in `selects` that is a peak at inference where nothing moves, and so is known before a run:
-        settings that cannot reproduce it are not run.
-    predicts
-        Other scenarios, by name or path, that are run with the selected settings.
     counted
-        Sentences that `hosim sensitivity --choices` printed when it last ran; `hosim validate` shows them.
+        Sentences on how many combinations of choices that the source leaves open reproduce its figures, as they were
+        counted beside the scenario; `hosim validate` shows them.
     """
 
     sentence: str
@@ -256,14 +248,4 @@ class Claim(Part):
     setting: str = ""
     chosen: dict[Line, Reason] = {}
     untested: tuple[Untested, ...] = ()
-    unstated: tuple[Unstated, ...] = ()
-    choices: tuple[Choice, ...] = ()
-    selects: tuple[Key, ...] = ()
-    screens: Key | None = None
-    predicts: tuple[str, ...] = ()
     counted: tuple[Line, ...] = ()
-
-    def _check(self) -> None:
-        names = [choice.choice for choice in self.choices]
-        twice = next((name for name in names if names.count(name) > 1), "")
-        require(not twice, "each choice has a name of its own", f"{twice!r} twice", "choices", do="rename one")

@@ -112,7 +112,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     enough = size * sum(request.prompt + request.output for request in requests)  # more than all ever hold at once
     room_bytes = int(min(room.room_bytes[0], enough)) // size * size
     replays = {name: Replays(loaded, name, room_bytes, exact=exact) for name in names}
-    stories = [serve_row(name, replayed, room, asked, requests, progress) for name, replayed in replays.items()]
+    stories = [serve_row(name, replayed, room, asked, arrivals, progress) for name, replayed in replays.items()]
     rows = [summary(story, loaded, arrivals, room) for story in stories]
     view = latencies.view(loaded.scenario.heading, rows, stories)
     idle = idle_line(smallest(loaded), is_served=True)
@@ -152,7 +152,7 @@ def read_served(
     room = rooms(loaded, arrivals.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, arrivals.requests[0])]), loaded, arrivals, room))
     for index, expected in enumerate(loaded.scenario.expect):
-        rule, where = "an expectation of what is served has no faster_than", loaded.place("expect", str(index))
+        rule, where = "an expectation of a served row has no faster_than", loaded.place("expect", str(index))
         insist(expected.faster_than is None, where, rule, "one", "compare a column of the summary")
     check_expectations(loaded, columns)
     return rows_of(loaded, policies), arrivals, room
@@ -177,7 +177,7 @@ def arriving(loaded: Loaded, progress: Progress) -> Arriving:
     if "requests" in loaded.paths:
         path = loaded.paths["requests"]
         return formats.read_requests(path, asked.count, lambda lines: progress(f"line {lines:,} of {path.name}", 0, 0))
-    return Arriving(drawn(asked, loaded.scenario.seed))
+    return Arriving(drawn(asked, loaded.scenario.seed), seed=loaded.scenario.seed)
 
 
 def drawn(asked: Requests, seed: int) -> list[Request]:

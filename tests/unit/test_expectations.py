@@ -189,7 +189,7 @@ def test_what_stands_for_a_headline_has_a_line_without_a_printed_figure():
 def test_on_a_machine_that_was_changed_nothing_is_predicted():
     by_luck = verdict(printed="15 s", figure="step", missed="not described")
     checked = judged("one", by_luck, verdict(printed="15 s", figure="other"))
-    assert sentences(checked)[-1].endswith(": said to be missed, and holds; drop missed from the scenario.")
+    assert sentences(checked)[-1].endswith(": holds, though marked missed; drop missed from the scenario.")
     assert sentences(checked, "host.launch x 2") == [
         "2 printed figures held on machines with host.launch x 2, which predicts nothing."
     ]
@@ -200,7 +200,7 @@ def test_what_was_counted_before_is_shown_as_recorded_with_the_command_that_coun
     lines = ("a: 2 of 6 settings reproduce the step.", "it holds for 1 of 2.")
     view = claims_view([Judged("a", one, counted=lines), Judged("a", one, counted=lines), Judged("b", one)])
     (section,) = (section for section in view.sections if section.head.startswith("Counted"))
-    assert section.head == "Counted by hosim sensitivity a --choices, and recorded"
+    assert section.head == "Counted by python tests/choices.py a, and recorded"
     assert section.notes == [("", line) for line in lines]
 
 
@@ -213,7 +213,7 @@ def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
 
 def test_what_suddenly_holds_is_said():
     found = judged("one", verdict(printed="15 s", figure="step", missed="nobody knows", why="the step"))
-    assert sentences(found)[-1].endswith("said to be missed, and holds; drop missed from the scenario.")
+    assert sentences(found)[-1].endswith("holds, though marked missed; drop missed from the scenario.")
 
 
 def test_a_range_is_told_by_its_ends_and_the_nearer_one_gives_the_error():
