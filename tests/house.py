@@ -81,7 +81,7 @@ def is_error(node: ast.AST) -> bool:
     name = callee.id if isinstance(callee, ast.Name) else getattr(callee, "attr", "")
     return (
         isinstance(node, ast.Raise)
-        or name in {"insist", "require", "require_in", "broken"}
+        or name in {"insist", "require", "named_in", "broken"}
         or name.endswith(("Error", "_error"))
     )
 

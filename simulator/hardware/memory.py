@@ -27,16 +27,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import (
-    Bytes,
-    BytesPerSecond,
-    Capacity,
-    EnergyPerByte,
-    Nanoseconds,
-    PriceOfRoom,
-    require,
-    require_in,
-)
+from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, named_in, require
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of a tier or bus: each device, each node, or all devices together."""
@@ -317,7 +308,7 @@ def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
     """Refuse a way unless its links are wires, and each begins where the one before it ends."""
     place = link.source
     for stage in link.via:
-        require_in(stage, links, "a link goes via other links", *path)
+        named_in(stage, links, "a link goes via other links", *path)
         require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *path)
         must, source = "the links that a link goes via connect", links[stage].source
         require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *path)

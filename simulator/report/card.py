@@ -28,12 +28,11 @@ Amounts = dict[str, tuple[str, dict[str, Any]]]
 """Name of an amount -> the amount for people, and its numbers by name, for programs."""
 
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
-_FIGURES = {
-    **local("text", "program", "ranks", "at op", "weights", "shape", "cut along", "phase", "collective", "group"),
-    **local("text", "who meets"),
-    **local("count", "ops", "how many", "ranks that hold it", "times"),
-    **local("B", "in all", "each rank", "size", *(str(kind).replace("_", " ") for kind in TensorKind), end="_bytes"),
-}
+_FIGURES = local(
+    text=("program", "ranks", "at op", "weights", "shape", "cut along", "phase", "collective", "group", "who meets"),
+    count=("ops", "how many", "ranks that hold it", "times"),
+    B=("in all", "each rank", "size", *(str(kind).replace("_", " ") for kind in TensorKind)),
+)
 """The columns of the tables of a layout."""
 _MOST_MEMBERS, _MOST_RANKS = 3, 8
 """Most members of a group, and most ranks, that are listed: more do not fit in a line."""
