@@ -8,6 +8,7 @@ _BESIDE = "write it in a document beside the scenario, NAME.open.yaml, which tes
 COMMANDS = {
     "largest": "write hosim frontier SCENARIO --of workload.FIELD --at-most VALUE",
     "least": "write hosim frontier SCENARIO --of FIELD --at-most VALUE",
+    "scaling": "write hosim sweep SCENARIO",
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Command that is gone -> what to say in its place."""
@@ -15,6 +16,7 @@ FUNCTIONS = {
     "largest": "write hosim.frontier(scenario, of='workload.FIELD', at_most=..., slowdown=['inf'])",
     "least": "write hosim.frontier(scenario, of='FIELD', at_most=..., slowdown=['inf'])",
     "enumerate_choices": _OPEN.format("choices"),
+    "scaling": "write hosim.sweep(scenario)",
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Function of the package that is gone -> what to call in its place."""
@@ -34,6 +36,7 @@ KEYS = {
         "fold": "drop it: ranks that run the same stand for one another wherever that changes nothing",
         "largest": "write frontier: {of: workload.FIELD, at_most: ..., slowdown: [inf]}",
         "least": "write frontier: {of: FIELD, at_most: ..., slowdown: [inf]}",
+        "scaling": "write sweep: {workload.FIELD: [...]}",
     },
 }
 """Class of a part of a document -> key that is gone -> what to do."""

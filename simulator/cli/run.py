@@ -186,15 +186,18 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     metavar="DRAWS",
     help="Draw cited ranges and assumed figures of the machine.",
 )
-@click.option("--bounds", is_flag=True, help="Also compute the columns about bounds, which takes longer.")
+@click.option("--bounds/--no-bounds", default=None, help="Compute columns of bounds, too. [default: for a curve]")
 def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
     """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml that says what varies.
+
+    Without a grid a scenario runs at the points of its key `sweep:`.
 
     \b
     Examples:
       hosim sweep llama3_8b_train_910c --grid "links.*.bandwidth=16..200 GB/s:8"
       hosim sweep tiny_train_910c --policy static --policy reactive
         --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "scenario.budget=600..700 MB:5" --out results/grid
+      hosim sweep llama3_8b_layer_scaling --policy resident
       hosim sweep tiny_train_uncertain --out results/uncertain
       hosim sweep long_context_kv_tiers --uncertainty 24
 
@@ -216,23 +219,6 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
     folder, cached = None if is_file else out, False if no_cache else cache
     appending = partial(hosim.sweep, out=out)
     return common.judged(common.run_and_print(appending, scenario, out=folder, cache=cached, **more).rows)
-
-
-@common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")
-def scaling(scenario: str, **more: Any) -> int:
-    """Run SCENARIO at each point of its key `scaling:`, and print one line per point and policy.
-
-    \b
-    Examples:
-      hosim scaling llama3_8b_layer_scaling
-      hosim scaling mine.yaml --out results/scaling
-
-    A point sets fields of the workload, such as `parallel.data` or `batch`. If points differ in
-    ranks, the efficiency compares tokens per second and rank with the first point.
-
-    The exit code is 1 if no row ran to its end.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    return common.judged(common.run_and_print(hosim.scaling, scenario, **more).rows)
 
 
 def _levels(name: str, about: str, default: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,8 +22,8 @@ from simulator.inputs import digest
 from simulator.metrics.figures import Of
 from simulator.metrics.statistics import Summed, summed
 from simulator.processes import spawned
-from simulator.report.grids import grid_view, needs
-from simulator.report.views import Varied
+from simulator.report.grids import curve_view, grid_view, needs
+from simulator.report.views import ALL, Varied
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered, uncertain
@@ -53,7 +53,7 @@ Values = str | Sequence[Any]
 """Values of an axis: a list, or a text such as ``16..200 GB/s:8``, ``1..256:9 log`` or ``32 GB, 64 GB``."""
 
 
-def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
+def axis(key: str, asked: Values, kind: str = "grid", where: str = "") -> tuple[Axis, list[Any]]:
     """Read an axis of a grid.
 
     Parameters
@@ -67,6 +67,8 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
         as in ``1..10:10 log``, count once.
     kind
         ``grid``, whose values must differ, or ``list``.
+    where
+        The place that asks for it, for errors; default: kind and key.
 
     Returns
     -------
@@ -78,7 +80,7 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     ConfigError
         If there is no value, a value occurs twice, or a range is malformed.
     """
-    where = f"{kind}, {key}"
+    where = where or f"{kind}, {key}"
     listed = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if isinstance(asked, str) and (match := _RANGE.fullmatch(asked.strip())):
         listed = _spaced(match, where, asked)
@@ -184,7 +186,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     cache: str | Path | bool = True,
     at_most: int = MOST_CELLS,
     uncertainty: int = 0,
-    bounds: bool = False,
+    bounds: bool | None = None,
     out: str | Path | None = None,
 ) -> Sweep:
     """Run a scenario at every point of a study.
@@ -194,7 +196,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     scenario
         A study, or a scenario: a name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     grid
-        Field path -> values, see `axis`; default: those of the study. The last axis varies fastest.
+        Field path -> values, see `axis`; default: those of the study, or the curve of the scenario (its key ``sweep``).
+        The last axis varies fastest.
     set, policies
         As in `simulator.run`; default: those of the study.
     workers
@@ -214,7 +217,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         Draws of the machine's uncertain figures, in each of which all policies meet the same values: those whose
         sources print a range, and those that were assumed; see `simulator.run.conditions.uncertain`.
     bounds
-        Whether to add the columns of bounds, which takes longer.
+        Whether to add the columns of bounds, which takes longer; default: for a curve alone.
     out
         A folder for all results, or a file for the rows alone (``.csv`` or ``.parquet``). Rows are appended as they
         come: to that file, or to ``<folder>.points.csv``, which moves into the folder in the end. The returned rows
@@ -225,6 +228,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     Sweep
         One row per cell and policy: the fields that vary, the columns of `simulator.run`'s summary, ``ranks``,
         ``tokens`` and ``tokens_per_s``. A policy that cannot run in a cell is a row with its status and the reason.
+        Over a curve (a ``list`` of fields, some of the workload, and nothing else) rows are sorted by policy, and have
+        ``efficiency``: tokens per second and rank, relative to the policy's first point that ran.
 
     Raises
     ------
@@ -234,14 +239,16 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     """
     study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most, uncertainty)
     base, rows_asked = loaded.without_questions(), policies or study.policies or None
-    measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=bounds)
+    is_curve = not (study.grid or study.sample) and any(axis.is_of_work for axis in axes)
+    with_bounds = is_curve if bounds is None else bounds
+    measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=with_bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
     folder = Path(cache) if isinstance(cache, str | Path) else None
     file = Path(out) if out is not None else None
     if file is not None and file.suffix not in SUFFIXES:
         file = file.with_name(f"{file.name}.points.csv")
-    columns = metrics.columns(base.hardware) if bounds else metrics.columns(base.hardware, COUNTED)
+    columns = metrics.columns(base.hardware) if with_bounds else metrics.columns(base.hardware, COUNTED)
     head = [*(axis.name for axis in axes), "policy", *columns, "tokens", "short_at", "notes", "remarks"]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
     workers = workers or os.cpu_count() or 1
@@ -253,10 +260,12 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         for new in streamed([measured], workers, pace, kept, run_tasks):
             if append is not None:
                 append(new)
-            rows += [{key: row[key] for key in needed if key in row} for row in new] if append else new
+            rows += [{key: row[key] for key in needed if key in row} for row in new] if append and not is_curve else new
     story = base.scenario
     cells, more = _summed(rows, shown)
-    view = grid_view(rows, shown, base.hardware, study.title or story.heading, story.budget_bytes, cells)
+    about = shown, base.hardware, study.title or story.heading, story.budget_bytes
+    rows = _along_curve(rows) if is_curve else rows
+    view = curve_view(rows, *about) if is_curve else grid_view(rows, *about, cells)
     again = study.model_copy(update={"scenario": "scenario.yaml", "set_": {}, "policies": names_in(rows_asked)})
     texts = {"study.yaml": catalog.dump(again)}
     return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, texts)
@@ -275,12 +284,14 @@ def _read(
     if study is None or grid is not None:
         crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
         plain = StudyDocument.model_construct(name=loaded.scenario.name, scenario=loaded.scenario.name)
-        study = (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
+        curve = {} if crossed or uncertainty or study else loaded.scenario.sweep
+        study = (study or plain).model_copy(update={"grid": crossed, "list_": curve, "sample": None})
     if uncertainty:
         rule, do = "a study that draws says itself what is uncertain", "leave --uncertainty out, or name its scenario"
         insist(study.sample is None, where, rule, "a sample", do)
         study = study.model_copy(update={"sample": uncertain(loaded, uncertainty)})
-    varied = _axes_and_points(study, where, at_most)
+    place = partial(loaded.place, "sweep") if study.list_ is loaded.scenario.sweep else None
+    varied = _axes_and_points(study, where, at_most, place)
     _check_apart(varied[0], loaded, where)
     return study, loaded, varied
 
@@ -321,12 +332,22 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
     return cells, {**more, "quantiles": [line for cell in cells for line in cell.quantiles], "beats": beats}
 
 
-def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
+def _along_curve(measured: Rows) -> Rows:
+    """Sort rows by policy, a point that fails being a row of each, and compare tokens per second and rank."""
+    labels, first = list(dict.fromkeys(row["policy"] for row in measured if "policy" in row)), dict[str, float]()
+    rows = [{**row, "policy": name} for name in labels or [ALL] for row in measured if row.get("policy", name) == name]
+    for row in rows:
+        each = row.get("tokens_per_s") and row["tokens_per_s"] / row["ranks"]
+        row["efficiency"] = each and each / first.setdefault(row["policy"], each)
+    return rows
+
+
+def _axes_and_points(study: StudyDocument, where: str, at_most: int, place: Callable[[str], str] | None = None) -> Grid:
     """Return axes and points of a study: each cell of the grid with each entry of the list and each draw."""
     sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
     insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
     crossed = [axis(key, values) for key, values in study.grid.items()]
-    listed = [axis(key, values, "list") for key, values in study.list_.items()]
+    listed = [axis(key, values, "list", place(key) if place else "") for key, values in study.list_.items()]
     lengths = {len(values) for _, values in listed} or {1}
     rule, do = "the fields of a list are equally long", "list as many values everywhere"
     insist(len(lengths) == 1, f"{where}, list", rule, " and ".join(map(str, sorted(lengths))), do)

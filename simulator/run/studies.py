@@ -1,7 +1,6 @@
-"""Predefined studies: `hosim scaling`, `hosim limits` and `hosim robust`.
+"""Predefined studies: `hosim limits` and `hosim robust`.
 
-*Scaling*: a step at each point of a curve, from a few ranks to many, or over a field. *Limits*: which figures of the
-machine a step depends on, and how much.
+*Limits*: which figures of the machine a step depends on, and how much.
 
 *Robust*: a plan made for the nominal machine runs under other conditions, compared with a policy that decides while it
 runs. The *tested* policy plans once, for machine and workload as documented, and its plan is replayed unchanged under
@@ -23,8 +22,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from simulator import catalog
@@ -34,93 +31,14 @@ from simulator.errors import CapacityError, insist
 from simulator.hardware import without_effect
 from simulator.metrics.statistics import INSPECTION, NOMINAL, SEQUENCE, quantiles
 from simulator.report.answers import limits_view
-from simulator.report.grids import scaling_view
 from simulator.report.uncertain import robust_view
-from simulator.run.case import Policies, prepare, rows_named
+from simulator.run.case import Policies, rows_named
 from simulator.run.conditions import Once
 from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
 
 MORE = 1.1
 """Each figure is tried with 10 % more: enough for a policy's decisions to change, as they would on such a machine."""
-
-
-def points_of(loaded: Loaded) -> Study:
-    """Return the study of a scenario's ``scaling``, without the scenario's expectations and questions.
-
-    Parameters
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-
-    Raises
-    ------
-    ConfigError
-        If the scenario lists no points.
-    """
-    scaling = loaded.scenario.scaling
-    rule, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
-    insist(scaling, loaded.place("scaling"), rule, "none", do)
-    place, listed = partial(loaded.place, "scaling"), scaling.items()
-    made = [Axis.listing(key, (f"workload.{key}",), place(key), values) for key, values in listed]
-    axes, columns = zip(*made, strict=True)
-    return Study(loaded.without_questions(), Cells(), axes, list(zip(*columns, strict=True)))
-
-
-def scaling(
-    scenario: Named,
-    *,
-    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
-    policies: Policies | None = None,
-    workers: int = 1,
-    progress: Progress | None = None,
-) -> Sweep:
-    """Run a scenario at each point of its ``scaling``.
-
-    Parameters
-    ----------
-    scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
-    set, policies
-        As in `simulator.run`.
-    workers
-        Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
-        depend on it.
-    progress
-        Called when a point is measured.
-
-    Returns
-    -------
-    Sweep
-        One row per policy and point: the columns of `simulator.run`'s summary, the fields that are set, and
-
-        ``ranks``
-            Ranks of the job.
-        ``tokens``
-            Tokens that all ranks train on, read or add in a step; None for a graph from a file that does not say.
-        ``efficiency``
-            Tokens per second and rank, relative to the policy's first point that ran. With equal work per rank at all
-            points (weak scaling), that is the step there over the step here.
-
-    Raises
-    ------
-    ConfigError
-        If a document is wrong. A failure at a point is a row.
-    """
-    loaded = catalog.resolve(scenario, set)
-    study = points_of(loaded)
-    labels = list(prepare(study.loaded, with_bounds=False).rows(policies))
-    study = replace(study, measure=Cells(policies))
-    measured = sweep([study], workers, progress)  # a point that fails does so for all rows
-    rows = [{**row, "policy": label} for label in labels for row in measured if row.get("policy", label) == label]
-    first: dict[str, float] = {}
-    for row in rows:
-        each = row.get("tokens_per_s") and row["tokens_per_s"] / row["ranks"]
-        row["efficiency"] = each and each / first.setdefault(row["policy"], each)
-    machine, asked = loaded.hardware, loaded.scenario
-    budget = machine.tiers[machine.compute_tier].usable_bytes if asked.budget_bytes is None else asked.budget_bytes
-    view = scaling_view(rows, [axis.name for axis in study.axes], machine, budget, asked.heading)
-    return Sweep("scaling", [loaded], rows, view)
 
 
 def limits(
