@@ -8,6 +8,7 @@ _BESIDE = "write it in a document beside the scenario, NAME.open.yaml, which tes
 COMMANDS = {
     "largest": "write hosim frontier SCENARIO --of workload.FIELD --at-most VALUE",
     "least": "write hosim frontier SCENARIO --of FIELD --at-most VALUE",
+    "robust": "write hosim sweep SCENARIO --plans once, with --jitter, or with --grid and what changes",
     "scaling": "write hosim sweep SCENARIO",
     "sensitivity": _OPEN.format("sensitivity"),
 }
@@ -16,6 +17,7 @@ FUNCTIONS = {
     "largest": "write hosim.frontier(scenario, of='workload.FIELD', at_most=..., slowdown=['inf'])",
     "least": "write hosim.frontier(scenario, of='FIELD', at_most=..., slowdown=['inf'])",
     "enumerate_choices": _OPEN.format("choices"),
+    "robustness": "write hosim.sweep(scenario, plans='once'), with jitter=[...], or with a grid of what changes",
     "scaling": "write hosim.sweep(scenario)",
     "sensitivity": _OPEN.format("sensitivity"),
 }

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from simulator import catalog, engine, metrics
 from simulator.catalog import Axis, Loaded, path_of
-from simulator.catalog.text import errors_at, scalar
+from simulator.catalog.text import validated
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.inputs import digest
@@ -24,107 +21,25 @@ from simulator.metrics.statistics import Summed, summed
 from simulator.processes import spawned
 from simulator.report.grids import curve_view, grid_view, needs
 from simulator.report.views import ALL, Varied
+from simulator.run.axes import MOST_VALUES, Grid, Values, axes_and_points, check_apart, probes_of
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
-from simulator.run.conditions import Once, drawn, jittered, uncertain
+from simulator.run.conditions import Once, jittered, uncertain
 from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, key_of
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
 from simulator.scenario import Scenario
-from simulator.scenario.study import StudyDocument
-from simulator.units import exact, parse, unit_of
+from simulator.scenario.study import Sample, StudyDocument
 
+DRAWS = 20
+"""Default number of draws of jitter."""
 MOST_CELLS = 10_000
 """Most cells that run unless more are asked for: at half a second each they take under an hour on two cores."""
-MOST_VALUES = 1_000_000
-"""Most values of a range: they take some 100 MB before cells are counted."""
-_RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
-_UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table", "real")
 """Kinds of figures that need no bounds."""
 _KEPT = 4
 """Workloads that a process keeps built: a large one takes hundreds of MB."""
-_WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
-
-Grid = tuple[tuple[Axis, ...], list[Varied], list[Point]]
-"""Axes of a study, how each is shown, and the points."""
-Values = str | Sequence[Any]
-"""Values of an axis: a list, or a text such as ``16..200 GB/s:8``, ``1..256:9 log`` or ``32 GB, 64 GB``."""
-
-
-def axis(key: str, asked: Values, kind: str = "grid", where: str = "") -> tuple[Axis, list[Any]]:
-    """Read an axis of a grid.
-
-    Parameters
-    ----------
-    key
-        Field path, each part of which may be a pattern: of the machine (``links.*.bandwidth``), of the workload
-        (``workload.batch``) or of the scenario (``scenario.budget``).
-    asked
-        Its values. A range ``first..last:n`` has n values, evenly spaced, or with ``log`` in equal ratios. Sizes, rates
-        and times are rounded to whole bytes, bytes per second and nanoseconds, and counts to whole numbers; equal ones,
-        as in ``1..10:10 log``, count once.
-    kind
-        ``grid``, whose values must differ, or ``list``.
-    where
-        The place that asks for it, for errors; default: kind and key.
-
-    Returns
-    -------
-    tuple
-        The axis, and its values in the given order.
-
-    Raises
-    ------
-    ConfigError
-        If there is no value, a value occurs twice, or a range is malformed.
-    """
-    where = where or f"{kind}, {key}"
-    listed = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
-    if isinstance(asked, str) and (match := _RANGE.fullmatch(asked.strip())):
-        listed = _spaced(match, where, asked)
-    insist(listed and "" not in listed, where, "an axis has values", repr(asked), _WRITE)
-    units = {unit_of(value) for value in listed}
-    unit = units.pop() if len(units) == 1 and "inf" not in listed else None
-    if unit:
-        made, values = Axis(key, (key,), where, unit), [parse(value, unit) for value in listed]
-    else:
-        made, values = Axis.listing(key, (key,), where, [_plain(value) for value in listed])
-    rule, do = "the values of an axis are distinct", "leave one of them out"
-    insist(kind == "list" or len(set(values)) == len(values), where, rule, repr(asked), do)
-    return made, values
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as a document states it; ``inf`` stays a text."""
-    return scalar(value) if isinstance(value, str) and unit_of(value) is None else value
-
-
-def _spaced(match: re.Match[str], where: str, asked: str) -> list[Any]:
-    """Return the values of a range, as a document states them."""
-    first, last, count = match["first"], match["last"], int(match["count"])
-    if unit_of(first) is None and (name := _UNITS.fullmatch(last)) is not None:
-        first = f"{first} {name[1]}".strip()  # 16..200 GB/s
-    unit = unit_of(first)
-    with errors_at(where):
-        ends = [parse(end, unit) if unit else scalar(end) for end in (first, last)]
-    numbers = [end for end in ends if isinstance(end, int | float) and math.isfinite(end)]
-    rule = "a range goes from a number up to a larger one, in 2 values or more"
-    insist(len(numbers) == 2 and count > 1 and numbers[0] < numbers[-1], where, rule, repr(asked), _WRITE)
-    rule = f"a range has at most {MOST_VALUES:,} values"
-    insist(count <= MOST_VALUES, where, rule, f"{count:,}", "ask for fewer")  # before the list takes memory
-    low, high = numbers
-    insist(low > 0 or not match["log"], where, "even ratios begin above 0", repr(asked), "raise the first value")
-    is_whole = unit is not None or all(isinstance(end, int) for end in ends)
-    rule, between = "a range has no more values than whole numbers lie between its ends", math.floor(high - low + 1)
-    insist(not is_whole or count <= between, where, rule, f"{count:,} of {between:,}", "ask for fewer, or list them")
-    shares = [index / (count - 1) for index in range(count)]
-    spaced = [low * (high / low) ** share if match["log"] else low + (high - low) * share for share in shares]
-    if not is_whole:
-        return spaced
-    whole = list(dict.fromkeys(map(round, spaced)))
-    return whole if unit is None else [exact(value, unit) for value in whole]
 
 
 @dataclass(eq=False)
@@ -138,15 +53,15 @@ class Cells:
     with_bounds
         Whether to compute the bounds of rows, which takes longer.
     jitter, seed
-        Spread of the times of ops and links, and the seed of the draws; the last value of a point is the number of its
-        draw. See `simulator.run.conditions.jittered`.
+        Spread of the times of ops and links, or the index of its axis, and the seed of the draws; the last value of a
+        point is the number of its draw. See `simulator.run.conditions.jittered`.
     once
         Plans that are replayed unchanged in each cell; None: each cell is planned anew.
     """
 
     policies: Policies | None = None
     with_bounds: bool = True
-    jitter: float = 0
+    jitter: float | int | None = None
     seed: int = 0
     once: Once | None = None
     _built: dict[str, Job] = field(default_factory=dict, init=False, repr=False)
@@ -155,8 +70,9 @@ class Cells:
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
         case, tokens = self.case(loaded), loaded.workload.tokens
-        if self.jitter:
-            case = jittered(case, self.jitter, point[-1], self.seed)
+        if self.jitter is not None:
+            level = point[self.jitter] if isinstance(self.jitter, int) else self.jitter
+            case = jittered(case, level, point[-1], self.seed)
         if self.once is not None:
             rows = self.once.rows(case)
         else:
@@ -186,6 +102,11 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     cache: str | Path | bool = True,
     at_most: int = MOST_CELLS,
     uncertainty: int = 0,
+    jitter: float | Sequence[float] = (),
+    draws: int = DRAWS,
+    seed: int = 0,
+    plans: str = "",
+    headroom: float = 0.0,
     bounds: bool | None = None,
     out: str | Path | None = None,
 ) -> Sweep:
@@ -216,6 +137,14 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     uncertainty
         Draws of the machine's uncertain figures, in each of which all policies meet the same values: those whose
         sources print a range, and those that were assumed; see `simulator.run.conditions.uncertain`.
+    jitter, draws, seed
+        Spreads of the times of ops and links; number of draws of each, and their seed. See
+        `simulator.run.conditions.jittered`.
+    plans
+        ``once``: plans are made for the documents as they are, and replayed unchanged in each cell, beside runtimes,
+        which decide as they run; default: that of the study, or ``anew``.
+    headroom
+        Share of the budget that plans which are made once leave free, in reserve.
     bounds
         Whether to add the columns of bounds, which takes longer; default: for a curve alone.
     out
@@ -237,7 +166,10 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         If a document is wrong, a path names no field, a value does not suit its axis, there are too many cells, or
         `out` or `cluster` cannot be used.
     """
-    study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most, uncertainty)
+    drawing = {"uncertainty": uncertainty, "jitter": jitter, "draws": draws, "seed": seed}
+    study, loaded, (axes, shown, points) = _read(
+        scenario, grid, set, at_most, **drawing, plans=plans, headroom=headroom
+    )
     base, rows_asked = loaded.without_questions(), policies or study.policies or None
     is_curve = not (study.grid or study.sample) and any(axis.is_of_work for axis in axes)
     with_bounds = is_curve if bounds is None else bounds
@@ -276,7 +208,7 @@ def _read(
     grid: Mapping[str, Values] | None = None,
     changes: Mapping[str, Any] | None = None,
     at_most: int = MOST_VALUES,
-    uncertainty: int = 0,
+    **more: Any,
 ) -> tuple[StudyDocument, Loaded, Grid]:
     """Read a study, or make one from a scenario and a grid; return it with its points."""
     study, loaded = catalog.studied(asked, changes)
@@ -284,16 +216,39 @@ def _read(
     if study is None or grid is not None:
         crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
         plain = StudyDocument.model_construct(name=loaded.scenario.name, scenario=loaded.scenario.name)
-        curve = {} if crossed or uncertainty or study else loaded.scenario.sweep
+        curve = {} if crossed or study or more.get("uncertainty") or more.get("jitter") else loaded.scenario.sweep
         study = (study or plain).model_copy(update={"grid": crossed, "list_": curve, "sample": None})
-    if uncertainty:
-        rule, do = "a study that draws says itself what is uncertain", "leave --uncertainty out, or name its scenario"
-        insist(study.sample is None, where, rule, "a sample", do)
-        study = study.model_copy(update={"sample": uncertain(loaded, uncertainty)})
+    study = _with_draws(study, loaded, where, **more) if more else study
     place = partial(loaded.place, "sweep") if study.list_ is loaded.scenario.sweep else None
-    varied = _axes_and_points(study, where, at_most, place)
-    _check_apart(varied[0], loaded, where)
+    varied = axes_and_points(study, where, at_most, place)
+    check_apart(varied[0], loaded, where)
     return study, loaded, varied
+
+
+def _with_draws(  # noqa: PLR0913 - what draws a study, and what its plans know of it
+    study: StudyDocument,
+    loaded: Loaded,
+    where: str,
+    *,
+    uncertainty: int,
+    jitter: float | Sequence[float],
+    draws: int,
+    seed: int,
+    plans: str,
+    headroom: float,
+) -> StudyDocument:
+    """Return a study with the draws that are asked for beside it, and with plans made once or anew."""
+    update: dict[str, Any] = {"plans": plans or study.plans, "headroom": headroom or study.headroom}
+    rule, found = "headroom, from 0 % to below 100 %, is of plans that are made once", f"{100 * update['headroom']:g} %"
+    is_right = 0 <= update["headroom"] < 1 and (update["plans"] == "once" or not update["headroom"])
+    insist(is_right, "headroom", rule, f"{found} of plans made {update['plans']}", "say --plans once, or less")
+    if uncertainty or jitter:
+        rule, do = "a study that draws says itself what is uncertain", "leave the draws out, or name its scenario"
+        insist(study.sample is None, where, rule, "a sample", do)
+        of = uncertain(loaded, uncertainty).of if uncertainty else {}
+        asked = {"size": uncertainty or draws, "seed": seed, "of": of, "jitter": jitter or 0.0}
+        update["sample"] = validated(Sample, asked, "sample", lambda *keys: f"--{keys[0]}".replace("size", "draws"))
+    return study.model_copy(update=update)
 
 
 def _keyed_study(
@@ -306,20 +261,22 @@ def _keyed_study(
     with_bounds: bool,
 ) -> Study:
     """Make the study to measure; the key of a point covers all that its rows depend on."""
-    jitter, seed = (study.sample.jitter, study.sample.seed) if study.sample and study.sample.jitter else (0, 0)
+    jitter, seed = (study.sample.jitter, study.sample.seed) if study.sample and study.sample.jitter else (None, 0)
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
-    insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter:g}", do)
-    once = Once(base, policies) if study.plans == "once" else None
+    insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter}", do)
+    once = Once(base, policies, study.headroom) if study.plans == "once" else None
     if names := names_in(policies):
         rows_named(base.scenario, names)
-    about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
+    about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once and once.headroom]
     about += [engine.in_use(), [(axis.fields, axis.unit) for axis in axes]]
     about.append(None if "scenario" in base.sha256 else base.scenario.model_dump_json())
     of_software = [i for i, axis in enumerate(axes) if any(path.endswith("software") for path in axis.fields)]
     named = sorted({point[i] for i in of_software for point in points} - {None})
     about.append([digest(path_of(name, "software")) for name in named])
     key = partial(key_of, key_of(about).hex())
-    return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
+    level = len(study.grid) if isinstance(jitter, tuple) else jitter
+    cells = Cells(policies, with_bounds, level, seed, once)
+    return Study(base, cells, axes, points, probes=probes_of(points), key=key)
 
 
 def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str, Any]]:
@@ -342,56 +299,6 @@ def _along_curve(measured: Rows) -> Rows:
     return rows
 
 
-def _axes_and_points(study: StudyDocument, where: str, at_most: int, place: Callable[[str], str] | None = None) -> Grid:
-    """Return axes and points of a study: each cell of the grid with each entry of the list and each draw."""
-    sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
-    insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
-    crossed = [axis(key, values) for key, values in study.grid.items()]
-    listed = [axis(key, values, "list", place(key) if place else "") for key, values in study.list_.items()]
-    lengths = {len(values) for _, values in listed} or {1}
-    rule, do = "the fields of a list are equally long", "list as many values everywhere"
-    insist(len(lengths) == 1, f"{where}, list", rule, " and ".join(map(str, sorted(lengths))), do)
-    cells = math.prod([*(len(values) for _, values in crossed), *lengths, sample.size if sample else 1])
-    rule = f"at most {at_most:,} cells are run unless more are asked for"
-    insist(cells <= at_most, where, rule, f"{cells:,}", f"ask for fewer, or say --most-cells {cells}")
-    of_draws, draws = drawn(sample, f"{where}, sample") if sample is not None else ((), [()])
-    together = list(zip(*(values for _, values in listed), strict=True)) or [()]
-    cross = product(product(*(values for _, values in crossed)), together, draws)
-    points = list(dict.fromkeys((*cell, *entry, *draw) for cell, entry, draw in cross))
-    axes = (*(fixed for fixed, _ in (*crossed, *listed)), *of_draws)
-    columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
-    shown = [
-        Varied(each.name, each.unit, column, each in of_draws, each.is_of_work)
-        for each, column in zip(axes, columns, strict=True)
-    ]
-    return axes, shown, points
-
-
-def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
-    """Refuse two axes that vary one field: the second value would silently override the first."""
-    varied: dict[tuple[str, ...], str] = {}
-    for axis in axes:
-        with errors_at(axis.where):
-            paths = [path for key in axis.fields for path, _ in loaded.fields(key)]
-        for path in paths:
-            other = next((name for before, name in varied.items() if before[: len(path)] == path[: len(before)]), None)
-            both = f"{'.'.join(path[path[0] == 'hardware' :])} on {other} and on {axis.name}"
-            insist(other is None, where, "each field varies on one axis", both, "leave one of them out")
-        varied |= dict.fromkeys(paths, axis.name)
-
-
-def _probes(points: Sequence[Point]) -> list[Point]:
-    """Choose points that have, for each axis, its least and largest number and each value that is no number."""
-    probes: dict[Point, None] = {}
-    for index in range(len(points[0])):
-        first = {point[index]: point for point in reversed(points)}
-        numbers = [value for value in first if isinstance(value, int | float)]
-        ends = [min(numbers), max(numbers)] if numbers else []
-        others = [value for value in first if not isinstance(value, int | float)]
-        probes |= {first[value]: None for value in (*ends, *others)}
-    return list(probes)
-
-
 def points_in(path: Path) -> int:
     """Check a study without running anything, and count its points.
 
@@ -406,5 +313,5 @@ def points_in(path: Path) -> int:
         As `sweep` does.
     """
     _, loaded, (axes, _, points) = _read(path)
-    Study(loaded.without_questions(), Cells(), axes, points, probes=_probes(points)).check()
+    Study(loaded.without_questions(), Cells(), axes, points, probes=probes_of(points)).check()
     return len(points)

@@ -1,39 +1,17 @@
-"""Predefined studies: `hosim limits` and `hosim robust`.
-
-*Limits*: which figures of the machine a step depends on, and how much.
-
-*Robust*: a plan made for the nominal machine runs under other conditions, compared with a policy that decides while it
-runs. The *tested* policy plans once, for machine and workload as documented, and its plan is replayed unchanged under
-each condition. The *other* one is reactive: it sees what happens. Both run under the same draws. A plan that blocks or
-no longer fits is an outcome, and counts as slower than any that runs. The conditions are
-
-``jitter``
-    Random times of ops and links: see `simulator.run.conditions.jittered`.
-``slower links``
-    The bandwidth of every link is multiplied by ``1 - level``, and its latency divided by it.
-``inspection``
-    The level is the time that a reactive policy takes to inspect the state before each compute; nobody has measured it.
-``longer sequence``
-    The model is built with its sequence times ``1 + level``, rounded; a fixed plan is replayed on the same ops and
-    tensors, a reactive policy decides anew.
-"""
+"""The study of `hosim limits`: which figures of the machine a step depends on, and how much."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded, Named
 from simulator.catalog.settings import amounts
-from simulator.errors import CapacityError, insist
 from simulator.hardware import without_effect
-from simulator.metrics.statistics import INSPECTION, NOMINAL, SEQUENCE, quantiles
 from simulator.report.answers import limits_view
-from simulator.report.uncertain import robust_view
-from simulator.run.case import Policies, rows_named
-from simulator.run.conditions import Once
+from simulator.run.case import Policies
 from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
 
@@ -131,135 +109,3 @@ def limits_at(
     view = limits_view(rows, usual, len(tried), [*unfit, *capped], title)
     statuses = {policy: row["status"] for policy, row in nominal.items()}
     return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": [*tried]})
-
-
-JITTER, LINKS = "jitter", "slower links"
-LEVELS = {
-    JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),
-    LINKS: (0.1, 0.2, 0.3, 0.5),
-    INSPECTION: (100, 500, 1000, 2000, 5000),
-    SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
-}
-"""Perturbation -> its default levels: shares, or times [ns]."""
-MOST = {JITTER: 1, LINKS: 0.99, INSPECTION: 1e9, SEQUENCE: 99}
-"""Perturbation -> its highest level."""
-DRAWS = 20
-"""Default number of draws of jitter at each level."""
-
-
-def robustness(  # noqa: PLR0913 - what is compared, under which conditions
-    scenario: Named,
-    *,
-    policy: str = "static",
-    against: str = "reactive",
-    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
-    jitter: Sequence[float] | None = None,
-    slower_links: Sequence[float] | None = None,
-    inspect: Sequence[float] | None = None,
-    longer: Sequence[float] | None = None,
-    draws: int = DRAWS,
-    seed: int = 0,
-    headroom: float = 0.0,
-    workers: int = 1,
-    progress: Progress | None = None,
-) -> Sweep:
-    """Replay a plan made for nominal conditions under others, and compare it with a policy that decides as it runs.
-
-    Parameters
-    ----------
-    scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
-    policy, against
-        Rows of the scenario or names of policies: the tested one, and the one that it is compared with.
-    set
-        Changes to the nominal machine, as in `simulator.run`.
-    jitter, slower_links, longer
-        Levels, as shares (0.05 is 5 %); default: `LEVELS`. An empty list leaves the perturbation out.
-    inspect
-        Times to inspect the state [ns], in the same way.
-    draws, seed
-        Number of draws of jitter at each level, and their seed.
-    headroom
-        Share of the budget that the tested plan leaves free, in reserve; the run may use the whole budget.
-    workers
-        Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
-        depend on it.
-    progress
-        Called after each replay.
-
-    Returns
-    -------
-    Sweep
-        Points, one per policy, condition and draw: ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
-        ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run. Rows:
-        their quantiles.
-
-    Raises
-    ------
-    HosimError
-        If a document, a policy or a level is wrong.
-    CapacityError
-        If the tested policy has no plan under nominal conditions.
-    """
-    loaded = catalog.resolve(scenario, set)
-    choices = [rows_named(loaded.scenario, [name])[0] for name in (policy, against)]
-    tested, other = (choice.row for choice in choices)
-    rule, do = "two different rows are compared, with the same changes to the machine", "name two such rows"
-    are_alike = choices[0].set_ == choices[1].set_
-    insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
-    insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
-    once = Once(loaded.without_questions(), (tested, other), headroom)
-    asked = {JITTER: jitter, LINKS: slower_links, INSPECTION: inspect, SEQUENCE: longer}
-    studies = list(_studies(once, asked, draws, seed))
-    if isinstance(plan := once.plans[tested], CapacityError):
-        raise plan
-    points = sweep(studies, workers, progress)
-    steps = {row["policy"]: row.get("step_ns") for row in points if row["perturbation"] == NOMINAL}
-    for row in points:
-        nominal_ns, step_ns = steps[row["policy"]], row.setdefault("step_ns", None)
-        row["slowdown"] = step_ns / nominal_ns if nominal_ns and step_ns is not None else None
-        row["why"] = row.get("notes") or row.get("short_at") or ""
-    columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
-    tidy = [{column: row[column] for column in columns} for row in points]
-    rows = quantiles(tidy)
-    return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, {"seed": seed})
-
-
-MOST_DRAWS = 10_000
-"""Most draws at a level: each is a replay and a row, and more hardly change the quantiles."""
-
-
-def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int, seed: int) -> Iterator[Study]:
-    """Make a study for each perturbation and level, nominal conditions first; its points are draws."""
-    loaded = once.loaded
-    rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
-    insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
-    levels = [(NOMINAL, 0.0)]
-    for name, given in asked.items():
-        usual = LEVELS[name] if name != SEQUENCE or loaded.workload.decoder is not None else ()
-        levels += [(name, level) for level in sorted({*(usual if given is None else given)})]
-    for name, level in levels:
-        where = f"levels of {name}"
-        most = MOST.get(name, 0)
-        rule = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
-        insist(name == NOMINAL or 0 < level <= most, where, rule, f"{level:g}")
-        axes = (*(varied := _perturbed_fields(loaded, name, level)), Axis("draw", (), where))
-        points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
-        about = {"perturbation": name, "level": level}
-        cells = Cells(once.policies, jitter=level if name == JITTER else 0, seed=seed, once=once, with_bounds=False)
-        yield Study(loaded, cells, axes, points, about=about, is_strict=True)
-
-
-def _perturbed_fields(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
-    """Return the fields that a perturbation changes, with their values; jitter changes none."""
-    where = f"levels of {name}"
-    if name == LINKS:
-        speed, latency = (Axis(f"{name}, {key}", (f"links.*.{key}",), where, "x") for key in ("bandwidth", "latency"))
-        return {speed: 1 - level, latency: 1 / (1 - level)}
-    if name == INSPECTION:
-        return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
-    if name == SEQUENCE:
-        rule, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
-        insist(tokens is not None and loaded.workload.decoder, where, rule, "what has no tokens", "leave them out")
-        return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
-    return {}
