@@ -22,8 +22,12 @@ FUNCTIONS = {
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Function of the package that is gone -> what to call in its place."""
-OPTIONS = {"--field": "--of"}
-"""Option that is gone, where no option has its name -> the one to say."""
+OPTIONS = {
+    "frontier": {"--field": "--of"},
+    "search": {"--memory": "--budget", "--over": "--grid"},
+    "sweep": {"--at-most": "--most-cells"},
+}
+"""Command -> option that is gone -> the one to say."""
 KEYS = {
     "Claim": {
         "choices": _BESIDE.format("choices"),

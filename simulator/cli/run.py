@@ -178,7 +178,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
 @click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
-@click.option("--most-cells", "--at-most", "at_most", type=click.IntRange(1), help="Refuse more. [default: 10,000]")
+@click.option("--most-cells", "at_most", type=click.IntRange(1), help="Refuse more. [default: 10,000]")
 @click.option(
     "--uncertainty",
     type=click.IntRange(0),
