@@ -124,14 +124,14 @@ class Unstated(Open):
         """
         if self.values is not None:
             name = next((name for name, option in self.options.items() if option == value), "")
-            require(name, "what the scenario takes is one of the values", in_yaml(value), "values", do="list it")
+            require(name, "the scenario's value is one of the values", in_yaml(value), "values", do="list it")
             return name
         if self.unit not in (None, "x"):
             return parse(value, str(self.unit))
         if self.unit is None and isinstance(value, int | float) and not isinstance(value, bool):
             return value
         is_factor = self.is_factor and isinstance(value, str) and _FACTOR.fullmatch(value)
-        must = "both ends of a range, and what is varied, are numbers, quantities of one unit, or factors such as 0.5x"
+        must = "both ends of a range, and the field varied, are numbers, quantities of one unit, or factors (0.5x)"
         require(is_factor, must, repr(value), do="write them alike")
         return float(str(value)[:-1])
 
@@ -161,7 +161,7 @@ class Unstated(Open):
     def _check(self) -> None:
         super()._check()
         ends = self.low, self.high, self.multiple_of
-        must = "what is open has a range (from, to), or values that are listed"
+        must = "an open parameter has a range (from, to), or a list of values"
         if self.values is not None:
             require(ends == (None, None, None), must, "both", do="state one of the two")
             return
@@ -289,7 +289,7 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
             path = ".".join(keys)
             paths[1.0 if unstated.is_factor else unstated.read(value)] = path
             is_own = document == "hardware" and not unstated.is_factor
-            rule = "what a row sets is stated, and no parameter that is left open"  # other values would not reach it
+            rule = "a field set by a row is stated, not an open parameter"  # other values would not reach it
             do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
             require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
     values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
@@ -298,5 +298,5 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
     (value,) = paths
     is_inside = isinstance(value, str) or unstated.read(unstated.low) <= value <= unstated.read(unstated.high)
     found = f"{axis.written(value)} outside {unstated.low} to {unstated.high}"
-    insist(is_inside, axis.where, "what the scenario takes lies in the range", found, "widen the range")
+    insist(is_inside, axis.where, "the scenario's value lies in the range", found, "widen the range")
     return value

@@ -275,7 +275,7 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     """Return the origin of each figure: a key of the file, a default of transformers, or an option."""
     if c.defaults_taken:
         defaults = ", ".join(f"{key} {value}" for key, value in c.defaults_taken.items())
-        c.derived.insert(0, f"config.json lacks these, so they are what {VERSION} takes: {defaults}.")
+        c.derived.insert(0, f"Defaults of {VERSION}, as config.json lacks them: {defaults}.")
     stated = sorted(path for path in c.origins if _has_field(document, path.split(".")))
     sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
@@ -337,6 +337,8 @@ def _quantized(config: Any, c: Config) -> dict[str, str]:
         others = f"Some {part} are kept as {dtype}; all count as {dtypes.get(part)}, as most are."
         c.derived += [note] if note and part not in dtypes else [others] if dtypes.get(part, dtype) != dtype else []
         dtypes.setdefault(part, dtype)
+    kept = config.get("expert_dtype", c.get("expert_dtype"))  # of DeepSeek-V4
+    dtypes |= {"experts": "mxfp4"} if kept == "fp4" and "weights" in dtypes else {}
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
     return dtypes | ({"kv_cache": "fp8"} if is_fp8 else {})

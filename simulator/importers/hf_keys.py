@@ -72,10 +72,9 @@ def states_size(value: Any) -> bool:
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
-CODES: dict[str, list[str]] = _TABLE["codes"]
-"""Key with a number for each layer -> word for 0, and for 1."""
 WORDS: dict[str, str] = _TABLE["words"]
-"""Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
+"""Word for a layer -> what it is: ``full``, ``near`` (to a window), that and to all (``pooled``) or some (``chosen``)
+compressed tokens, ``state``, ``mlp`` or ``moe``."""
 
 
 class Config:
@@ -155,7 +154,7 @@ class Config:
     def _check_own(self, key: str) -> None:
         """Refuse a default for a size in a file that says that it is of another class, which has its own."""
         value = self.family.defaults[key]
-        must = f"{self.reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
+        must = f"{self.reader} states its sizes: {value} is the default of {self.family.config}, another class"
         fits = not self.reader or self.is_own or type(value) is not int
         insist(fits, f"{self.where}, {key}", must, "none", "add it")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.metrics.figures import local
 from simulator.metrics.statistics import grouped
 from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
@@ -83,6 +84,14 @@ def write(explanation: Explanation, folder: Path) -> None:
 
 _COSTS = ("alone_ns", "stall_ns", "residency_ns", "waited_ns")
 """Columns of the costs of a cache operator."""
+_FIGURES = {
+    **local("text", "kind", "role", "tensors", "link", "to", "reason"),
+    **local("count", "count", "score", "slots oversubscribed"),
+    **local("B", "size", end="_bytes"),
+    **local("ns", "idle", "copies", "remake", "alone", "stall", "residency", "waited", end="_ns"),
+    **local("share", "wanted", "busy", end="_fraction"),
+}
+"""The columns of the tables."""
 
 
 def plan_text(explanation: Explanation) -> str:
@@ -98,7 +107,7 @@ def plan_text(explanation: Explanation) -> str:
         size = human(sum(row["size_bytes"] for row in rows), "B")
         parts.append(_cut(f"{decision}: {counted(len(intervals), 'idle interval')}, {size}", rows, columns))
     if moved := [line for line in cache_ops(explanation) if line["role"] != "detach"]:
-        head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
+        head = "cache operators, the cost terms of Algorithm 1 at their positions, and the waits of the replay"
         columns = ("role", "tensors", "count", "size_bytes", *_COSTS)
         parts.append(_cut(head, _alike(moved, ("role",), _COSTS), columns))
     by_link = grouped(slots(explanation), itemgetter("link"))
@@ -127,7 +136,7 @@ def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) ->
 
 def _cut(head: str, rows: Sequence[Line], columns: Sequence[str]) -> str:
     more = f"\n  and {len(rows) - MOST_LINES} more patterns" if len(rows) > MOST_LINES else ""
-    return f"{head}\n{aligned(figures(rows[:MOST_LINES], columns), 2)}{more}"
+    return f"{head}\n{aligned(figures(rows[:MOST_LINES], columns, _FIGURES), 2)}{more}"
 
 
 def tensor_text(explanation: Explanation, name: str) -> str:
@@ -157,11 +166,11 @@ def tensor_text(explanation: Explanation, name: str) -> str:
         texts.append(f"    score {idle['score']:.2f} = {', '.join(terms)}")
         if idle["remake_ns"] is not None:
             by, copies = f" by {idle['made_by']}" * bool(idle["made_by"]), human(idle["out_ns"] + idle["in_ns"], "ns")
-            texts.append(f"    making it again{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
+            texts.append(f"    remaking it{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
     point = explanation.augmented.point
     for op in (line for line in cache_ops(explanation) if line["tensor"] == name):
         window = f"{point(op['first_point'])} ... {point(op['last_point'])}"
-        costs = ", ".join(f"{cost.removesuffix('_ns')} {human(op[cost], 'ns')}" for cost in _COSTS)
+        costs = ", ".join(f"{_FIGURES[cost].head} {human(op[cost], 'ns')}" for cost in _COSTS)
         texts.append(f"  {op['role']} {op['issued']}; window {window}")
         texts += [f"    {op['source']} to {op['target']}: {costs}"] if op["target"] else []
     return "\n".join(texts)

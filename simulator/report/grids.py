@@ -72,12 +72,13 @@ def grid_view(
         by_rate = (each for each in (_pace(ran, axes),) if each not in ("", "step_ns"))
         steps = ("status", "step_ns", *by_rate, "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
-        tables = [Section(columns=[*views.point_columns(lines, axes), *figures(lines, (*steps, *held))])]
+        held_columns = figures(lines, (*steps, *held), columns_of(hardware))
+        tables = [Section(columns=[*views.point_columns(lines, axes), *held_columns])]
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
     if len(lines) > LINES:
-        files, tables = "--out DIR has them in points.csv, --out FILE.csv alone", []
+        files, tables = "--out DIR writes them to DIR/points.csv, --out FILE.csv to that file alone", []
         sentences.append(f"{len(lines):,} rows are too many to print: {files}.")
     if not fixed:
         return SweepView(title, tables, sentences, [distributions(rows)])
@@ -119,7 +120,7 @@ def curve_view(
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
     tables, ran = [Section(columns=columns)], [row for row in rows if row["status"] == "ok"]
     if ran and used:
-        tables.append(Section(columns=[*views.point_columns(ran, axes), *figures(ran, used)]))
+        tables.append(Section(columns=[*views.point_columns(ran, axes), *figures(ran, map(figure_of, used))]))
     for column in used:
         room = f", room {quantity(limits[column], 'B')}" if limits[column] < math.inf else ""
         panels.append(Panel(f"{figure_of(column).head}{room}", x, "B", rows, x, column, limit=limits[column]))
@@ -133,8 +134,8 @@ def _throughput(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
         much = [f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s at {point(row, axes)}" for row in ends]
         waits = [percent(row["stall_ns"] / row["step_ns"]) for row in ends]
         cause = _waits_most(ends[-1:])
-        most = f", there most for {cause}" if cause else ""
-        yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step{most}."
+        most = f", mostly for {cause} at the last point" if cause else ""
+        yield f"{policy} makes {listed(much)}; it stalls for {listed(waits)} of a step{most}."
 
 
 def _waits_most(rows: Rows) -> str:
@@ -160,7 +161,7 @@ def _extremes(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
             )
             most, least = (f"{shown(figure, row[figure])}{of}" for row in (first, last))
             if first[figure] == last[figure]:
-                yield f"{policy} {does} {most} in each cell in which it runs."
+                yield f"{policy} {does} {most} in each cell where it runs."
                 continue
             times = f"{ratio(last[figure] / first[figure])} as {much}"
             yield f"{policy} {does} {most} at {point(first, axes)}, and {times}, {least}, at {point(last, axes)}."
@@ -187,7 +188,7 @@ def _flat(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: i
                 ends = (axis.written({axis.name: end}) for end in (low, high))
                 by_range.setdefault((" to ".join(ends), _what_limits(caps, inside)), []).append(str(policy))
         for (where, why), policies in by_range.items():
-            yield f"{axis.name} changes no step of {listed(policies)} from {where}: {why}."
+            yield f"From {where}, {axis.name} changes no step of {listed(policies)}: {why}."
 
 
 def _flat_ranges(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
@@ -217,9 +218,9 @@ def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | Non
 def _what_limits(caps: Sequence[str], inside: Rows) -> str:
     """Say what limits steps in a range: the caps of the axis, or what computes wait for most."""
     if caps:
-        return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
+        return f"{listed(caps)} {'limits' if len(caps) == 1 else 'limit'} it"
     cause = _waits_most(inside)
-    return f"computes wait most for {cause} there" if cause else "no compute waits there"
+    return f"most stalls there are waits for {cause}" if cause else "no compute waits there"
 
 
 def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:

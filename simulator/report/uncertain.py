@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from simulator.metrics.figures import Figure
 from simulator.metrics.statistics import CONFIDENCE, ESTIMATED, Summed, by
 from simulator.report.tables import Column, figures
 from simulator.report.views import Panel, Row, Rows, Section, Varied, point, point_columns
@@ -29,7 +30,7 @@ def quantile_tables(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Sec
     """
     rows = [line for cell in cells for line in cell.quantiles]
     where = point_columns(rows, axes)
-    steps = figures(rows, ("draws",))
+    steps = figures(rows, (Figure("draws", "count", "draws"),))
     steps += (Column(head, map(partial(_step, name), rows), left=False) for name, head in _SHOWN.items())
     tables, policies = [Section(columns=[*where, *steps])], dict.fromkeys(row["policy"] for row in rows)
     if len(policies) > 1:
@@ -64,9 +65,9 @@ def comparisons(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str
         faster = f"{and_} is faster than {'; than '.join(others)} of {fastest['draws']:,} draws" if others else ""
         yield f"{where}{listed(alike)} {has} the least median, {quantity(median_ns, 'ns')}{faster}."
     yield (
-        f"In brackets are {100 * CONFIDENCE:.0f} % confidence intervals, as if draws were independent: of quantiles by "
-        "order statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say."
-        " What does not run counts as slower than all that does."
+        f"Brackets hold {100 * CONFIDENCE:.0f} % confidence intervals, as if draws were independent: of quantiles by "
+        "order statistics, of shares of draws by Wilson's score. Too few draws leave an end out."
+        " A draw that does not run counts as the slowest."
     )
 
 

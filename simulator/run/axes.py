@@ -110,7 +110,7 @@ def _spaced(match: re.Match[str], where: str, asked: str) -> list[Any]:
 
 def axes_and_points(study: StudyDocument, where: str, at_most: int, place: Callable[[str], str] | None = None) -> Grid:
     """Return axes and points of a study: each cell of the grid with each entry of the list and each draw."""
-    sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
+    sample, do = study.sample, "name an axis: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
     insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
     crossed = [axis(key, values) for key, values in study.grid.items()]
     if sample and isinstance(sample.jitter, tuple):

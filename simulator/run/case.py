@@ -207,7 +207,8 @@ class Case:
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
         loading = choice.in_place or ("choose" if choice.policy == "static" else "never")
-        return partial(decided, choice, partial(in_place, choice=loading, decide=partial(entry.plan, options=options)))
+        decide = partial(woven, decide=partial(entry.function, options=options))
+        return partial(decided, choice, partial(in_place, choice=loading, decide=decide))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""

@@ -243,7 +243,7 @@ def _with_draws(  # noqa: PLR0913 - what draws a study, and what its plans know 
     is_right = 0 <= update["headroom"] < 1 and (update["plans"] == "once" or not update["headroom"])
     insist(is_right, "headroom", rule, f"{found} of plans made {update['plans']}", "say --plans once, or less")
     if uncertainty or jitter:
-        rule, do = "a study that draws says itself what is uncertain", "leave the draws out, or name its scenario"
+        rule, do = "a study that draws names its own uncertain figures", "leave the draws out, or name its scenario"
         insist(study.sample is None, where, rule, "a sample", do)
         of = uncertain(loaded, uncertainty).of if uncertainty else {}
         asked = {"size": uncertainty or draws, "seed": seed, "of": of, "jitter": jitter or 0.0}

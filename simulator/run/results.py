@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +24,7 @@ from simulator.report.views import Section, SweepView
 from simulator.run.case import Case
 from simulator.run.effects import hints
 from simulator.run.provenance import as_run, files_named, provenance
-from simulator.run.sweep import Progress, Sweep, frame, silent
+from simulator.run.sweep import Progress, Sweep, silent
 from simulator.trace import ISSUED, Trace
 from simulator.units import nearest
 
@@ -213,8 +212,8 @@ class Results(dict[str, Result]):
     def summary(self) -> pd.DataFrame:
         """One row per policy; times [ns] and sizes [B] are whole numbers, even where a row has none."""
         rows = list(self.summaries.values())
-        absent = {column: math.nan for column in _ALWAYS if not any(column in row for row in rows)}
-        return frame([row | absent for row in rows]).set_index("policy")
+        absent = dict.fromkeys(column for column in _ALWAYS if not any(column in row for row in rows))
+        return metrics.frame([row | absent for row in rows]).set_index("policy")
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -229,12 +228,12 @@ class Results(dict[str, Result]):
 
     @cached_property
     def told(self) -> Sequence[str]:
-        """Sentences on what would make the fastest row free, if that is searched."""
+        """Sentences on the bandwidth and the capacity that would make the fastest row free, if that is searched."""
         return self._sought()
 
     @property
     def sentences(self) -> list[str]:
-        """All sentences: those about the rows, and those on what would make the fastest one free."""
+        """All sentences: `said`, then `told`."""
         return [*self.said, *self.told]
 
     @cached_property
@@ -248,9 +247,9 @@ class Results(dict[str, Result]):
     def checks(self) -> list[Check]:
         """The conditions for `hosim run` to succeed: one that a row runs to its end, and one for each expectation."""
         states = {row.status for row in self.values()}
-        failure = "" if "ok" in states else f"no row ran to its end, all are {' or '.join(sorted(states))}"
+        failure = "" if "ok" in states else f"no row ran to its end: all are {' or '.join(sorted(states))}"
         by_question = {verdict.asks: check(verdict) for verdict in self.expectations}
-        why = "something was set for this run" if self.case.is_changed else "not all of its rows were run"
+        why = "this run changes its documents" if self.case.is_changed else "this run leaves rows of it out"
         seconds, of_rows = {label: row.seconds for label, row in self.items()}, list[Check]()
         for expected in self.case.loaded.scenario.expect:
             asked = by_question.get(asks := expectations.asks(expected), Check(asks, skipped=why))

@@ -101,7 +101,7 @@ def limits_at(
     idle = [path for path in tried if path not in depended]
     capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle) if usual else []
     unfit = [
-        f"{policy} is {row['status']}: {row.get('notes') or 'it lacks room at ' + str(row.get('short_at'))}."
+        f"{policy} is {row['status']}: {row.get('notes') or 'memory is short at ' + str(row.get('short_at'))}."
         for policy, row in nominal.items()
         if row["status"] != "ok"
     ]

@@ -175,7 +175,7 @@ class Question(Frontier):
             if self.unit == "x":
                 return float(ratio(stated))
             value = stated if self.unit is None else parse(stated, self.unit)
-            must, do = "what is searched is a finite number above 0", "say where to look: at_least and at_most"
+            must, do = "the field searched is a finite number above 0", "say where to look: at_least and at_most"
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             require(is_number, must, repr(stated), do=do)
         return value
@@ -206,7 +206,7 @@ class Layouts(Part):
     Attributes
     ----------
     devices
-        How many ranks there are, whatever the layout.
+        Number of ranks in every layout.
     global_batch
         Sequences that all replicas train on in a step.
     over
@@ -215,7 +215,7 @@ class Layouts(Part):
         activations are cut along `sequence` or not, and `zero_stage` is any; other fields are as in the workload.
         ``parallel.micro_batches`` follows from the global batch, unless it is stated.
     replay
-        How many layouts are replayed: the fastest by the estimate.
+        Number of layouts that are replayed: the fastest by the estimate.
     """
 
     key: ClassVar[str] = "layout"

@@ -8,7 +8,7 @@ from heapq import nsmallest
 from itertools import repeat
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Part
 from simulator.units import Nanoseconds, require
@@ -58,7 +58,7 @@ class Lengths(Part):
 
 
 class Answers(Lengths):
-    """How many tokens each sequence of a batch adds until it ends.
+    """Numbers of tokens that the sequences of a batch add until they end.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Prefixes(Part):
     Attributes
     ----------
     number
-        How many prefixes there are.
+        Number of prefixes.
     tokens
         Length of each, at most the mean prompt; a shorter prompt is all prefix.
     skew
@@ -96,20 +96,26 @@ class Clients(Part):
     Attributes
     ----------
     number
-        How many clients there are.
+        Number of clients.
     rounds
-        How many requests each sends.
+        Number of requests that each sends.
     think_ns
         Time from the last token of an answer to the client's next request [ns].
     in_flight
-        The most requests that are sent and not answered; others are sent in the order in which they would have been,
-        as places become free. Default: each client may have one.
+        The most requests that are sent and not answered; others wait at their clients until places become free.
+        Default: each client may have one.
+    order
+        Which of the requests that wait is sent next: the one that waits longest (``first``), or any (``random``).
+    barrier
+        Whether all clients have their answers of a round before any goes on to the next.
     """
 
     number: Number
     rounds: Number = 1
     think_ns: Nanoseconds = Field(0, alias="think")
     in_flight: Number | None = None
+    order: Literal["first", "random"] = "first"
+    barrier: StrictBool = False
 
     def _check(self) -> None:
         must, found = f"clients send at most {MOST:,} requests", f"{self.number:,} clients with {self.rounds:,} rounds"
@@ -118,6 +124,11 @@ class Clients(Part):
         require((self.in_flight or 0) <= self.number, must, found, "in_flight", do="lower it, or remove it")
         must, do = "clients think between rounds", "remove it, or add rounds"
         require(self.rounds > 1 or "think_ns" not in self.model_fields_set, must, "one round", "think", do=do)
+        must, do = "a barrier stands between rounds", "remove it, or add rounds"
+        require(self.rounds > 1 or not self.barrier, must, "one round", "barrier", do=do)
+        must, found = "requests have an order where fewer than all clients may send", "a place for each"
+        is_limited = self.in_flight is not None and self.in_flight < self.number
+        require(is_limited or self.order == "first", must, found, "order", do="remove it, or add in_flight")
 
 
 class Requests(Part):
@@ -129,15 +140,15 @@ class Requests(Part):
         A ``.csv`` of requests (`simulator.formats.tables_csv`), relative to the workload, in place of `arrivals`,
         `prompt`, `output` and `prefixes`.
     count
-        How many requests there are; from a file the first ones, by default all, up to a limit.
+        Number of requests; from a file the first ones, by default all, up to a limit.
     arrivals
         When requests arrive.
     clients
         In place of `count` and `arrivals`: clients that send a request once the one before was answered.
     prompt
-        How many tokens each request reads.
+        Number of tokens that each request reads.
     output
-        How many tokens each request adds.
+        Number of tokens that each request adds.
     prefixes
         The prefixes that prompts share; default: none.
     block
@@ -176,16 +187,16 @@ class Requests(Part):
 
     def _check(self) -> None:
         for key in ("file", "count", "arrivals") if self.clients else ():
-            must = "clients say when requests come, and how many"
+            must = "clients set the arrivals and the number of requests"
             require(getattr(self, key) is None, must, key, key, do=f"remove {key}, or clients")
         for key in ("prompt", "output") if self.clients else ("count", "arrivals", "prompt", "output"):
             stated = self.file is not None or getattr(self, key) is not None
             require(stated, "requests come from a file, or are drawn", f"no {key}", key, do=f"add {key}, or file")
-        must, do = "a queue of copies holds up what is loaded by layer", "remove it, or loads"
+        must, do = "only loads by layer wait in a queue of copies", "remove it, or loads"
         is_by_layer = self.queued_blocks is None or self.loads == "by_layer"
         require(is_by_layer, must, "loads: before_admission", "queued_blocks", do=do)
         for key in sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"}):
-            must = "a file says when requests come, how long they are and what they share"
+            must = "a file states arrivals, lengths and shared prefixes of requests"
             require(self.file is None, must, key, key, do=f"remove {key}, or file")
         prefix, prompt = self.prefixes.tokens if self.prefixes else 0, self.prompt.mean if self.prompt else math.inf
         must, found = "a prefix is a part of the mean prompt", f"{prefix:,} of {prompt:,} tokens"
@@ -238,12 +249,15 @@ class Arriving(NamedTuple):
         How many requests of a file have no prompt or add no token, and are left out.
     further, late
         How many arrive after those that are served; and how many came after a later one in the file.
+    seed
+        Seed of the order in which clients send.
     """
 
     requests: list[Request]
     unanswered: int = 0
     further: int = 0
     late: int = 0
+    seed: int = 0
 
     @classmethod
     def first(cls, requests: Iterable[Request], most: int) -> Arriving:

@@ -124,28 +124,21 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     value, most = (row["largest_sequence"] for row in hosim_api.frontier(longest(), policies=["resident"]).rows)
     assert row.split()[:4] == ["resident", "any", "step", f"{value:,}"]
     assert bound.split()[:4] == ["bound", "any", "step", f"{most:,}"]
-    assert (
-        proved
-        == f"bound: no plan that runs each op once fits within any step with more than workload.sequence {most:,}."
-    )
+    assert proved == f"bound: no plan that runs each op once fits within any step above workload.sequence {most:,}."
     assert why.startswith(
-        f"resident fits within any step with workload.sequence {value:,}, with a step of 1.00x compute: "
-        f"with {value + 256:,} hbm is short"
+        f"resident fits within any step at workload.sequence {value:,}, with a step of 1.00x compute; "
+        f"at {value + 256:,} hbm is "
     )
-    assert "it assumed that what fits also fits with less" in premise
+    assert "assuming that a row that fits also fits with less" in premise
 
 
 def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
     done = hosim("frontier", longest(), "--policy", "resident", "--at-most", 768)
     assert "768 or more" in done.out
-    assert (
-        "sequence 768, with a step of 1.00x compute, the largest that was tried; raise --at-most to go on." in done.out
-    )
+    assert "sequence 768, with a step of 1.00x compute, the largest tried; raise --at-most to go on." in done.out
     done = hosim("frontier", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
     assert done.code == 1
-    assert (
-        "resident fits within any step with no workload.sequence that was tried: with 256 hbm is short by" in done.out
-    )
+    assert "resident fits within any step at no workload.sequence tried; at 256 hbm is " in done.out
 
 
 @pytest.mark.parametrize(
@@ -193,7 +186,7 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
     done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--json")
     assert done.code == 0
     summary = json.loads(done.out)
-    assert any("resident fits within any step with workload.sequence" in sentence for sentence in summary["sentences"])
+    assert any("resident fits within any step at workload.sequence" in sentence for sentence in summary["sentences"])
     assert [judged["holds"] for judged in summary["expectations"]] == [True]
     assert summary["rows"][0]["largest_sequence"] == value
     assert (
@@ -300,15 +293,15 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
     assert done.code == 0, done.err
     head, row, bound, why, rest, premise = filter(None, done.out.splitlines())
     assert bound.startswith("bound     1.01x resident")
-    assert rest.startswith("bound: nothing rules out that a plan fits within 1.01x resident")
+    assert rest.endswith("where the search ended, rules out no plan that fits within 1.01x resident.")
     assert "within" in head
     assert row.startswith("resident  1.01x resident")
     assert "9 MB or less" in row
-    assert why.endswith("the least that was tried; lower --at-least to go on.")
+    assert why.endswith("the least tried; lower --at-least to go on.")
     assert "from 9 MB to 12 MB" in premise
-    assert "it assumed that what fits also fits with more" in premise
+    assert "assuming that a row that fits also fits with more" in premise
     done = hosim("frontier", one, *asked, "--over", "resident", "--slowdown", "0x")
-    assert (done.code, "is more than 0x of another one, found 0x; write such as 1.01x" in done.err) == (1, True)
+    assert (done.code, "is more than 0x of another one, found 0x; write for example 1.01x" in done.err) == (1, True)
 
 
 def test_where_a_search_ends_is_no_answer(hosim, longest):
@@ -337,10 +330,7 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     answer = search.answer(rows, float("inf"))
     assert (answer["largest_sequence"], answer["next"], answer["holes"]) == (768, 1024, [512])
     (said, _) = frontier_view([answer], [], question, "hbm", [], "a test").sentences
-    assert (
-        "with workload.sequence 768; not with 512, so that it may with what was not tried: with 1,024 hbm is short"
-        in said
-    )
+    assert "at workload.sequence 768, but not at 512, and perhaps at values not tried; at 1,024 hbm is " in said
 
 
 @pytest.mark.slow

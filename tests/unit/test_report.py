@@ -14,14 +14,16 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 import simulator as hosim
-from simulator.errors import InvariantError, Shortfall
-from simulator.metrics.figures import FIGURES, Figure, present, registered
+from simulator import catalog, metrics
+from simulator.errors import ConfigError, InvariantError, Shortfall
+from simulator.metrics.figures import FIGURES, PLAIN, Figure, figure_of, present, registered
 from simulator.metrics.rows import Row, by_place
 from simulator.report import drawing, files, perfetto, tables, timeline
 from simulator.report.changes import changes
 from simulator.report.readings import KINDS, largest, space, usages
 from simulator.report.sentences import sentences
 from simulator.report.words import ABSENT, percent, quantity, ratio, shown
+from simulator.run.stories import plan
 from simulator.trace import CAUSES, lasts
 
 
@@ -80,10 +82,31 @@ def test_every_figure_that_is_compared_has_a_way():
     assert {next(f.column for f in FIGURES if f.place_in(column) is not None) for column in WORSE} == compared
 
 
-def test_no_place_is_taken_for_a_unit():
-    copies = Figure("copies_<>", "count", "copies <>", "How many.", over="link")
-    assert copies.place_in("copies_d2h") == "d2h"
-    assert copies.place_in("copies_ns") is None  # a column of `hosim plan`
+def test_a_new_figure_moves_no_text_of_another_table(tmp_path, monkeypatch):
+    path = chain.write(tmp_path)
+    before = plan(path).text()
+    assert "  copies  " in before
+    copies = Figure("copies_<>", "count", "copies <>", "...", over="link")
+    monkeypatch.setattr("simulator.metrics.figures.FIGURES", registered(*FIGURES, copies))
+    figure_of.cache_clear()
+    try:
+        assert figure_of("copies_h2d").head == "copies h2d"
+        assert figure_of("copies_ns").unit == "count"  # what the table of the plan must not ask
+        assert plan(path).text() == before
+    finally:
+        figure_of.cache_clear()
+
+
+def test_a_column_that_is_not_registered_has_no_unit():
+    assert {figure_of(column).unit for column in ("idle_ns", "size_bytes", "busy_fraction")} == {"count"}
+
+
+def test_a_name_of_the_machine_gives_no_two_figures_the_same_column(tmp_path):
+    path = chain.write(tmp_path)
+    machine = catalog.resolve(path).hardware
+    links = {"transfer" if name == "h2d" else name: link for name, link in machine.links.items()}
+    with pytest.raises(ConfigError, match="no two figures the same column, found exposed_transfer_ns twice"):
+        metrics.columns(machine.model_copy(update={"links": links}))
 
 
 @pytest.mark.parametrize("column", ["wait_all_ns", "peak_<>_bytes", "late_ns"])
@@ -229,12 +252,12 @@ def test_sentences_of_one_row():
 
 
 def test_sentences_name_the_gap_and_the_op():
-    short = Shortfall("hbm", 130, 100, "L31/fwd/loss", levers=("raise the budget",))
+    short = Shortfall("hbm", 130, 100, "op L31/fwd/loss", levers=("raise the budget",))
     fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
     assert sentences([_row("resident", shortfall=short), fast]) == [
-        "resident does not fit in hbm: short by 30 B at op 'L31/fwd/loss'.",
+        "resident does not fit in hbm: 30 B short at op L31/fwd/loss.",
         (
-            "static takes 1.00 us a step, at most 50 % above the best (link d2h); "
+            "static takes 1.00 us a step, at most 50 % above the best plan (link d2h); "
             "it overlaps 97 % of its copying with compute."
         ),
     ]
@@ -242,8 +265,8 @@ def test_sentences_name_the_gap_and_the_op():
 
 def test_a_sentence_says_why_a_policy_that_could_move_data_moved_none():
     rows = [_row(name, 1000, moved_d2h_bytes=0, peak_hbm_bytes=1500) for name in ("resident", "reactive", "static")]
-    why = "what a step holds at once, 1.50 kB, fits in the 2.00 kB of hbm."
-    assert sentences(rows)[1] == f"nothing has to move under reactive and static: {why}"
+    why = "the peak of a step, 1.50 kB, fits in the 2.00 kB of hbm."
+    assert sentences(rows)[1] == f"reactive and static move nothing: {why}"
     assert len(sentences(rows[:1])) == 1
 
 
@@ -286,7 +309,7 @@ def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_
     recompute, static = again["recompute"].summary, again["static"].summary
     assert recompute["bound_kind"] == "room or recompute at fwd/5"
     assert recompute["bound_ns"] < static["bound_ns"]
-    assert "the best for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
+    assert "the best plan for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
 
 
 def test_a_bound_that_other_homes_can_beat_says_so():
@@ -301,7 +324,7 @@ def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
     fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", slowdown_vs_fastest=1.0)
     slow = _row("recompute", 1300, slowdown_vs_fastest=1.3, recompute_ns=300, compute_ns=1000)
     first, second = sentences([fast, slow])
-    assert "the best without recompute (link d2h)" in first
+    assert "the best plan without recompute (link d2h)" in first
     assert second == "recompute takes 1.30x as long as static: it spends 300 ns on recompute."
 
 
@@ -383,6 +406,6 @@ def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
 def test_figures_have_their_own_headings_or_those_that_are_given():
     rows = [{"step_ns": 1_000, "stall_ns": 0}, {"step_ns": 2_000, "stall_ns": None}]
     assert [column.head for column in tables.figures(rows, ["step_ns", "stall_ns"])] == ["step", "stall"]
-    (mine,) = tables.figures(rows, {"step_ns": "mine"})
+    (mine,) = tables.figures(rows, [PLAIN["step_ns"].headed("mine")])
     assert (mine.head, mine.cells) == ("mine", ("1.00 us", "2.00 us"))
     assert tables.occurring(rows, ["stall_ns", "step_ns", "drain_ns"]) == ["step_ns"]

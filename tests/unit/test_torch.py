@@ -74,7 +74,7 @@ def test_old_gradients_take_room_until_they_are_freed(frees):
         model, x = small(), torch.randn(4, 32)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         step(x)
-        tracker = torch_steps.MemTracker()
+        tracker = torch_steps.memory_tracker()
         held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         tracker.track_external(model, optimizer, x, *held)
         held.clear()  # else they would stay
@@ -337,7 +337,7 @@ def test_what_is_compiled_is_captured_as_eager_and_told(what):
     found = hosim.torch.capture(given, x, **options)
     assert [op.flops for op in found.graph.ops if op.flops] == [op.flops for op in expected.ops if op.flops]
     said = [line for line in found.derived if "torch.compile" in line]
-    assert said == ["What torch.compile was given is captured as eager: ops that it would fuse stand apart."] * (
+    assert said == ["Functions under torch.compile are captured as eager: ops that it would fuse stand apart."] * (
         what not in ("nothing", "disabled")
     )
 
