@@ -14,8 +14,8 @@ from simulator.errors import ScopeError
 from simulator.policies import POLICIES
 from simulator.report.words import quantity
 from simulator.run.case import prepare
+from simulator.run.grid import sweep
 from simulator.run.row import replayed
-from simulator.run.studies import scaling
 from simulator.workload.job import JobDocument
 
 pytestmark = pytest.mark.slow
@@ -90,14 +90,19 @@ def cells(heading):
 
 
 def test_from_how_many_tokens_on_compute_hides_experts():
-    rows = scaling("experts_hidden_by_tokens").rows
-    by_tokens = {f"{row['sequence']:,}": [own for own in rows if own["sequence"] == row["sequence"]] for row in rows}
+    rows = sweep("experts_hidden_by_tokens", cache=False, workers=1).rows
+    by_tokens = {
+        f"{row['sequence']:,}": [own for own in rows if own["workload.sequence"] == row["workload.sequence"]]
+        for row in rows
+    }
     assert cells(r"tokens \| compute") == [
         [tokens, quantity(own[0]["compute_ns"], "ns"), *(quantity(row["step_ns"], "ns") for row in own)]
         for tokens, own in by_tokens.items()
     ]
     hidden = {
-        label: min(row["sequence"] for row in rows if row["policy"] == label and row["slowdown_vs_compute"] < 1.01)
+        label: min(
+            row["workload.sequence"] for row in rows if row["policy"] == label and row["slowdown_vs_compute"] < 1.01
+        )
         for label in dict.fromkeys(row["policy"] for row in rows)
     }
     assert [*hidden.values()] == [24576, 8192, 4096]
@@ -107,10 +112,10 @@ def test_from_how_many_tokens_on_compute_hides_experts():
 
 def test_from_which_model_on_moving_costs_nothing():
     """All that is saved for backward: what must move grows with the width, what computes with its square."""
-    rows = scaling("offload_by_model_size").rows
+    rows = sweep("offload_by_model_size", cache=False, workers=1).rows
     told = []
-    for layers, hidden in dict.fromkeys((row["model.layers"], row["model.hidden"]) for row in rows):
-        own = [row for row in rows if (row["model.layers"], row["model.hidden"]) == (layers, hidden)]
+    for layers, hidden in dict.fromkeys((row["workload.model.layers"], row["workload.model.hidden"]) for row in rows):
+        own = [row for row in rows if (row["workload.model.layers"], row["workload.model.hidden"]) == (layers, hidden)]
         stays, *moved = (row["step_ns"] for row in own)
         told.append(
             [quantity(own[0]["peak_hbm_bytes"], "B"), quantity(stays, "ns"), *(f"{ns / stays:.2f}x" for ns in moved)]
