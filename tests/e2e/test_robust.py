@@ -30,6 +30,7 @@ def test_without_conditions_there_is_a_table_of_nominal_and_nothing_below_it(hos
     assert [line.split()[0] for line in done.out.split("\n")[:-1]] == ["perturbation", "nominal", "nominal"]
 
 
+@pytest.mark.slow
 def test_the_result_is_the_same_again_and_with_any_number_of_workers(scenario):
     few = {"jitter": [0.1], "slower_links": [0.5], "draws": 4}
     one = hosim_api.robustness(scenario, **few)

@@ -104,6 +104,7 @@ def test_the_report_of_a_run_says_what_is_left_open(hosim, tmp_path):
     assert "<code>hosim sensitivity chain</code>" in page
 
 
+@pytest.mark.slow
 def test_two_workers_find_the_same(hosim, tmp_path):
     path = chain.write(tmp_path, scenario=claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
     alone, both = (hosim("sensitivity", path, "--workers", workers) for workers in (1, 2))
