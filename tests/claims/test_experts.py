@@ -6,6 +6,7 @@ import re
 
 import pytest
 from pages import PAGES
+from stated import SCENARIOS
 
 import simulator as hosim
 from simulator import catalog
@@ -54,7 +55,7 @@ OTHERS = [
 
 def test_there_are_no_others():
     found = []
-    for name in catalog.names("scenario"):
+    for name in SCENARIOS:
         if catalog.path_of(name, "scenario").parent.name == "measured":
             continue
         work = catalog.resolve(name).workload
