@@ -104,8 +104,6 @@ def test_diff_in_markdown(golden, diff):
         "hosim validate",
         "hosim crossover",
         "hosim frontier",
-        "hosim largest",
-        "hosim least",
     ],
 )
 def test_help(command, golden, capsys, monkeypatch):
