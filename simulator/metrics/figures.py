@@ -46,8 +46,6 @@ class Figure:
     ----------
     column, unit, head
         Its column in a summary, its unit there (``share``: of 1; ``times``: a multiple), and its heading in tables.
-    meaning
-        Its definition, in a sentence.
     of
         Which rows have it: every ``run``; each ``rank``, and so each job, that ran to its end; jobs of several
         ``ranks``; rows whose dynamic reads have ``chosen``; rows whose ``bound`` is known; rows whose places have

@@ -17,8 +17,6 @@ class Format(NamedTuple):
 
     Attributes
     ----------
-    bits
-        Bits of each number.
     block
         How many inputs and outputs share a scale.
     block_bits

@@ -72,16 +72,12 @@ class ReplayedProgram:
 
     Attributes
     ----------
-    columns
-        The columns.
     reason
         Why it is not covered; empty if it is.
     actions, repeats, computes
         What is issued, how often, and the number of computes in all.
     device, is_contended
         The machine with the rates of its device; whether its kernels share that.
-    roles
-        Its collectives.
     """
 
     def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
