@@ -72,10 +72,16 @@ class Timing:
 
     Attributes
     ----------
+    precedence
+        Order of the ops.
+    durations_ns
+        Time of each op alone [ns].
     heads_ns
         By op, least time from the start of the window to its start [ns]; about `UNKNOWN` if it may be any time.
     tails_ns
         By op, least time from its end to the end of the window [ns]; about `UNKNOWN` if it may be any time.
+    path_ns
+        Longest path of a step [ns].
     shorter_ns
         How much shorter the last op of the line may be than in the step before [ns]: by dynamic reads, see the package,
         or because it shared the device there.

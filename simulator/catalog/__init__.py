@@ -214,6 +214,8 @@ class OpenParameter(NamedTuple):
 
     Attributes
     ----------
+    parameter, axis
+        The parameter as the claim states it, and its axis.
     taken
         The value that the scenario uses: a number of the parameter's unit, or the name of a listed value.
     """

@@ -1,8 +1,8 @@
 """The figures of a row, each registered once: its column, unit, heading and meaning, and which way is worse.
 
 Tables, CSV, JSON, expectations, `hosim diff` and the report ask this registry; no other module spells a column's unit.
-``<>`` in a column stands for a place: a cause of a wait, a tier, a link, a bus, or the compute tier. A column that ends
-in ``_ns``, ``_bytes`` or ``_fraction`` has that unit, registered or not, so that no place can be taken for a unit.
+``<>`` in a column stands for a place: a cause of a wait, or a tier, a link, a bus or the compute tier of the machine. A
+table whose columns are no figures of a row brings figures of its own; no unit is guessed from a name.
 
 Symbols of the meanings: ``n`` steps; ``E_k`` the end of the last compute of step ``k`` on the main stream (the stream
 whose last compute ends last; stream 0 where ranks meet, or ops name streams), ``E_0 = 0``; ``M`` the last end of
@@ -18,7 +18,7 @@ from functools import cache
 from math import inf
 from typing import Literal, get_args
 
-from simulator.errors import InvariantError
+from simulator.errors import InvariantError, insist
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
@@ -30,22 +30,19 @@ Over = Literal[
 Of = Literal["run", "rank", "ranks", "chosen", "bound", "addresses", "table", "served", "cost", "real"]
 OverRanks = Literal["slowest", "sum", "most"]
 _ENDS: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share"}
-"""End of a column's name -> its unit."""
-
-
-def _end_of(column: str) -> str:
-    """Return the end of a column's name that states its unit; empty if none does."""
-    return next((end for end in _ENDS if column.endswith(end)), "")
+"""What the columns of registered figures of these units alone end in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a row.
+    """A figure of a row, or a column of another table.
 
     Attributes
     ----------
     column, unit, head
         Its column in a summary, its unit there (``share``: of 1; ``times``: a multiple), and its heading in tables.
+    meaning
+        Its definition, in a sentence; empty outside the registry.
     of
         Which rows have it: every ``run``; each ``rank``, and so each job, that ran to its end; jobs of several
         ``ranks``; rows whose dynamic reads have ``chosen``; rows whose ``bound`` is known; rows whose places have
@@ -65,7 +62,7 @@ class Figure:
     column: str
     unit: Unit
     head: str
-    meaning: str
+    meaning: str = ""
     of: Of = "rank"
     over: Over = ""
     worse: Literal["", "more", "less"] = ""
@@ -77,15 +74,18 @@ class Figure:
         shown = place.replace("_", " ") if self.over == "cause" else place
         return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", shown))
 
+    def headed(self, head: str) -> Figure:
+        """Return it with another heading."""
+        return replace(self, head=head)
+
     def place_in(self, column: str) -> str | None:
         """Return the place in a column's name; empty if the figure has none, None if the column is another figure's."""
         before, has_place, after = self.column.partition("<>")
-        if _ENDS.get(_end_of(column), self.unit) != self.unit:
-            return None
         if not has_place:
             return "" if column == self.column else None
         fits = column.startswith(before) and column.endswith(after) and len(column) > len(before) + len(after)
-        return column[len(before) : len(column) - len(after)] if fits else None
+        place = column[len(before) : len(column) - len(after)]
+        return place if fits and (self.over != "cause" or place in (*CAUSES, "<>")) else None
 
 
 def registered(*figures: Figure) -> tuple[Figure, ...]:
@@ -98,10 +98,11 @@ def registered(*figures: Figure) -> tuple[Figure, ...]:
     """
     for index, figure in enumerate(figures):
         column = figure.column
-        first = next((other for other in figures[: index + 1] if other.place_in(column) is not None), None)
-        must, do = "a figure has a column of its own, which ends in no other unit", "rename the column"
-        found = f"a column of {figure.unit}" if first is None else f"one that {first.column} fits"
-        if first is not figure:
+        first = next(other for other in figures[: index + 1] if other.place_in(column) is not None)
+        unit = next((unit for end, unit in _ENDS.items() if column.endswith(end)), figure.unit)
+        found = f"one that {first.column} fits" if unit == figure.unit else f"a column of {figure.unit}"
+        if first is not figure or unit != figure.unit:
+            must, do = "a figure has a column of its own, which ends in no other unit", "rename the column"
             raise InvariantError(column, must, found, do)
     return figures
 
@@ -206,6 +207,9 @@ FIGURES = registered(
     Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),
     Figure("at_<>_slowdown", "times", "slowdown at <>", "`step_ns` there by that of the row that it is held against.",
            of="table", over="field", is_compared=True),
+    Figure("at_<>_step_ns", "ns", "step at <>", "`step_ns` there.", of="table", over="field"),
+    Figure("at_<>_bytes", "B", "at <>", "The peak of the compute tier there: `at_<>_peak_<tier>_bytes`.", of="table",
+           over="field"),
     Figure("largest_<>", "count", "largest <>", "The largest value of the field with which the row fits.",
            of="table", over="field", is_compared=True),
 )  # fmt: skip
@@ -274,20 +278,26 @@ SERVED = registered(
 """Figures of what `hosim serve` serves; `tflops`, `mfu`, waits, `drain_ns` and what links moved stand above."""
 
 
-TEXTS = ("policy", "notes", "remarks", "short_at")
-"""Columns of text that are no figures."""
+def local(unit: Unit, *heads: str, end: str = "") -> dict[str, Figure]:
+    """Return figures of a table of its own by column: the words of the heading, and the end of the unit."""
+    columns = {head.replace(" ", "_") + end: head for head in heads}
+    return {column: Figure(column, unit, head) for column, head in columns.items()}
+
+
+_OTHERS = (*SERVED, *local("text", "policy", "notes", "remarks", "short at").values())
+PLAIN: Mapping[str, Figure] = {
+    figure.at(place).column: figure.at(place)
+    for figure in reversed((*FIGURES, *_OTHERS))
+    for place in {"": ("",), "cause": CAUSES}.get(figure.over if "<>" in figure.column else "", ())
+}
+"""Column -> its figure, of those that are the same on every machine."""
 
 
 @cache
 def figure_of(column: str) -> Figure:
-    """Return the figure of a column; for a column that is not registered, one with the unit that its name ends in."""
-    for figure in (*FIGURES, *SERVED):
-        if (place := figure.place_in(column)) is not None:
-            return figure.at(place)
-    if column in TEXTS:
-        return Figure(column, "text", column.replace("_", " "), "")
-    end = _end_of(column)
-    return Figure(column, _ENDS.get(end, "count"), column.removesuffix(end).replace("_", " "), "")
+    """Return the registered figure of a column of a row, whatever machine it ran on; of any other, a plain number."""
+    places = ((figure, figure.place_in(column)) for figure in (*FIGURES, *_OTHERS))
+    return next((figure.at(place) for figure, place in places if place is not None), Figure(column, "count", column))
 
 
 def causes(hardware: Hardware) -> tuple[str, ...]:
@@ -295,15 +305,20 @@ def causes(hardware: Hardware) -> tuple[str, ...]:
     return tuple(cause for cause in CAUSES if hardware.host_compute or cause != "host_compute")
 
 
-def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, ...]:
-    """Name the columns of a row on a machine, in the order of a summary.
+def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> dict[str, Figure]:
+    """Return the columns of a row on a machine with their figures, in the order of a summary.
 
     Parameters
     ----------
     hardware
         Its tiers, links and caps are the places of figures.
     of
-        The kinds of figures that are named.
+        The kinds of figures.
+
+    Raises
+    ------
+    ConfigError
+        If a name of the machine gives two figures the same column.
     """
     places: Mapping[str, Iterable[str]] = {
         "": ("",),
@@ -321,7 +336,12 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "finite tier": [name for name, tier in hardware.tiers.items() if tier.capacity_bytes not in (0, inf)],
         "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
-    return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])
+    by_column = dict[str, Figure]()
+    must, do = "a name gives no two figures the same column", "rename it"
+    for on in (figure.at(place) for figure in FIGURES if figure.of in of for place in places[figure.over]):
+        insist(on.column not in by_column, f"the {on.over} of {on.head!r}", must, f"{on.column} twice", do)
+        by_column[on.column] = on
+    return by_column
 
 
 def present(value: object) -> bool:

@@ -58,6 +58,8 @@ class Search:
 
     Attributes
     ----------
+    question, axis
+        The question, and the axis of its field.
     grows
         Whether the search starts at the documents' value and grows from there, as for a frontier.
     rows, named, bounds

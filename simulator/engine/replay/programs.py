@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -72,18 +72,24 @@ class ReplayedProgram:
 
     Attributes
     ----------
+    columns
+        The columns.
     reason
         Why it is not covered; empty if it is.
     actions, repeats, computes
         What is issued, how often, and the number of computes in all.
+    is_lap
+        Whether the actions are those of a step, issued in each.
     device, is_contended
         The machine with the rates of its device; whether its kernels share that.
+    in_place, roles
+        Tensors that ops may read in place; its collectives.
     """
 
     def __init__(self, program: Program, hardware: Hardware, switches: Switches) -> None:
         self._program, self.device, self.is_contended, self.reason = program, program.device or hardware, False, ""
         graph, plan, host = program.graph, program.plan, hardware.host
-        self.roles = _kept(graph, Roles)
+        self.roles, self.in_place = _kept(graph, Roles), graph.in_place
         self.reason = _not_covered(program, hardware)
         if self.reason:
             return
@@ -96,6 +102,7 @@ class ReplayedProgram:
             self.reason = "a plan looks at the machine, or breaks a rule"
             return
         self.repeats = plan.repeats if written is None else 1
+        self.is_lap = written is None and plan.repeats == graph.steps
         kind, a, b, c = codes = _columns_of(self.actions)
         home, tiers = np.array(plan.home, np.int32), len(hardware.tiers)
         is_home = len(home) == len(graph.tensors) and bool(((home >= NOTHING) & (home < tiers)).all())
@@ -128,15 +135,15 @@ class ReplayedProgram:
         if program.draws is not None:
             self._add_draws(program.draws)
 
-    def add_links(self, shared: Shared, is_shared: Sequence[bool]) -> None:
+    def add_links(self, shared: Shared, paths: Sequence[int]) -> None:
         """Add the links, and the times of copies.
 
         Parameters
         ----------
         shared
             The machine.
-        is_shared
-            By link, whether other flows can slow a copy down.
+        paths
+            By link, the path of copies; `NOTHING` where no other flow slows them down.
         """
         links, columns = shared.columns, self.columns
         columns |= {
@@ -146,11 +153,11 @@ class ReplayedProgram:
         over = links["route"][columns["b"][is_copy], columns["c"][is_copy]]
         if (over == NOTHING).any():
             self.reason = "a copy has no link"
-        sizes, is_used = columns["sizes"], np.zeros((len(is_shared), columns["size_classes"]), bool)
+        sizes, is_used = columns["sizes"], np.zeros((len(paths), columns["size_classes"]), bool)
         is_used[over, columns["size_class"][columns["a"][is_copy]]] = True
         lead, cap = np.zeros((2, *is_used.shape), np.int64)
         for link, size in zip(*(column.tolist() for column in np.nonzero(is_used)), strict=True):
-            lead[link, size], cap[link, size] = shared.timing(link, sizes[size], is_shared=is_shared[link])
+            lead[link, size], cap[link, size] = shared.timing(link, sizes[size], is_shared=paths[link] != NOTHING)
         columns |= {"lead_ns": lead, "cap": cap}
         if lead.max(initial=0) > LONGEST_NS:
             self.reason = _TOO_LONG
@@ -272,35 +279,37 @@ def _graph_columns(graph: Graph) -> Columns:
     }  # fmt: skip
 
 
-def machine_columns(
-    shared: Shared, stored: Stored, programs: Sequence[ReplayedProgram], of_ranks: Sequence[ReplayedProgram]
-) -> Columns:
-    """Return the machine that ranks share in columns.
+def machine_columns(shared: Shared, stored: Stored, of_ranks: Mapping[int, ReplayedProgram]) -> Columns:
+    """Return the machine that ranks share in columns, and complete those of the programs.
 
     Parameters
     ----------
     shared, stored
         What ranks share, and which tensors are stored once for several.
-    programs, of_ranks
-        The programs, and that of each simulated rank.
+    of_ranks
+        The program of each simulated rank.
     """
-    meetings, number_of = _meetings(shared, programs, of_ranks), {id(p): i for i, p in enumerate(programs)}
+    programs = list(of_ranks.values())
+    position = {program: index for index, program in enumerate(dict.fromkeys(programs))}
+    for program in position:
+        program.add_links(shared, shared.link_paths[programs.index(program)])
+    meetings = _meetings(shared, of_ranks, position)  # which adds to the network
     return {
         **shared.columns, **meetings, **shared.network_columns(),
-        "programs": ids(number_of[id(program)] for program in of_ranks),
+        "programs": ids(position[program] for program in programs),
         "memory_cap": memory_rate_cap(shared.hardware.compute),
         "stored_at": np.cumsum([0, *map(len, stored.elsewhere)], dtype=np.int32),
         "stored": ids(tensor for of_rank in stored.elsewhere for tensor in of_rank),
     }  # fmt: skip
 
 
-def _meetings(shared: Shared, programs: Sequence[ReplayedProgram], of_ranks: Sequence[ReplayedProgram]) -> Columns:
+def _meetings(shared: Shared, of_ranks: Mapping[int, ReplayedProgram], programs: Iterable[ReplayedProgram]) -> Columns:
     """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
     if not any(program.roles.calls for program in programs):
         return NOBODY_MEETS
     hardware, names = shared.hardware, list(shared.hardware.fabrics)
-    of_rank = {rank: program.roles for rank, program in zip(shared.ranks, of_ranks, strict=True)}
-    meets, of_call = shared.meetings(of_rank)
+    of_rank = {rank: program.roles for rank, program in of_ranks.items()}
+    meets, of_call = shared.meetings(of_ranks)
     kinds: dict[Collective, int] = {}
     wanted: dict[tuple[int, Collective], tuple[int, ...]] = {}
     for program in programs:
