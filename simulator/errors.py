@@ -6,7 +6,7 @@
     ├── ConfigError       a document is wrong: fix the file
     │   └── ScopeError    a policy cannot plan this: choose another one
     ├── PlanError         a plan breaks a rule: fix the plan
-    ├── CapacityError     no such plan fits: its Shortfall says by how much, and what would help
+    ├── CapacityError     no such plan fits: its Shortfall has the missing bytes and the ways out
     └── InvariantError    a law was broken: a bug in hosim
 
 Every message has one shape: *where: what must hold, found what; what to do*. It has less than 2,000 characters, all
@@ -91,7 +91,7 @@ class HosimError(Exception):
 
 
 class ConfigError(HosimError):
-    """A document, an option or an input file is wrong."""
+    """A document, an option or an input file is wrong: correct it."""
 
 
 def insist(holds: object, where: str, must: str, found: str, do: str = "correct it") -> None:
@@ -161,14 +161,14 @@ def system_message(error: OSError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """A demand that exceeds a capacity, and what would help.
+    """A demand that exceeds a capacity, and the changes that would help.
 
     Attributes
     ----------
     demand_bytes, capacity_bytes
         The bytes that must be in the tier at once, and the bytes that may be used of it [B].
     at
-        The moment of the largest demand, as a phrase (``op 'L03/fwd/norm1'``).
+        The moment of the largest demand, as a phrase (``op L03/fwd/norm1``).
     largest
         ``(tensor name, size [B])`` of the largest residents at that moment, largest first.
     levers
@@ -177,8 +177,8 @@ class Shortfall:
         Alternatives, each of which is enough alone: tier -> bytes that must be usable of it [B]. In the result of a run
         each was tried, and one of the levers names it; before, each is a proven lower limit.
     full
-        The moment from which the tier is full, and the last tensor to arrive there of those that stay, as a phrase (see
-        `full_from`); empty if that says no more than `at`, or is not known.
+        The place where the tier fills up, and the last allocation there that lasts until `at`, as a phrase (see
+        `filling`); empty if that adds nothing to `at`, or is unknown.
     staged
         The bytes of the tier that staged links reserve, as a phrase; empty if they reserve none.
     """
@@ -199,18 +199,18 @@ class Shortfall:
         return self.demand_bytes - self.capacity_bytes
 
 
-def full_from(first: str, worst: str, last: str) -> str:
-    """Say when a tier is full: ``from op 't24/L02/decode/ffn.up' on, once 'L02/kv/s5/b0064' has come``.
+def filling(first: str, worst: str, last: str) -> str:
+    """Say where a tier fills up: ``at op t24/L02/decode/ffn.up, after L02/kv/s5/b0064 is allocated``.
 
     Parameters
     ----------
     first, worst
-        The first moment without room, and the moment of the largest demand, as phrases.
+        The first moment without free memory, and the moment of the largest demand, as phrases.
     last
         Name of the last tensor that arrives before `first` and stays until `worst`; empty if there is none.
     """
-    phrases = [f"from {first} on"] * (first != worst) + [f"once {last!r} has come"] * bool(last)
-    return ", ".join(phrases)
+    place = "there" if first == worst else f"at {first}"
+    return f"{place}, after {last} is allocated" if last else place * (first != worst)
 
 
 class CapacityError(HosimError):
@@ -230,11 +230,9 @@ class CapacityError(HosimError):
 
     def __str__(self) -> str:
         r = self.report
-        advice = f"; {r.levers[0]}" if r.levers else ""
-        full = f", and full {r.full}" if r.full else ""
-        full += f", {r.staged}" if r.staged else ""
+        parts = [f"{r.tier} fills up {r.full}"] * bool(r.full) + [*filter(None, (r.staged, *r.levers[:1]))]
         return quotable(
-            f"{r.at}: what is live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
-            f"found {r.demand_bytes:,} B, short by {r.short_bytes:,} B{full}{advice}",
+            f"{r.at}: the data live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
+            + "; ".join((f"found {r.demand_bytes:,} B, {r.short_bytes:,} B short", *parts)),
             sum(_LONGEST),
         )

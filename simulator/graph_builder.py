@@ -147,7 +147,7 @@ class GraphBuilder:
         meeting = tuple(map(tuple, members))
         for ranks in meeting:
             if not ranks or not all(map(_is_whole, ranks)) or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
-                must = f"those who meet are different ranks, whole numbers from 0 to below {MOST_RANKS:,}"
+                must = f"members are different ranks, whole numbers from 0 to below {MOST_RANKS:,}"
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
         self.groups[name] = Group(name, meeting)
 
@@ -171,10 +171,10 @@ class GraphBuilder:
         """
         revealing, ids = self._op_ids.get(revealed_by), self._ids(op, candidates)
         if revealing is None:
-            must, do = "the op that reveals what is chosen comes before", "put it before, or correct the name"
+            must, do = "the op that reveals the choice comes before", "put it before, or correct the name"
             raise self._error("op", op, must, repr(revealed_by), f"{do}{suggestion(revealed_by, self._op_ids)}")
         if self._ops[revealing].device == HOST:
-            must, do = "the op that reveals what is chosen runs on the accelerator", "run it there"
+            must, do = "the op that reveals the choice runs on the accelerator", "run it there"
             raise self._error("op", op, must, f"{revealed_by!r}, of the host", do)
         if not (_is_whole(samples) and samples and _is_whole(each) and 0 < each <= len(ids)):
             must = "each of some samples chooses at least one and at most all candidates"
@@ -262,7 +262,7 @@ class GraphBuilder:
         insist(bool(self._ops), self._where, "a graph has at least one op", "none", "add an op")
         if self._early:
             t, (op, self.line) = next(iter(self._early.items()))
-            must = "what an op reads is written by an earlier op, persistent, or of kind input"
+            must = "a tensor that an op reads is written by an earlier op, persistent, or of kind input"
             do = "put the ops in program order, add the op that writes it, or mark the tensor persistent"
             raise self._error("op", op, must, repr(self._tensors[t].name), do)
         ids = self._ids("", outputs)
@@ -325,7 +325,7 @@ class GraphBuilder:
             raise self._choice_error("op", op, "device", fields["device"], DEVICES)
         odd = kind if kind != "compute" else "dynamic" if fields.get("dynamic") else ""
         if fields["device"] == HOST and odd:
-            must = "an op of the host is of kind compute, and reads what is known from the start"
+            must = "an op of the host is of kind compute, and has no dynamic reads"
             raise self._error("op", op, must, odd, "run it on the accelerator, or remove that")
 
     def _of_delay(self, op: str, kind: str, fields: OpFields) -> OpFields:
@@ -362,7 +362,7 @@ class GraphBuilder:
     def _check_collective(self, op: str, kind: str, fields: OpFields) -> None:
         collective = fields.get("collective")
         if kind != "collective" or (collective is None and fields.get("duration_ns") is None):
-            must = "an op is of kind collective if it says what it does with others, or how long that took"
+            must = "an op with a collective or a duration of one is of kind collective"
             found = f"kind {kind} {'with' if collective else 'without'} a collective"
             raise self._error("op", op, must, found, "correct its kind, or add collective or duration_ns")
         if collective is None:

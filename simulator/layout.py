@@ -185,7 +185,7 @@ class Layout:
             If the target is partial where this layout is not.
         """
         if not set(target.partial) <= set(self.partial):
-            must = "what a layout becomes is summed up"
+            must = "a new layout has no partial sums"
             raise ConfigError("layout", must, f"partial along {', '.join(target.partial)}", "leave partial out")
         changes: list[LayoutChange] = []
         layout, done_before = self, ""

@@ -140,17 +140,17 @@ class PlacesAsIssued:
     def copy(self, tensor: int, source: int, target: int) -> str:
         """Mark the target as valid; or return the rule that the copy breaks."""
         if self.state[source][tensor] != VALID:
-            return "what is copied is valid at its source"
+            return "a tensor to copy is valid at its source"
         may_be_new = tensor in self.updated and self.state[target] is not self.in_compute_tier
         if self.state[target][tensor] == VALID and not may_be_new:
-            return "what is copied is not yet valid at its target"
+            return "a tensor to copy is not yet valid at its target"
         self.state[target][tensor] = VALID
         return ""
 
     def detach(self, tensor: int, tier: int) -> str:
         """Mark the place as absent; or return the rule that the detach breaks."""
         if self.state[tier][tensor] == ABSENT:
-            return "what is detached is there"
+            return "a tensor to detach is there"
         self.state[tier][tensor] = ABSENT
         return ""
 

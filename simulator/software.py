@@ -36,8 +36,8 @@ class CopyMode(Part):
         of the program copy through pinned buffers, and the host goes on. ``staged``: from pinned memory, but the host
         waits for each copy. ``unified``: pages move when they are touched.
     share, rate_bytes_per_s
-        Share of the link's bandwidth that such copies reach, and the most that they reach whatever the link carries, as
-        one core that fills a buffer does [B/s].
+        Share of the link's bandwidth that such copies reach, and the most that they reach over any link, as one core
+        that fills a buffer does [B/s].
     latency_ns
         Time of each copy on top of the link's latency [ns]; it holds the channel, and takes no bandwidth.
     host_passes
@@ -77,7 +77,7 @@ class Copies(Part):
 
 
 class HostTimes(Part):
-    """What the host pays to issue, whatever plan it follows; where the machine states more, that holds.
+    """Times of the host to issue under any plan; larger times of the machine hold.
 
     Attributes
     ----------
@@ -90,8 +90,8 @@ class HostTimes(Part):
     step_ns
         Before the first op of each step [ns]. What serves requests pays for iterations instead.
     iteration_ns, request_ns, ahead
-        Of what serves requests: for each iteration, and for each request that is admitted [ns]; and whether the host
-        works on an iteration while the device runs the one before.
+        Of serving: time for each iteration, and for each admitted request [ns]; and whether the host works on an
+        iteration while the device runs the one before.
     """
 
     op_ns: Nanoseconds = Field(0, alias="op")
@@ -109,8 +109,8 @@ class KernelShares(Part):
     Attributes
     ----------
     arithmetic
-        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak; ``default`` covers classes that are
-        not listed. Without it those of the machine hold.
+        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak; ``default`` covers all other classes.
+        Without it those of the machine hold.
     bandwidth
         Share of the compute tier's bandwidth.
     launch_ns
@@ -132,7 +132,7 @@ class KeptMemory(Part):
     Attributes
     ----------
     taken_fraction
-        Share of the capacity that the framework takes at all, what is named here included.
+        Share of the capacity that the framework takes, losses and reserved memory included.
     context_bytes
         What a process holds before any tensor: the driver's context, and libraries with their kernels [B].
     workspace_bytes
@@ -162,9 +162,9 @@ class Software(Document):
     host
         What its host pays.
     kernels
-        Kind of run -> what kernels reach in it: ``train``, ``prefill``, ``decode``, and ``default`` for kinds that are
-        not listed and for graphs from files. What serves requests reads prompts and adds tokens at once: it takes the
-        arithmetic of ``prefill``, and the bandwidth and the launch of ``decode``.
+        Kind of run -> the rates of kernels in it: ``train``, ``prefill``, ``decode``, and ``default`` for kinds that
+        are not listed and for graphs from files. Serving reads prompts and adds tokens at once: it takes the arithmetic
+        of ``prefill``, and the bandwidth and the launch of ``decode``.
     memory
         What it holds beside tensors.
     """

@@ -7,18 +7,17 @@ stays there.
 
 *The window.* The step time is the distance ``E_n - E_(n-1)`` of the ends of the last op of the line in the last two
 steps; in a run of one step it is the makespan. Of several ranks it is that of the slowest. No op starts sooner after
-``E_(n-1)`` than its *head*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
+``E_(n-1)`` than its *lead*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
 before what, on all streams and, where ranks meet, over all ranks (proof in `critical_path`). On one stream these are
 the sums of the computes before the op and after it. The longest path of all is the *critical path*.
 
-Let ``S`` be the start of the last op of the line. *All copies into the compute tier that a step forces lie between two
-such starts*: they are issued after the step before, so that none starts before that step's last compute has started;
-and each brings data that some op reads which the last op of the line waits for, so that all have ended when that one
-starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
-because the makespan counts it. If the last op takes equally long in both steps, the distance of the ends is the
-distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
-it reads dynamically, it may take less time than in the step before; then the ends are closer to each other than the
-starts by that difference.
+Let ``S`` be the start of the last op of the line. *Every forced copy-in of a step lies between two such starts.* It is
+issued after the previous step, so it cannot begin before that step's last compute begins. It must end before this
+step's last op begins, because that op depends on a reader of the data. The same holds for copies out that make room for
+an op, and for all copies of a run of one step, because the makespan counts them. If the last op takes equally long in
+both steps, the distance of the ends is the distance of the starts, and a link that must carry ``b`` bytes in it at a
+bandwidth ``w`` needs at least ``b / w``. If the last op reads dynamically, it may take less time than in the step
+before; then the ends are closer to each other than the starts by that difference.
 
 *Dynamic reads.* A plan need not bring what is not chosen, so that only certain reads count here. For plans fixed before
 the run, which must bring all candidates, `mean_step` bounds all steps together.
@@ -43,7 +42,7 @@ What is forced:
 
 *Room at ops.* Copies that must go out before an op runs, or come in between two ops, take their time there and not
 elsewhere: a budget that is tight at some ops can cost more than each of its copies hidden elsewhere would. The longest
-path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give heads or
+path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give leads or
 tails, the windows of one rank meet the ends of steps of ranks that are alike, each once, so that the mean of their
 steps is at least this.
 
@@ -210,19 +209,19 @@ def _device_terms(timing: Timing, hardware: Hardware, sharers: Mapping[str, int]
 
     So does the host always, and `sharers` of its memory, which do the same at the same time, do so there as well.
 
-    *Proof.* An op that surely starts after the window has begun (its head is known) and ends before the window does
+    *Proof.* An op that surely starts after the window has begun (its lead is known) and ends before the window does
     (its tail is known) does all its arithmetic in it, and moves all its traffic. No unit computes faster than at its
     peak, nor does the memory carry more than its bandwidth (semantics, rule 10). Where ranks meet, windows of several
-    ranks are on the paths that heads and tails come from, so that this holds for runs of one step only.
+    ranks are on the paths that leads and tails come from, so that this holds for runs of one step only.
     """
     graph, is_contended = timing.precedence.whole, timing.precedence.is_contended
     if not (is_contended or graph.on_host) or (graph.meets and graph.steps > 1):
         return {}
-    ends = zip(graph.ops, timing.heads_ns, timing.tails_ns, strict=True)
+    ends = zip(graph.ops, timing.leads_ns, timing.tails_ns, strict=True)
     inside = [
         op
-        for op, head, tail in ends
-        if min(head, tail) >= 0
+        for op, lead, tail in ends
+        if min(lead, tail) >= 0
         and op.collective is None
         and op.duration_ns is None
         and (is_contended or op.device == HOST)

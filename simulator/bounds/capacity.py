@@ -19,7 +19,7 @@ import numpy as np
 
 from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence
-from simulator.errors import Shortfall, full_from
+from simulator.errors import Shortfall, filling
 from simulator.graph import Graph
 from simulator.hardware import Hardware, reachable
 from simulator.plan import FREE
@@ -86,7 +86,7 @@ def infeasible(
     worst = max(fit.short, key=lambda need: need.short_bytes)
     moment, full = "the homes at time 0", ""
     if worst.at is not None:
-        moment, full = f"op {graph.ops[worst.at].name!r}", fit.full(worst, worst.at)
+        moment, full = f"op {graph.ops[worst.at].name}", fit.full(worst, worst.at)
     demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
     tier, levers = hardware.tier_names[worst.tier], (*fit.free_advice(), *fit.cut_advice())
     return Shortfall(tier, demand, capacity, moment, fit.largest(worst), levers, fit.rooms(), full)
@@ -157,13 +157,13 @@ class GraphNeeds:
         return tuple(sorted([*sizes, *workspace], key=lambda item: -item[1])[:_LARGEST])
 
     def full(self, need: Need, worst: int) -> str:
-        """Say from which op on there is no room, and which of the tensors that stay until the peak came last."""
+        """Say at which op the tier fills up, and after which allocation that lasts until the peak."""
         lifetimes, ops = self.demand.lifetimes, self.graph.ops
         first = int((self.by_op[need.counts_idle] > need.capacity_bytes).argmax())
         stay = [t for t, dies in enumerate(lifetimes.dies) if dies >= worst and 0 < lifetimes.born[t] <= first]
         last = max(stay, key=lambda t: (lifetimes.born[t], lifetimes.dies[t], t), default=None)
         name = "" if last is None else self.graph.tensors[last].name
-        return full_from(f"op {ops[first].name!r}", f"op {ops[worst].name!r}", name)
+        return filling(f"op {ops[first].name}", f"op {ops[worst].name}", name)
 
     def rooms(self) -> tuple[dict[str, int], ...]:
         """Return the room that would make it fit: in the tiers that are short, or below for what could be elsewhere.
@@ -197,10 +197,10 @@ class GraphNeeds:
                 named, where = " and of ".join(map(str, freed)), " and ".join(names[tier] for tier in tiers)
                 size = human(sum(freed.values()), "B")
                 option = " ".join(f"--home {kind}=free" for kind in freed)
-                yield f"leave the homes of {named} tensors free ({option}): {size} of them stay in {where}"
+                yield f"leave the homes of {named} tensors free ({option}): they hold {size} of {where}"
                 break
         if not self.below and all(need.counts_idle for need in self.short):
-            yield f"add a tier that {self.hardware.compute_tier} has a link to"
+            yield f"add a tier with a link from {self.hardware.compute_tier}"
 
     def cut_advice(self) -> Iterator[str]:
         """Advise smaller ops, or a smaller batch, if only ops need more than the budget."""
@@ -211,7 +211,7 @@ class GraphNeeds:
         if self._is_enough(demand, demand - work):
             largest = int(np.where(over, work, 0).argmax())
             ops, name = counted(int(over.sum()), "op"), self.graph.ops[largest].name
-            yield f"split the {ops} over the budget; op {name!r} alone uses {human(int(work[largest]), 'B')}"
+            yield f"split the {ops} over the budget; op {name} alone uses {human(int(work[largest]), 'B')}"
         lasting = [tensor.size_bytes if tensor.persistent else 0 for tensor in self.graph.tensors]
         used = np.array([sum(lasting[t] for t in {*op.reads, *op.writes}) for op in self.graph.ops], np.int64)
         everywhere = sum(lasting) - int(min(self.elsewhere_bytes, sum(lasting)))
@@ -246,7 +246,7 @@ def raise_advice(hardware: Hardware, budget_bytes: int | None, room: Mapping[str
 
 
 def staging_text(hardware: Hardware, tier: str) -> str:
-    """Say what staged links keep of a tier; empty if nothing.
+    """Say how much of a tier staged links keep; empty if nothing.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def staging_text(hardware: Hardware, tier: str) -> str:
     kept = hardware.tiers[tier].staging_bytes
     links = [name for name, link in hardware.links.items() if tier in (stage.source for stage in link.stages[1:])]
     verb = "keeps" if len(links) == 1 else "keep"
-    return f"where {' and '.join(links)} {verb} {human(kept, 'B')} for chunks under way" if links else ""
+    return f"{' and '.join(links)} {verb} {human(kept, 'B')} of {tier} for chunks under way" if links else ""
 
 
 def _exactly(size_bytes: int) -> str:

@@ -10,7 +10,7 @@ than the longest path between them.
 several steps the step time is ``E_n - E_(n-1)`` of the slowest rank. The window of a rank begins with that op of the
 step before, whose duration does not count, and ends with that op of the step. Later ops of the line are on a path from
 the first, as is all that follows from it, what is left of the step before included. An op on no such path may have run
-earlier, so that its *head* is not known, and an op that leads to no end may run later, so that its *tail* is not known.
+earlier, so that its *lead* is not known, and an op that leads to no end may run later, so that its *tail* is not known.
 In a run of one step the window is the whole run: it begins with time 0 and ends with the last end of all.
 
 *Ranks that are alike* count as one. A path from one of them may come back to another one. But all of them meet equally
@@ -76,7 +76,7 @@ class Timing:
         Order of the ops.
     durations_ns
         Time of each op alone [ns].
-    heads_ns
+    leads_ns
         By op, least time from the start of the window to its start [ns]; about `UNKNOWN` if it may be any time.
     tails_ns
         By op, least time from its end to the end of the window [ns]; about `UNKNOWN` if it may be any time.
@@ -91,7 +91,7 @@ class Timing:
 
     precedence: Precedence
     durations_ns: Sequence[int]
-    heads_ns: Sequence[int]
+    leads_ns: Sequence[int]
     tails_ns: Sequence[int]
     path_ns: int
     shorter_ns: int = 0
@@ -122,9 +122,9 @@ class Timing:
         if precedence.in_line:
             ends = list(accumulate(durations_ns))
             total = ends[-1] if ends else 0
-            heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
+            leads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
             shorter_ns = _STRETCHED if precedence.is_stretched and precedence.graph.steps > 1 else 0
-            return cls(precedence, durations_ns, heads, [total - end for end in ends], total, shorter_ns)
+            return cls(precedence, durations_ns, leads, [total - end for end in ends], total, shorter_ns)
         return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
 
 
@@ -353,7 +353,7 @@ class Team:
 
 def _merged(first: Timing, second: Timing) -> Timing:
     """Return the timing that holds for the ranks of both; the path is the longer one."""
-    times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (first, second))
-    durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
+    times = ((timing.durations_ns, timing.leads_ns, timing.tails_ns) for timing in (first, second))
+    durations, leads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
     path_ns = max(first.path_ns, second.path_ns)
-    return Timing(first.precedence, durations, heads, tails, path_ns, first.shorter_ns)
+    return Timing(first.precedence, durations, leads, tails, path_ns, first.shorter_ns)

@@ -31,7 +31,7 @@ step (or, in a run of one step, are at home here), have left since the step bega
 All of these are edges from the end of an op to the start of another, as is each op between them. The longest path is a
 bound: windows that follow each other on it add up. A value counts once in each window, so of several tokens decoded in
 one step, a window as long as one token has the lack of one token. Where the path over several ranks begins or ends
-elsewhere, heads and tails of `critical_path` say how long it is there; for ranks that are alike, a window is a part of
+elsewhere, leads and tails of `critical_path` say how long it is there; for ranks that are alike, a window is a part of
 a path like any other.
 
 *Cuts.* The same holds for the tiers around the compute tier together, with the room of all and the links behind them
@@ -225,11 +225,11 @@ class _Sweep:
     def _along_line(self, end: int) -> _Edge:
         """Return the path from the point before, or that of `critical_path`."""
         op = self._points[end]
-        head = _Edge(self._timing.heads_ns[op])
+        lead = _Edge(self._timing.leads_ns[op])
         if not end:
-            return head
+            return lead
         between = self._clock[end] - self._timing.durations_ns[op] - self._clock[end - 1]
-        return max(head, _Edge(self._ends_ns[end - 1] + between, end - 1))
+        return max(lead, _Edge(self._ends_ns[end - 1] + between, end - 1))
 
     def _from_start(self, end: int) -> _Edge:
         """Return the path along what has come in, or left, since the start of the step."""
@@ -283,7 +283,7 @@ class Rematerialisation:
     parts of ops could run, those first that make most bytes per time. What ops beside the line make counts as made
     in no time. So the step takes at least
 
-        max(head of k, (x - s(r)) / w_out) + k + max(tail of k, line behind k + r, (x - s(r)) / w_in + the last op)
+        max(lead of k, (x - s(r)) / w_out) + k + max(tail of k, line behind k + r, (x - s(r)) / w_in + the last op)
 
     for some ``r``; the copy out counts only values made in the step, the copy in only those that are read. ``s`` is
     concave, so that this is convex in ``r``; its minimum is found in floating point, and rounded down by more than
@@ -335,7 +335,7 @@ class Rematerialisation:
             out_ns, in_ns = np.maximum(out_bytes - left, 0) * self._out_ns, np.maximum(in_bytes - left, 0) * self._in_ns
             copied_ns = np.where(in_ns > 0, in_ns + timing.last_ns, 0)
             behind_ns = np.maximum(np.maximum(self._behind[k] + again_ns, timing.tails_ns[k]), copied_ns)
-            return np.asarray(np.maximum(out_ns, timing.heads_ns[k]) + timing.durations_ns[k] + behind_ns)
+            return np.asarray(np.maximum(out_ns, timing.leads_ns[k]) + timing.durations_ns[k] + behind_ns)
 
         around_ns = times
         for _ in range(_CLOSER):

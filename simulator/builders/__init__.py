@@ -100,10 +100,10 @@ def _with_in_place(job: Job, patterns: Sequence[str], where: str) -> Job:
     insist(is_plain, where, must, "dynamic reads, or ops of the host", do)
     for pattern in patterns:
         found = [tensor for graph in job.graphs for tensor in graph.matching(pattern)]
-        must, do = "it names kinds of tensors, or patterns of names, of what is there", "correct it"
+        must, do = "it names kinds of tensors, or patterns of names, in the graph", "correct it"
         insist(found, where, must, repr(pattern), do)
         fits = any(not graph.may_stay_away.isdisjoint(graph.matching(pattern)) for graph in job.graphs)
-        must = "kernels read in place what persists, and what no op writes and no collective reads"
+        must = "kernels read in place only persistent tensors that no op writes and no collective reads"
         insist(fits, where, must, f"none such of {pattern!r}", "remove it")
     named = [frozenset().union(*map(graph.matching, patterns)) for graph in job.graphs]
     marked = (replace(g, in_place=of & g.may_stay_away) for g, of in zip(job.graphs, named, strict=True))
@@ -223,7 +223,7 @@ def of_kinds(workload: Workload, model: Model, layers: int) -> dict[Layer, Job]:
 
 def _builder(workload: Workload, model: Model) -> Callable[[Laid], Job]:
     """Return the function that builds a graph for each pipeline stage, for each pool, or for inference."""
-    must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
+    must, do = "a run repeats one step", "choose another phase, or run hosim serve on a scenario with it"
     found = f"phase {workload.phase} of the family {model.family}"
     insist(workload.phase != "requests", f"workload {workload.name}", must, found, do)
     if workload.pools is not None:

@@ -197,7 +197,7 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
     odd = next((name for name in receiver.weights or [receiver.name] if name not in sender.weights), None)
     insist(odd is None, where, must, f"{odd!r}, which {sender.name} does not have", do)
     zero_stage, trains = (sender.work.parallel.zero_stage, sender.work.phase == "train") if sender.work else (0, False)
-    must, do = "who gets weights holds them whole", "set its zero_stage below 3"
+    must, do = "a receiver of weights holds them whole", "set its zero_stage below 3"
     insist(not receiver.work or receiver.work.parallel.zero_stage < 3, where, must, f"shards in {receiver.name}", do)
     blocks: dict[tuple[str, frozenset[int]], dict[str, Sizes]] = {}
     for name, weight in receiver.weights.items():
@@ -213,7 +213,7 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
         sent = messages(held, {rank: box for rank, box in wanted.items() if rank not in shared})
         sizes = {pair: int(elements * size) for pair, elements in sent.items()}
         blocks.setdefault((name.partition("/")[0], shared), {})[name] = sizes
-    must, do = "weights that are sent are trained", "train what {} has: adapters stay where they are trained"
+    must, do = "weights sent are trained", "train the weights of {}: adapters stay with their trainer"
     is_moved = any(chain.from_iterable(sizes.values() for sizes in blocks.values()))
     found, do = f"weights that {sender.name} only reads", do.format(receiver.name)
     insist(blocks and (trains or not is_moved), where, must, found, do)
@@ -262,8 +262,8 @@ def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, whe
     """Return how a tensor is handed over: ranks correspond in order, as one, or in equal parts."""
     (sender, receiver), written = ends, ends[0].written(source)
     found = f"{source!r}, which no op of {sender.name} writes"
-    insist(written >= 0, where, "what is handed over is written", found)
-    must, found = "what is handed over is read before it is written", f"{target!r}, which is not in {receiver.name}"
+    insist(written >= 0, where, "a tensor handed over is written", found)
+    must, found = "a receiver reads the tensor before writing it", f"{target!r}, which is not in {receiver.name}"
     insist(receiver.is_input(target), where, must, found, "hand it to a tensor that exists before it is read")
     froms, to = sender.holders(source), receiver.holders(target)
     few, many = sorted((len(froms), len(to)))
@@ -271,7 +271,7 @@ def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, whe
     insist(many % few == 0, where, must, f"{len(froms)} with {source!r} and {len(to)} with {target!r}", "correct ranks")
     sizes = sender.size_bytes(source), receiver.size_bytes(target)
     of_many, of_few = sizes if len(froms) >= len(to) else sizes[::-1]
-    must = "what is handed over has one size on both sides, or equal parts of it on more ranks"
+    must = "a tensor handed over has one size on both sides, or equal parts of it on more ranks"
     found = f"{source!r} of {sizes[0]:,} B on {len(froms)} and {target!r} of {sizes[1]:,} B on {len(to)} ranks"
     insist(of_few in (of_many, of_many * many // few), where, must, found, "hand over like tensors")
     each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it

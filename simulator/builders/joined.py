@@ -96,10 +96,10 @@ def _placed(document: JobDocument, name: str, build: Built) -> Placed:
     if work is None:
         job, weights = Job.of(waiting(document.name, program)), dict[str, Weight]()
     else:
-        must, do = "a job says what runs each part of a program", "say accelerator or host"
+        must, do = "a job names the device of each part of a program", "say accelerator or host"
         insist(len(work.settled) == 1, f"job {document.name}, programs.{name}.workload.on", must, "any", do)
         job, weights = build(work.model_copy(update={"steps": 1}))
-    must, found = "ranks are a multiple of what the layout of a program needs", f"{len(ranks)}, and {job.ranks}"
+    must, found = "ranks are a multiple of the layout of their program", f"{len(ranks)}, and {job.ranks}"
     do = "correct ranks, or the layout of its workload"
     insist(len(ranks) % job.ranks == 0, f"job {document.name}, programs.{name}.ranks", must, found, do)
     return Placed(name, ranks, program.runs, job, work, weights)

@@ -64,7 +64,7 @@ def spread(graph: Graph, parallel: Parallel, where: str) -> Job:
     must, do = "ranks stand in the graph, or in the workload", "remove parallel, or the groups of the graph"
     insist(not met and not graph.groups, f"{where}, parallel", must, f"both, as in op {met!r}", do)
     apart = next((op.name for op in graph.ops if op.dynamic and op.dynamic.updates), "")
-    must, found = "what replicas update is the same on each", f"op {apart!r}, which updates what it draws"
+    must, found = "replicas all update the same tensors", f"op {apart!r}, which updates its draws"
     do = "remove parallel, or update all for certain"
     insist(not apart or parallel.data == 1, f"{where}, parallel", must, found, do)
     if parallel.data == 1:
@@ -179,7 +179,7 @@ class _Replicas:
         lasting = {t for op in ops for t in op.writes if self.tensors[t].persistent}
         odd = {t for t in lasting if self.tensors[t].kind not in _MARKED}
         do = 'give it "kind": "weight" or "optimizer_state" in the graph'
-        self.refuse("what the update writes is marked", self.named(odd), do)
+        self.refuse("every output of the update is marked", self.named(odd), do)
         whole = (op.name for op in ops if op.duration_ns or op.dynamic or op.op_class != "vector")
         rule = "an update that ranks share has class vector, no measured time and no dynamic reads"
         self.refuse(rule, next(whole, None), "set zero_stage to 0")

@@ -70,7 +70,7 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
         If a document, a change, a home or the budget is wrong.
     """
     if isinstance(scenario, Loaded):
-        insist(not changes, "set", "what is read already does not change", repr(changes), "set it when it is read")
+        insist(not changes, "set", "a loaded document does not change", repr(changes), "set it when it is read")
         return scenario
     do = "write {'links.*.bandwidth': '50 GB/s'}"
     insist(isinstance(changes or {}, Mapping), "set", "changes are fields with their values", repr(changes), do)
@@ -205,7 +205,7 @@ def _check_figures(loaded: Loaded) -> None:
         found, do = f"{figure!r}, which {fits.get(figure)} was fitted to", "set kind: fitted, or name another figure"
         insist(kind != "predicted" or figure not in fits, where, rule, found, do)
         rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
-        do = nearest(figure, tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+        do = nearest(figure, tuple(fits)) if fits else "add the fitted field, or drop kind"
         insist(kind != "fitted" or figure in fits, where, rule, repr(expectation.figure), do)
 
 
@@ -253,7 +253,7 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
             path = ".".join(keys)
             paths[1.0 if unstated.is_factor else unstated.read(value)] = path
             is_own = document == "hardware" and not unstated.is_factor
-            rule = "what a row sets is stated, and no parameter that is left open"  # other values would not reach it
+            rule = "a field set by a row is stated, not an open parameter"  # other values would not reach it
             do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
             require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
     values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
@@ -262,7 +262,7 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
     (value,) = paths
     is_inside = isinstance(value, str) or unstated.read(unstated.low) <= value <= unstated.read(unstated.high)
     found = f"{axis.written(value)} outside {unstated.low} to {unstated.high}"
-    insist(is_inside, axis.where, "what the scenario takes lies in the range", found, "widen the range")
+    insist(is_inside, axis.where, "the scenario's value lies in the range", found, "widen the range")
     return value
 
 
@@ -307,7 +307,7 @@ def _documented_value(loaded: Loaded, field: str) -> Any:
     value = values[0]
     if value is None and paths == ("scenario.budget",):
         value = exact(tier.usable_bytes, "B")
-    rule = "what is searched is a quantity or a number"
+    rule = "the field searched is a quantity or a number"
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
     return value if value != "inf" else "1 TB" if paths[-1].endswith("capacity") else "1 TB/s"

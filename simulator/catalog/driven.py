@@ -51,7 +51,7 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
     insist(is_for, place("for"), rule, f"{machine.name!r}, and for: {', '.join(software.for_)}", do)
     wires = tuple(name for name, link in machine.links.items() if not link.via)
     for pattern in software.copies.links:
-        rule = "what copies.links names is a link of the machine that goes via no other"
+        rule = "copies.links names links of the machine that go via no other"
         is_there = any(fnmatchcase(name, pattern) for name in wires)
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
     parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload))
@@ -65,7 +65,7 @@ def unread(software: Software, workload: Workload | JobDocument) -> dict[str, st
     """Return which figures of a software no run of a workload reads: pattern of paths -> the reason."""
     is_served = workload.requests is not None
     idle = dict.fromkeys(() if is_served else _SERVED, "hosim serve reads it")
-    idle |= {"host.step": "what serves requests pays for iterations"} if is_served else {}
+    idle |= {"host.step": "only serving pays for iterations"} if is_served else {}
     idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
     others = {*software.kernels} - {*_kinds(software, workload)}
     return idle | {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
@@ -104,7 +104,7 @@ def _copies(machine: Hardware, software: Software, name: str) -> Changes:
 
 
 def _host(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
-    """Yield what the host pays: what serves requests pays for iterations, all else for steps."""
+    """Yield what the host pays: only serving pays for iterations, all else for steps."""
     is_served, times = workload.requests is not None, software.host
     for path, key, is_paid in (
         ("fixed.compute", "op", True), ("reactive.compute", "op", True), ("fixed.copy", "copy", True),

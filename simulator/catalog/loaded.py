@@ -218,7 +218,7 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
         Changes of the software, by path.
     """
     if (named := loaded.scenario.software) is None:
-        rule, where = "a change of software is one of what the scenario names", loaded.place("software")
+        rule, where = "only a scenario that names software can change it", loaded.place("software")
         insist(not changes, where, rule, "none", "name it")
         return replace(loaded, hardware=machine, software=None, undriven=None)
     loaded = loaded if loaded.software else _read_software(loaded, named)
@@ -246,7 +246,7 @@ def check_budget(loaded: Loaded, where: str) -> None:
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
     usable = loaded.hardware.tiers[tier].usable_bytes
     if budget_bytes is not None and budget_bytes > usable:
-        rule = f"a budget is at most what {tier} has ({human(usable, 'B')})"
+        rule = f"a budget is at most the capacity of {tier} ({human(usable, 'B')})"
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
@@ -256,7 +256,7 @@ def check_tiers(loaded: Loaded) -> None:
     homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
     for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
         names = (*tiers, "free") if keys in homes else tiers
-        rule = f"what {keys[0]} names is a tier of the machine"
+        rule = f"{keys[0]} names tiers of the machine"
         insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
 
 
@@ -345,7 +345,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
         labels = {"batch", "sequence"}.intersection(key for _, key in map(split, axis.fields))
         found = f"{min(labels, default='')}, which only describes a graph from a file"
         do = "make a graph for each, or vary a field of the machine"
-        insist(not (labels and loaded.workload.graph), axis.where, "what varies changes what runs", found, do)
+        insist(not (labels and loaded.workload.graph), axis.where, "a field that varies changes the run", found, do)
         change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
         paths |= dict.fromkeys(() if axis.is_factor else axis.fields, change)
     changes = by_document(paths)

@@ -103,7 +103,7 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     """
     title, rows = "Printed figures, recomputed", [claim.row for claim in judged if claim.is_shown]
     if not rows:
-        return SweepView(title, (), [f"No figure is printed; {counted(len(judged), 'expectation')}, which all hold."])
+        return SweepView(title, (), [f"No figure is printed; all of {counted(len(judged), 'expectation')} hold."])
     heads = ("claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted")
     numbers = {"printed", "obtained", "difference", "tolerance"}
     ranges = [{**row, "obtained": f"{row['obtained']} ({row['range']})"} if row["range"] else row for row in rows]
@@ -166,7 +166,7 @@ def sentences(judged: Sequence[Judged], changed: str = "") -> list[str]:
         if verdict.is_broken:
             lines.append(f"BROKEN: {scenario}: {verdict}")
         elif verdict.missed and verdict.holds and not changed:
-            lines.append(f"{scenario}: {verdict}: said to be missed, and holds; drop missed from the scenario.")
+            lines.append(f"{scenario}: {verdict}: holds, though marked missed; drop missed from the scenario.")
     return lines
 
 
@@ -313,7 +313,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
     """Judge all expectations of a scenario, each with the fits and choices that its row rests on."""
     scenario, claim = loaded.scenario, loaded.scenario.claim
     rule = "a scenario that is validated expects something of a row"
-    do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
+    do = "add expect, or run it: hosim run; --headline runs only claims marked headline: true"
     insist(scenario.expect, loaded.place("expect"), rule, "nothing", do)
     begun_s = monotonic()
     judgements = judged(loaded, scenario.expect) + (untested(claim) if claim else [])

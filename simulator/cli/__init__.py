@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.exit(shell_complete(hosim, {}, "hosim", "_HOSIM_COMPLETE", wanted))
     code: int | str
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
+        given = (sys.argv[1:] if arguments is None else [*arguments]) or ["--help"]
         with hosim.make_context("hosim", [*given], obj=given) as context:
             code = hosim.invoke(context) or 0
         sys.stdout.flush()
@@ -137,7 +137,7 @@ def _explained(error: Exception) -> str:
     Failures of the system are first: they may also prevent the imports that the other messages need.
     """
     if _is_of_memory(error):
-        return f"memory: there is room for what runs, found {str(error) or 'no more'}; {_LESS}"
+        return f"memory: the run fits in memory, found {str(error) or 'no more'}; {_LESS}"
     if isinstance(error, OSError):
         where = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
         where = f"{error.filename}: " if error.filename else where
@@ -153,7 +153,7 @@ def _explained(error: Exception) -> str:
     if isinstance(error, HosimError):
         return str(error)
     if isinstance(error, BrokenProcessPool):
-        return f"a process: what hosim starts lasts until its work is done, found {error}; {_LESS}"
+        return f"a process: processes of hosim last until their work is done, found {error}; {_LESS}"
     raise error
 
 
@@ -166,10 +166,19 @@ def _is_of_memory(error: BaseException | None) -> bool:
 _LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --workers 1"
 
 
-_COMMANDS = (
-    *(run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff, validate),
-    *(sensitivity, list_, import_, calibrate, torch, check, lint, export, graph, layout, schema),
-)
+_COMMANDS = {
+    "Run": (run, serve, plan, sweep, scaling, robust, torch, diff),
+    "Ask back": (frontier, crossover, largest, least, limits, layout),
+    "Bring your own": (list_, import_, calibrate, check, lint, graph, export, schema),
+    "Compare with published figures": (validate, sensitivity),
+}
+
+
+class _Grouped(click.Group):
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, commands in _COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(str(command.name), command.get_short_help_str(80)) for command in commands])
 
 
 def _version(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
@@ -182,7 +191,11 @@ def _version(context: click.Context, parameter: click.Parameter, is_asked: bool)
         context.exit()
 
 
-@click.group(commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Grouped,
+    commands=[command for group in _COMMANDS.values() for command in group],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
 )
@@ -190,8 +203,11 @@ def hosim() -> None:
     """Replay an LLM operator graph on a memory hierarchy, and explain every stall.
 
     \b
-    Examples:
-      hosim list                                     what is there to run
-      hosim run tiny_train_910c                      a first table, in a second or two
-      hosim run llama3_8b_train_910c --out results/llama3_8b
+    Start here:
+      hosim run tiny_train_910c                     seven policies in a table, and the findings in words
+      hosim run tiny_train_910c --out results/tiny  the same as a page, with pictures and timelines
+      hosim list scenarios                          everything that is ready to run
+      hosim run --hardware h100_sxm --workload llama31_8b_decode
+                                                    a machine and a model of your choice
+      hosim COMMAND --help                          options and examples of a command
     """  # noqa: D301 - click reads the backspace as "do not wrap"

@@ -17,12 +17,12 @@ _SEARCHED = (
     click.option("--multiple-of", metavar="VALUE", help="Try only multiples of this."),
 )
 _ASKED_BACK = (
-    click.option("--of", "field", metavar="PATH", help="What varies: links.*.bandwidth, peak.hbm, workload.batch."),
+    click.option("--of", "field", metavar="PATH", help="Varied field: links.*.bandwidth, peak.hbm, workload.batch."),
     *_SEARCHED,
     click.option("--resolution", type=click.IntRange(1, 5), help="Significant digits of the answer. [default: 3]"),
 )
 _ASKED = (
-    click.option("--of", "--field", "field", metavar="PATH", help="What is searched: batch, tiers.hbm.capacity."),
+    click.option("--of", "--field", "field", metavar="PATH", help="Searched field: batch, tiers.hbm.capacity."),
     *_SEARCHED,
     click.option("--over", metavar="ROW", help="Compare steps with those of this row, compute or unmoved."),
     click.option("--slowdown", multiple=True, metavar="RATIO", help="Limit on the step, relative to --over: 1.01x."),
@@ -44,7 +44,7 @@ def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
 @click.option("--over", metavar="ROW", help="Base of ratios: a row, compute, unmoved. [default: the fastest row]")
 @click.option("--pareto", is_flag=True, help="Instead, trade off peaks, or with --of a cost, against steps.")
 def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
-    """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for what no plan beats.
+    """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for the lower bounds.
 
     \b
     Examples:
@@ -62,17 +62,17 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     relative to the step; a ratio (1.01x) is relative to the fastest row with the documents as they are, or to --over.
 
     The search starts from the values in the documents. It assumes that conditions which hold also hold with easier
-    values, and tries some beside each answer to check. --pareto varies the capacity of the compute tier from the least
-    that any plan needs to what is enough for all data at once; --of names a cost in place of the peak. With --out the
-    page also shows what limits each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
+    values, and tries some beside each answer to check. --pareto varies the capacity of the compute tier from the lower
+    bound of all plans to the size of all data; --of names a cost in place of the peak. With --out the page also shows
+    the limits of each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if pareto:
         given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
         if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
-            raise click.UsageError("--pareto asks for all amounts; leave out what limits a search")
+            raise click.UsageError("--pareto asks for all amounts; leave out limits of a search")
         return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("field"), **more).rows)
     if more["field"] is None:
-        raise click.UsageError("say what is searched, such as --of peak.hbm, or --pareto")
+        raise click.UsageError("name the field to search, for example --of peak.hbm, or say --pareto")
     return _judged(common.run_and_print(hosim.frontier, scenario, **more).rows)
 
 
@@ -89,7 +89,7 @@ def crossover(scenario: str, **more: Any) -> int:
     between two with different answers. The exit code is 1 if neither row runs anywhere.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if more["field"] is None:
-        raise click.UsageError("say what varies, such as --of 'links.*.bandwidth'")
+        raise click.UsageError("name the field that varies, for example --of 'links.*.bandwidth'")
     return common.judged(common.run_and_print(hosim.crossover, scenario, **more).tables["points"])
 
 
@@ -138,8 +138,8 @@ def limits(scenario: str, **more: Any) -> int:
       hosim limits llama3_8b_train_910c --policy static
       hosim limits mine.yaml --out results/limits
 
-    The table has a line for each figure that changes a step, the strongest first, with its origin: so it shows what the
-    answer depends on, and which of that nobody has measured. The exit code is 1 if no row ran to its end.
+    The table has a line for each figure that changes a step, the strongest first, with its origin: so it shows which
+    figures the answer depends on, and which of them are assumed. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     statuses = common.run_and_print(hosim.limits, scenario, **more).more["statuses"]
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])
@@ -168,7 +168,7 @@ def layout() -> None:
 
 
 @common.command("Search all layouts on so many devices.", "scenario", "policy", "set", "workers", "json", "out")
-@click.option("--devices", type=click.IntRange(1), help="How many ranks there are.")
+@click.option("--devices", type=click.IntRange(1), help="Number of ranks.")
 @click.option("--global-batch", type=click.IntRange(1), help="Sequences of all replicas in a step.")
 @click.option("--budget", "--memory", "memory", metavar="SIZE", help="Budget of the compute tier: --set budget=SIZE.")
 @click.option("--grid", "--over", "over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary it.")

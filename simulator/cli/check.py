@@ -127,7 +127,7 @@ def _plan(path: Path, scenario: str) -> str:
     problem = task.problem
     most = max(issued_bytes(task.graph, plan, problem.compute_tier))
     budget, tier = problem.budget_bytes, problem.tiers[problem.compute_tier]
-    held = f"as issued it holds up to {human(most, 'B')} in {tier}, the budget is {human(budget, 'B')}"
+    held = f"as issued it holds up to {human(most, 'B')} of {tier}, of a budget of {human(budget, 'B')}"
     blocks = ": it must wait for room, and may block itself" if most > budget else ""
     return f"{formats.check(path)} for {case.loaded.scenario.name}; {held}{blocks}"
 
@@ -242,7 +242,7 @@ def _above_budget(graph: Graph, plan: Plan, machine: Hardware, room: int | float
         op, tensors = (graph.ops[a].name, graph.ops[a].writes) if kind == COMPUTE else ("", (a,))
         where = f"plan {plan.name!r}, action {first:,} ({referee.describe(graph, plan.tiers, codes[first])})"
         found = f"{human(held[first + 1], 'B')} with this action, and up to {human(max(held), 'B')}"
-        must = f"what is in {name} as issued fits there ({human(most, 'B')})"
+        must = f"all places in {name} fit there as issued ({human(most, 'B')})"
         error = PlanError(where, must, found, "detach something before it, or give it more room")
         yield Fault("budget exceeded", first, op, graph.tensors[tensors[0]].name if tensors else "", error)
 

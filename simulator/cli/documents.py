@@ -116,8 +116,8 @@ def calibrate(out: Path, step: str | None, **how: Any) -> None:
       hosim calibrate -o this.yaml --step mine:step
 
     It measures copies between the compute tier (the GPU's memory, or else RAM) and the tiers below (RAM, a file past
-    the page cache) by size and both ways at once, matmuls by type and shape, memory, and what it takes to launch an
-    op and to issue a copy. What is read comes into new memory, as in a step. A file that is there is replaced.
+    the page cache) by size and both ways at once, matmuls by type and shape, memory, and the times to launch an op
+    and to issue a copy. Reads go into new memory, as in a step. An existing file is replaced.
 
     Each figure states median, least, most and count. It is taken in several rounds; where their medians differ by
     more than 10 %, or other programs take more than 10 % of the cores, the title says noisy: end them, and repeat.
@@ -150,7 +150,7 @@ def calibrate(out: Path, step: str | None, **how: Any) -> None:
 def schema(kind: str) -> None:
     """Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
 
-    That of plan is of each line of a plan file, for tools that write such files.
+    The schema `plan` is for each line of a plan file, for tools that write such files.
 
     \b
     Examples:
@@ -184,19 +184,19 @@ def graph(workload: str, out: Path) -> None:
     click.echo("\n".join(write_graphs(workload, out)))
 
 
-@common.command("Show what every rank holds, and what ranks communicate.", "json", name="show")
+@common.command("Show the tensors of every rank, and the communication of ranks.", "json", name="show")
 @click.argument("workload", callback=common.native)
 def show(workload: str, as_json: bool) -> None:
-    """Show how WORKLOAD is spread over its ranks: who holds what, how weights are cut, what a step communicates.
+    """Show how WORKLOAD is spread over its ranks: tensors of each rank, cuts of weights, communication of a step.
 
     \b
     Examples:
       hosim layout llama3_8b_train_2x2x2
       hosim layout mine.yaml --json
 
-    WORKLOAD is a name in the catalogue or a .yaml file. Its key `parallel:` says how many ranks share what
+    WORKLOAD is a name in the catalogue or a .yaml file. Its key `parallel:` states the degrees of parallelism
     (data, tensor, pipeline, expert); with `ranks: one` there is one rank's slice, which communicates nothing.
-    A size is that of the tensor which ranks reduce, gather or send; how long that takes depends on the machine.
+    A size is that of the tensor which ranks reduce, gather or send; its time depends on the machine.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.stories import layout as spread
 
@@ -206,7 +206,7 @@ def show(workload: str, as_json: bool) -> None:
 _TROUBLE = 2
 
 
-@common.command("Show what moved between two results, and why.", "json")
+@common.command("Compare two results, and say why figures moved.", "json")
 @click.argument("old", type=common.PATH)
 @click.argument("new", type=common.PATH)
 @click.option("--tolerance", default="0", callback=common.levels, help="Accept changes up to this share, such as 1%.")
@@ -280,7 +280,7 @@ class _Kinds(click.Group):
     short_help="Convert files of other tools to documents.",
 )
 def import_() -> None:
-    """Convert a file of another tool to documents that you can edit and run, and say what was understood.
+    """Convert a file of another tool to documents that you can edit and run, and report the conversion.
 
     \b
     Examples:
@@ -289,8 +289,8 @@ def import_() -> None:
       zcat trace.json.gz | hosim import kineto - -o mine.yaml
       hosim run --hardware h100_sxm --workload mine.yaml
 
-    Each figure in them has its origin. The command prints what was kept, what was derived and from what, and
-    what was dropped and how often.
+    Each figure in them has its origin. The command prints the parts kept, the figures derived with their sources,
+    and the parts dropped with their counts.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 

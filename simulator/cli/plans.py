@@ -13,7 +13,7 @@ from simulator.exporters import TARGETS
 _TROUBLE = 2
 
 
-@common.command("Name all that is wrong with a plan.", "json")
+@common.command("Name every fault of a plan.", "json")
 @click.argument("plan", type=common.PATH)
 @click.option("--scenario", metavar="NAME", help="The scenario that it was made for.")
 @click.option("--graph", type=common.PATH, metavar="FILE", help="Without a scenario: the graph.")
@@ -22,7 +22,7 @@ _TROUBLE = 2
 def lint(
     plan: Path, scenario: str | None, graph: Path | None, hardware: str | None, budget: str | None, as_json: bool
 ) -> int:
-    """Name all faults of PLAN, a file of hosim's plan form, that a tool or a person wrote; nothing runs.
+    """Name all faults of PLAN, a file of hosim's plan form by a tool or a person; nothing runs.
 
     \b
     Examples:
@@ -30,19 +30,18 @@ def lint(
       hosim lint plan.jsonl --graph graph.jsonl --hardware h100_sxm --budget "6 GB" --json
       hosim lint plan.jsonl --scenario llama3_8b_train_910c
 
-    Such as: a use before the prefetch, a detach before the store, a copy that nobody waits for, a double
-    prefetch, a budget exceeded. Each is told with action, op, tensor, reason and mend. The rules are those by
-    which every run is checked. hosim check stops at the first fault, and reads any number and kind of files; it
-    says nothing of copies that are of no use.
+    Faults are a use before the prefetch, a detach before the store, a copy that nobody waits for, a double
+    prefetch, a budget exceeded, and more. Each has its action, op, tensor, reason and mend. Every run checks the
+    same rules. hosim check stops at the first fault, takes many files of any kind, and ignores useless copies.
 
-    The exit code is 0 if there is nothing to tell, 1 if there is, 2 if the plan cannot be judged.
+    The exit code is 0 if the plan has no fault, 1 if it has, 2 if it cannot be judged.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     import orjson
 
     from simulator.cli.check import lint as find
 
     if (scenario is None) == (graph is None) or (scenario and hardware):
-        raise click.UsageError("say what the plan is for: --scenario NAME, or --graph FILE, perhaps with --hardware")
+        raise click.UsageError("name the run of the plan: --scenario NAME, or --graph FILE, perhaps with --hardware")
     try:
         faults = find(plan, scenario, graph, hardware, budget)
     except hosim.HosimError as error:
@@ -54,7 +53,7 @@ def lint(
         rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
         click.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
     else:
-        click.echo("\n".join(f"{fault.kind}: {fault.error}" for fault in faults) or f"{plan}: nothing to tell")
+        click.echo("\n".join(f"{fault.kind}: {fault.error}" for fault in faults) or f"{plan}: no fault")
     return common.FAILED if faults else 0
 
 
@@ -76,9 +75,9 @@ def export(
       hosim export plan.jsonl --scenario tiny_train_910c --to chakra -o plan.et
       hosim export plan.jsonl --hardware h100_sxm --workload mine.yaml --to sac -o policy.py
 
-    sac is a policy for torch.utils.checkpoint and torch.compile, which says by op what is saved, offloaded or
-    recomputed; residency a schedule for HyperParallel's ResidencySchedule; chakra a trace for ASTRA-sim, with
-    memory nodes. What a form cannot say is refused, with the reason.
+    sac is a policy for torch.utils.checkpoint and torch.compile: save, offload or recompute, by op; residency a
+    schedule for HyperParallel's ResidencySchedule; chakra a trace for ASTRA-sim, with memory nodes. A plan that
+    a form cannot express is refused, with the reason.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from importlib import import_module
 
@@ -88,7 +87,7 @@ def export(
 
     case, task, read = plan_for(plan, scenario_to_run(scenario, hardware, workload))
     must, do = "other programs read in the compute tier alone", "drop in_place of the workload, and plan again"
-    insist(not task.graph.in_place, f"export of plan {read.name!r}", must, "what may be read in place", do)
+    insist(not task.graph.in_place, f"export of plan {read.name!r}", must, "tensors read in place", do)
     for sentence in import_module(f"simulator.exporters.to_{target}").write(case, task, read, out):
         click.echo(sentence)
     click.echo(f"written: {out}")

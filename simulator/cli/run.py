@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @common.command("Run a scenario and print one row per policy.", "scenario", "out", "set", "policy", "json", "junit")
 @click.option(
-    "--what-if/--no-what-if", default=None, help="Search what would free the fastest row. [default: if quick]"
+    "--what-if/--no-what-if", default=None, help="Search how the fastest row never stalls. [default: if quick]"
 )
 def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, or a workload on a machine; print one row per policy.
@@ -35,13 +35,11 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
       hosim run mine.yaml --policy static --policy reactive
       hosim run mine.yaml --json --junit results/mine.xml
 
-    The table has the main columns; summary.csv has all, such as least_peak_bytes: no plan with a step
-    as short has a lower peak.
+    The table has the main columns; summary.csv in the folder of --out has all.
 
-    If that is quick to find, a run also prints the least bandwidth and the least capacity with which its
-    fastest row neither stalls nor recomputes, and its page shows what a lower peak costs that row and what
-    limits it. --what-if always searches these, however long it takes. hosim frontier asks the same, and
-    more, for every row.
+    A run also searches the least bandwidth and the least capacity at which its fastest row neither stalls
+    nor recomputes, if that is quick; its page then shows the cost of a lower peak and the limits of that row.
+    --what-if always searches, however long it takes. hosim frontier asks the same, and more, for every row.
 
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), if a row fails
     because its plan is wrong, or if no row ran to its end.
@@ -102,12 +100,12 @@ def _notes(results: Results, out: Path | None) -> Iterator[str]:
     from simulator.units import counted
 
     if out is not None:
-        yield f"Report: {out / 'report.html'}"
+        yield f"Report: {out / 'report.html'} (a picture of all rows, and a timeline of each)"
     if results.case.is_changed and results.case.loaded.scenario.expect:
-        yield "Something was set for this run: what the scenario expects was not checked."
+        yield "Expectations of the scenario: not checked, as this run changes its documents."
     if without_source := results.provenance["mine"]:
         figures = ", ".join(f"{counted(count, 'figure')} of {name}" for name, count in without_source.items())
-        yield f"Without a source, so your own: {figures}."
+        yield f"Your own figures, without a source: {figures}."
     for verdict in results.expectations:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"
@@ -150,7 +148,7 @@ def serve(scenario: str, **more: Any) -> int:
 )
 @click.option("--tensor", metavar="NAME", help="Explain one tensor in full instead.")
 def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **more: Any) -> int:
-    """Plan SCENARIO, and explain what moves, what stays and why, where each copy is issued, and how busy links are.
+    """Plan SCENARIO, and explain each tensor that moves or stays, the issue of each copy, and the load of each link.
 
     \b
     Examples:
@@ -188,7 +186,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 )
 @click.option("--bounds", is_flag=True, help="Also compute the columns about bounds, which takes longer.")
 def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
-    """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml that says what varies.
+    """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml with the varied fields.
 
     \b
     Examples:
@@ -202,9 +200,9 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
     (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. A study may
     also list values that go together, and draw uncertain figures from distributions.
 
-    Rows are cached by everything that they depend on, and not run again: an interrupted sweep resumes, and
-    one that has grown runs only the new points. With --out rows are appended to a file as they are done.
-    What cannot run in a cell is a line with its reason. The exit code is 1 if no row ran to its end.
+    Rows are cached by all their inputs, and not run again: an interrupted sweep resumes, and a grown sweep
+    runs only its new points. With --out rows are appended to a file as they are done. A row that cannot run
+    in a cell is a line with its reason. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.outputs import check_file
     from simulator.report.files import check_target

@@ -18,7 +18,7 @@ def torch() -> None:
     """Run a training step of PyTorch within a budget of memory, under hosim's plans."""
 
 
-@common.command("Run a step under policies; print what was predicted, and measured.", "out", "json", name="run")
+@common.command("Run a step under policies; print predicted and measured times.", "out", "json", name="run")
 @click.argument("source", metavar="MODULE:FUNCTION")
 @click.option("--budget", required=True, metavar="SIZE", help="Most bytes of storages in memory: 6GB.")
 @click.option(
@@ -48,12 +48,12 @@ def run(source: str, policies: tuple[str, ...], *, out: Path | None, as_json: bo
       hosim torch run mine:step --budget 6GB --policy resident --policy saved_tensors_hooks --policy static
       hosim torch run mine:step --budget 6GB --out results/mine
 
-    What does not fit is kept in a file in the folder, and nothing is left of it. The first steps of each policy
-    run on demand; then the step is planned, and what is measured runs under the plan.
+    Tensors that do not fit are kept in a file in the folder, which is removed in the end. The first steps of each
+    policy run on demand; then the step is planned, and the measured steps run under the plan.
 
-    Besides policies, a row may be what PyTorch does by itself, with no regard to the budget: resident, the step as it
-    is; saved_tensors_hooks, what is saved for backward goes to the folder at once; checkpointing, each child of the
-    module's longest ModuleList or Sequential is checkpointed.
+    Besides policies, a row may be PyTorch by itself, without a budget: resident, the step as it is;
+    saved_tensors_hooks, tensors saved for backward go to the folder at once; checkpointing, each child of the module's
+    longest ModuleList or Sequential is checkpointed.
 
     --out also writes a page, report.html, with the measured timeline of each policy under the predicted one,
     and both as processes of one trace for ui.perfetto.dev, trace.perfetto.json.gz.

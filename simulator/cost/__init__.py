@@ -265,6 +265,6 @@ def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardwar
         return group_ns(collective, group, hardware)
     members = group.by_rank(collective.kind).get(rank)
     if members is None:
-        rule = f"who runs {collective.kind} is one of the ranks that the group names for it"
+        rule = f"the rank that runs {collective.kind} is named by its group"
         raise ConfigError(f"group {group.name!r}", rule, f"rank {rank} in op {op!r}", "name it among the members")
     return collective_ns(collective, members, hardware)

@@ -79,7 +79,7 @@ def run(
         trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress)
         if trace is None and name == "compiled":  # what blocks or fails is covered: the other one says why
             reason = replay.why_not(programs, hardware, switches)
-            insist(not reason, CHOICE, "the compiled engine covers what it must run", reason, "choose auto")
+            insist(not reason, CHOICE, "the compiled engine covers the run", reason, "choose auto")
     if trace is None:
         trace = reference.run(programs, hardware, budget_bytes, switches, stands_in, progress)
     begin_together = len({program.starts_ns for program in programs}) == 1

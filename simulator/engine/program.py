@@ -1,6 +1,6 @@
 """Programs of ranks, compiled once into flat columns; and which ranks stand for others that run the same.
 
-Ranks with the same program, including what its dynamic reads choose, form a *class*. A run may simulate the first rank
+Ranks with the same program, with the choices of dynamic reads, form a *class*. A run may simulate the first rank
 of each class alone only if nothing tells the others apart from it: they take no turns at what they share (bandwidth is
 shared max-min; room of a shared tier is not, so it must suffice for all), all nodes with ranks of a class have the same
 mix of classes, and ranks of a class meet the same mix. A flow then counts on each shared resource as often as there are
@@ -179,7 +179,7 @@ def _drawn_apart(programs: Sequence[Program]) -> str:
         key = id(program.graph), id(program.plan), program.starts_ns, id(program.device)
         before = programs[other := first.setdefault(key, rank)]
         if before.draws is not program.draws or before.durations_ns is not program.durations_ns:
-            drawn = "how long its delays are" if before.draws is program.draws else "what its dynamic reads choose"
+            drawn = "the lengths of its delays" if before.draws is program.draws else "the choices of its dynamic reads"
             return f"ranks {other} and {rank} run the same, but each draws {drawn}"
     return ""
 

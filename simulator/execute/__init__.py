@@ -182,7 +182,7 @@ def _numbers(where: str, budget: Any, pace: Any) -> tuple[float, tuple[float, fl
     except FieldError as error:
         raise ConfigError(where, error.must, error.found, error.do) from None
     is_size = isinstance(budget_bytes, int | float) and not isinstance(budget_bytes, bool) and budget_bytes > 0
-    insist(is_size, where, "a budget is a size above 0", repr(budget), 'write such as "6 GB"')
+    insist(is_size, where, "a budget is a size above 0", repr(budget), 'write for example "6 GB"')
     insist(paces is None or min(paces) > 0, where, "a pace is above 0", repr(pace), "write a higher one")
     return budget_bytes, paces
 

@@ -114,7 +114,7 @@ def calibrate(
     """
     begun, others_s = perf_counter(), _others_s()
     path, free, library = Path(out), _free_memory(), cast(Any, np)
-    insist(path.suffix == ".yaml", f"-o {out}", "a profile is a .yaml", repr(path.name), "write such as this.yaml")
+    insist(path.suffix == ".yaml", f"-o {out}", "a profile is a .yaml", repr(path.name), "write for example this.yaml")
     check_file("-o", path)
     with suppress(ImportError):
         library = import_module("torch")
@@ -293,7 +293,7 @@ def _profile(about: Mapping[str, str], probes: Probes, capacities: Mapping[str, 
                for bus, joined in buses.items()}  # fmt: skip
     peaks = {dtype: figures.get(f"compute.peak.{dtype}", figures["compute.peak.fp32"]) for dtype in _DTYPES}
     missing = [path for path in map("compute.peak.{}".format, _DTYPES) if path not in probes]
-    free = {"from": "what was free when it was measured", "basis": "measured", "confidence": "A"}
+    free = {"from": "the memory free during calibration", "basis": "measured", "confidence": "A"}
     tiers = {tier: {"scope": "node", "capacity": exact(capacity, "B")} for tier, capacity in capacities.items()}
     bandwidth = probes[f"tiers.{top}.bandwidth"][-1].median  # of the largest size, which no cache holds
     tiers[top] |= {"scope": "device", "bandwidth": _rounded(bandwidth, "B/s")}
@@ -308,7 +308,7 @@ def _profile(about: Mapping[str, str], probes: Probes, capacities: Mapping[str, 
         "buses": {bus: {"links": buses[bus], "bandwidth": _rounded(rate, "B/s")} for bus, rate in carried.items()},
         "sources": {path: [probe.citation for probe in every] for path, every in probes.items()}
                    | {f"tiers.{tier}.capacity": [free] for tier in tiers},
-        "assumed": dict.fromkeys(missing, "as fp32: what computes here has no such type"),
+        "assumed": dict.fromkeys(missing, "as fp32: this machine does not compute in it"),
     })  # fmt: skip
 
 

@@ -124,7 +124,7 @@ class Comparison:
             If no row has a plan, or it cannot be written.
         """
         rows, labels = list(self.results.values()), [*self.results]
-        must, do = "some row has a plan, whose timeline can be shown", "add such as static"
+        must, do = "some row has a plan, whose timeline can be shown", "add for example static"
         insist(rows, f"results of {self.name}", must, "none", do)
         shown = cast(Sequence[Result], with_measured(rows))
         loaded = rows[0].case.loaded

@@ -283,7 +283,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         self._memory.wait(block, writes=writes)
         if block.is_away:
             do = "correct the plan: copy it in before"
-            raise ExecutionError(f"op {op}", "what an op uses is there", f"{block.name} away", do)
+            raise ExecutionError(f"op {op}", "a tensor that an op uses is in memory", f"{block.name} away", do)
 
     def _insist_recorded(self, turn: Turn, args: Any, kwargs: Any) -> None:
         """Refuse a tensor that the plan has moved in a call that was recorded with another one."""

@@ -131,7 +131,7 @@ class Guard:
         """Raise an `ExecutionError` if something lives below and no step runs."""
         offloaded = None if self._of is None else self._of()
         if offloaded is not None and not _ONE.locked() and offloaded._memory.moved:
-            must, do = "what lives below is used by its step alone", "write `with step.here():` around it"
+            must, do = "only its step uses a tensor in the lower tier", "write `with step.here():` around it"
             raise ExecutionError(f"model of {offloaded._name}", must, "a use of it between steps", do)
 
 

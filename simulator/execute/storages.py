@@ -333,7 +333,7 @@ class StepMemory:
         self._is_lost = bool(lost)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
-            raise ExecutionError("end of a step", "what is below comes back", found, do) from cause
+            raise ExecutionError("end of a step", "tensors in the lower tier come back", found, do) from cause
         if failure:  # it may have come after all that the step's thread waited for
             raise failure
 

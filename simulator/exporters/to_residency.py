@@ -46,7 +46,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     has_sync = any(kind > DETACH for kind, *_ in actions)
     insist(is_in_order and laps == 1, where, "all ops run once, in program order", "another order, or recomputing", _DO)
     insist(len(below) <= 1, where, "there is one tier below the device", ", ".join(plan.tiers[t] for t in below), _DO)
-    insist(not name, where, "what exists before the step stays on the device", f"that {name!r} leaves it", _DO)
+    insist(not name, where, "a tensor that exists before the step stays on the device", f"that {name!r} leaves it", _DO)
     insist(not (has_sync or graph.dynamic_reads), where, "the host never waits, and reads are known", "otherwise", _DO)
     codes = [code for code in actions if code[0] == COMPUTE or code[1] in tracked]
     schedule, storages, ops = _schedule(where, graph, problem.compute_tier, codes), [], []
@@ -88,7 +88,7 @@ def _schedule(where: str, graph: Graph, device: int, actions: list[Code]) -> dic
         else:
             is_host = kind == DETACH and b != device
             was_used = op >= 0 and (is_host or a not in came)
-            insist(was_used, where, "what goes out was used", f"that {name!r} was not", _DO)
+            insist(was_used, where, "a tensor that goes out was used", f"that {name!r} was not", _DO)
             if kind == COPY and a in below:
                 post.append((op, "RELEASE_HOST", a))  # else nothing happens, though that copy is stale
             below = below - {a} if is_host else below | {a} if kind == COPY else below

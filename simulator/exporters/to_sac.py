@@ -42,7 +42,7 @@ def write(case: Case, task: Task, plan: Plan, path: Path) -> list[str]:
     made = {t for _, op, _ in forward for t in op.writes if not graph.tensors[t].persistent}
     moved, below = leaving(plan, device)
     other = next((graph.tensors[t].name for t in sorted(moved - made)), "")
-    insist(not other, where, "nothing leaves the device but what forward ops make", f"that {other!r} does", do)
+    insist(not other, where, "only outputs of forward ops leave the device", f"that {other!r} does", do)
     insist(len(below) < 2, where, "there is one place to offload to", ", ".join(plan.tiers[t] for t in below), do)
     runs = Counter(a for kind, a, *_ in codes if kind == COMPUTE)
     again = {op for op, times in runs.items() if times > graph.steps // plan.repeats}

@@ -192,7 +192,7 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
     actions = plan.fixed
     if actions is None:
         must, found = "a plan in a file is a fixed list of actions", f"a reactive one ({plan.policy})"
-        raise ConfigError(str(path), must, found, "run it and write what it issued")
+        raise ConfigError(str(path), must, found, "run it and write its actions")
     jsonl.write(path, records(plan, actions, graph))
 
 

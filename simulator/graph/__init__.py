@@ -73,7 +73,7 @@ class Job:
             found = ", ".join(map(str, sorted(set(self.graph_of)))) or "no rank"
             raise ConfigError(f"{where}, graph_of", must, found, "say for each rank which graph it runs")
         must, found = "each graph has a label", f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}"
-        insist(len(self.labels) == graphs, f"{where}, labels", must, found, "say what its ranks are called")
+        insist(len(self.labels) == graphs, f"{where}, labels", must, found, "give its ranks a label")
 
     @classmethod
     def of(cls, graph: Graph, ranks: int = 1) -> Self:

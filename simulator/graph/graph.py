@@ -309,7 +309,7 @@ class Graph:
         check_run(len(self.ops), steps, where)
         new = [self.tensors[t].name for t in self.inputs if not self.tensors[t].persistent]
         if steps > 1 and new:
-            must = "what exists before the first op of a graph of several steps is persistent"
+            must = "a tensor that exists before the first op of a graph of several steps is persistent"
             raise ConfigError(where, must, repr(new[0]), "mark it persistent, or set steps to 1")
         return self.over(steps)
 

@@ -120,7 +120,7 @@ class Hardware(Document):
         Name -> links whose copies wait in one queue, in issue order, and share its channels (such as one copy stream
         for both directions); all of them state the same number of channels. Every other link has a queue of its own.
     topology
-        How many devices there are.
+        Number of devices.
     fabrics
         Networks between devices, by name. Each device has two ports on each, ``<name>.out`` and ``<name>.in``, which a
         bus may cap together with links.
@@ -359,7 +359,7 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
             limits = (
                 f"{field} {'leaves' if is_left else 'is'} {human(value, unit)}, but {other} is {human(limit, unit)}"
             )
-            sentences.append(f"{limits}: {way} changes nothing, unless that is set as well.")
+            sentences.append(f"{limits}: {way} changes nothing unless both are set.")
 
     for bus_name, bus in hardware.caps.items():
         of = f"tiers.{memories[bus_name]}" if bus_name in memories else f"buses.{bus_name}"
@@ -369,7 +369,7 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
                 tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
         asked, cores = asked_bytes_per_s(hardware, bus), hardware.host_compute
         if asked <= rate and (cores is None or memories.get(bus_name) != cores.tier):
-            tell(field, rate, "what its links carry together", asked)
+            tell(field, rate, "the sum of its links", asked)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if budget_bytes is not None and budget_bytes < usable:
         for field in ("capacity", "reserved"):

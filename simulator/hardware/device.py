@@ -169,7 +169,8 @@ class FixedHost(Part):
     step_ns
         Time for each action of the plan [ns].
     compute_ns, copy_ns
-        Time for each compute, and for each copy, on top of that: what a framework pays that is no compiled graph [ns].
+        Time for each compute, and for each copy, on top of that: the price of a framework without a compiled graph
+        [ns].
     """
 
     launch_ns: Nanoseconds = Field(0, alias="launch")
@@ -287,7 +288,7 @@ class Compaction(Part):
     per_page_ns
         Time for each page that is unmapped and mapped again [ns].
     per_event_ns
-        Time for each compaction, whatever it moves [ns].
+        Time for each compaction, of any size [ns].
     pages
         Which pages count: all that are ``in_use`` (a remap lays out the whole pool anew), or those of places that are
         ``moved``.

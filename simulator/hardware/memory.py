@@ -48,12 +48,12 @@ class Tier(Part):
     reserved_bytes
         Bytes that the framework's context and the like occupy [B].
     taken_fraction
-        Share of the capacity that a framework takes at all, what it reserves included.
+        Share of the capacity that a framework takes, its reserved part included.
     lost_fraction
-        Of what is not reserved, the share that nothing fits in: rounding of an allocator, and holes between places.
+        Of the memory that is not reserved, the lost share: rounding of an allocator, and holes between places.
     bandwidth_bytes_per_s
-        Bandwidth of the memory [B/s]. Of the compute tier: what kernels and copies share. Of another tier: what all
-        copies that begin or end there share with those that pass through it, once in and once out.
+        Bandwidth of the memory [B/s]. Of the compute tier: shared by kernels and copies. Of another tier: shared by all
+        copies that begin or end there, and by those that pass through it, once in and once out.
     shared
         Of the compute tier: whether copies, and collectives, take its bandwidth from kernels even where these run on
         one stream. Where kernels run on several, they do on any machine.
@@ -111,7 +111,7 @@ class Tier(Part):
     def _check(self) -> None:
         found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
         fits = self.reserved_bytes <= self.capacity_bytes * self.taken_fraction
-        require(fits, "what is reserved is part of the capacity", found, "reserved", do="lower it")
+        require(fits, "reserved memory is part of the capacity", found, "reserved", do="lower it")
 
 
 class OnChip(Part):
@@ -151,8 +151,8 @@ class Link(Part):
     target
         Name of the tier that it copies to.
     bandwidth_bytes_per_s
-        Total bandwidth of the link [B/s]. A staged link may leave it out; it has at most what the links on its way
-        carry.
+        Total bandwidth of the link [B/s]. A staged link may leave it out; it has at most the bandwidth of the links on
+        its way.
     latency_ns
         Fixed time of each copy [ns]; it occupies the channel but no bandwidth. A staged link may leave it out; the
         default is the sum over the links on its way.
@@ -164,17 +164,17 @@ class Link(Part):
         Lower tier that it joins -> how often each byte of its copies passes the memory there. 1 where none is stated; 3
         if it is first copied to another buffer.
     blocking
-        Whether the host issues nothing more until a copy has ended, as with what is copied from pageable memory.
+        Whether the host issues nothing more until a copy has ended, as with copies from pageable memory.
     loads_bytes_per_s
-        Of a link into the compute tier: the most that kernels reach over it that read in place what lies in its source
-        [B/s]; None if they cannot.
+        Of a link into the compute tier: the bandwidth of kernels that read in place in its source [B/s]; None if they
+        cannot.
     energy_fj_per_byte
         Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
         DMA engines: how many copies can be under way at once.
     sharing
-        ``fifo``: active channels share the bandwidth equally; ``fair``: max-min fair, so that what a capped copy
-        leaves goes to the others; ``servers``: each channel has a fixed part of the bandwidth.
+        ``fifo``: active channels share the bandwidth equally; ``fair``: max-min fair, so that the rest of a capped copy
+        goes to the others; ``servers``: each channel has a fixed part of the bandwidth.
     efficiency
         Share of the bandwidth that a copy reaches, by increasing size: linear in the logarithm of the size between two
         points, constant beyond the first and the last. None: every size reaches the full bandwidth.

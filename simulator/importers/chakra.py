@@ -114,7 +114,7 @@ def _with_plan(imported: Imported, moves: RecordedMoves) -> Imported:
     about: dict[str, object] = {"plan": _PLAN, "steps": 1, "assumed": {"steps": "the recording is of one step"}}
     if any(tensor.name.startswith(REMOTE) for tensor in cast(Graph, imported.graph).tensors):
         about["remote"] = (f"{REMOTE}*",)
-    text = "Loads and stores are copies of a recorded plan, a row of runs without a scenario; what was below is remote."
+    text = "Loads and stores are copies of a recorded plan, a row of runs without a scenario; lower tiers are remote."
     plan = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in moves.plan())
     files = {**imported.files, ".yaml": imported.workload.model_copy(update=about), _PLAN: plan}
     return replace(imported, files=files, derived=(*imported.derived, text))

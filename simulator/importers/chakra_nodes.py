@@ -151,7 +151,7 @@ def _check_version(stated: str, where: str, derived: list[str]) -> None:
     numbers, must = tuple(map(int, parts.groups())) if parts else (), "hosim reads schemas 0.0.4 to 1.x of Chakra"
     insist((0, 0, 4) <= numbers < (2,), where, must, repr(version), "convert it by a chakra_converter of one of them")
     if numbers > (1, 0, 0):
-        derived.append(f"Schema {version} of Chakra is read as 1.0.0, the newest known: what it adds is left out.")
+        derived.append(f"Schema {version} of Chakra is read as 1.0.0, the newest known, without its additions.")
 
 
 def load(path: Path, derived: list[str]) -> tuple[dict[str, Any], dict[int, ChakraNode]]:

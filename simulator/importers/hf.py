@@ -275,7 +275,7 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     """Return the origin of each figure: a key of the file, a default of transformers, or an option."""
     if c.defaults_taken:
         defaults = ", ".join(f"{key} {value}" for key, value in c.defaults_taken.items())
-        c.derived.insert(0, f"config.json lacks these, so they are what {VERSION} takes: {defaults}.")
+        c.derived.insert(0, f"Defaults of {VERSION}, as config.json lacks them: {defaults}.")
     stated = sorted(path for path in c.origins if _has_field(document, path.split(".")))
     sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]

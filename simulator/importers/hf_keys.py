@@ -155,7 +155,7 @@ class Config:
     def _check_own(self, key: str) -> None:
         """Refuse a default for a size in a file that says that it is of another class, which has its own."""
         value = self.family.defaults[key]
-        must = f"{self.reader} states its sizes: {value} is what {self.family.config} takes, which is another class"
+        must = f"{self.reader} states its sizes: {value} is the default of {self.family.config}, another class"
         fits = not self.reader or self.is_own or type(value) is not int
         insist(fits, f"{self.where}, {key}", must, "none", "add it")
 

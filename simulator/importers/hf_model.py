@@ -144,7 +144,7 @@ def _of_block(c: Config, block: dict[str, Any]) -> Keys:
     attention, part = (half if isinstance(half := block.get(key), dict) else {} for key in ("attention", "ffn"))
     where, built = f"{c.where}, block_configs", ("n_heads_in_group", "ffn_mult", "no_op")
     unknown = [key for half in (attention, part) for key, value in half.items() if value and key not in built]
-    insist(not unknown, where, "what a layer has is known", ", ".join(map(repr, unknown)), CAPTURE)
+    insist(not unknown, where, "the parts of a layer are known", ", ".join(map(repr, unknown)), CAPTURE)
     group, times = attention.get("n_heads_in_group") or 0, part.get("ffn_mult") or 0
     fits = type(group) is int and isinstance(times, (int, float)) and group >= 0 and 0 <= times < 1e6
     insist(fits, where, "these are numbers from 0 to a million", f"{group!r:.40}, {times!r:.40}")

@@ -130,8 +130,8 @@ class Imported:
             If one of them exists already, or cannot be written.
         """
         path, where = Path(out), f"-o {Path(out)}"
-        must = "what is written begins with a workload, whose name ends in .yaml"
-        insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write such as mine.yaml")
+        must = "the output is a workload, whose name ends in .yaml"
+        insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write for example mine.yaml")
         places = {end: path.with_name(path.stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
         for end, place in places.items():
             if os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source):

@@ -100,11 +100,11 @@ class Timeline:
         self._stream_waits = dict[int, dict[str, Any]]()  # by correlation
         for event in objects(events, f"{where}: traceEvents", "an event is an object"):
             self._add(event)
-        must, do = "some of what ran on a device has times", "record it again"
+        must, do = "some op of a device has times", "record it again"
         insist(self.device or not self.others[UNTIMED], where, must, f"{self.others[UNTIMED]:,} {UNTIMED}", do)
         devices = Counter(whole(span.args.get("device")) for span in self.device)
         busiest = max(devices, key=devices.__getitem__, default=0)
-        self.others["what ran on other devices than the busiest"] += len(self.device) - devices[busiest]
+        self.others["ops of other devices than the busiest"] += len(self.device) - devices[busiest]
         self.device = [span for span in self.device if whole(span.args.get("device")) == busiest]
         for spans in (self.device, self.ops, self.marks):
             spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
@@ -222,7 +222,7 @@ def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -
     recording.marked_ns = len(window_ns) if window_ns.stop < LARGEST else 0
     of_step = [span for span in spans if timeline.launch_ns(span) in window_ns]
     insist(of_step, where, "something runs in the step", f"nothing in {name}", "choose another --step")
-    recording.dropped["what ran in other steps"] += len(spans) - len(of_step)
+    recording.dropped["ops of other steps"] += len(spans) - len(of_step)
     return of_step, window_ns, [span for span in spans if timeline.launch_ns(span) >= window_ns.stop]
 
 
@@ -294,7 +294,7 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
     for begin in begins:
         of_stream[ops[begin[1]].more.get("stream", 0)].append(begin)
     if not changes[0][3]:
-        text = "The recording states no totals: of what was there before it, only what it frees is known."
+        text = "The recording states no totals: of the memory before it, only the freed part is known."
         recording.derived.append(text)
     held = before = max(0, changes[0][3] - changes[0][1]) if changes[0][3] else _held(timeline, window_ns)
     live = defaultdict[int, list[tuple[int, int]]](list)  # by address, or by size if none is told: the newest last
@@ -313,7 +313,7 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
         recording.add_lifetime(size, ops[first], None)
     if before > 0:
         recording.add_lifetime(before, None, None)
-        recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
+        recording.derived.append("Memory allocated before the step that stays is one tensor, of kind weight.")
 
 
 def _held(timeline: Timeline, window_ns: range) -> int:

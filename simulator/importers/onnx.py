@@ -203,7 +203,7 @@ class _Nodes:
         label, folded = f"{self._where}: node {node.name or node.op_type!r}", self.recording.dropped
         is_open = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
         do = "export it without, or with sizes that are known"
-        insist(not is_open, label, "what runs is known from the start", node.op_type, do)
+        insist(not is_open, label, "the ops are known from the start", node.op_type, do)
         is_made = {name: name in self._storages or name in self._sizes for name in (*given, *made)}
         odd = next((name for name, is_there in is_made.items() if is_there != (name in given)), None)
         insist(odd is None, label, "each value is made once, before it is read", repr(odd), "export it again")

@@ -117,7 +117,7 @@ def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: 
     op.name = short(node.collective)
     if kind is None or not 1 < size <= min(world, MOST_RANKS):
         op.is_collective = world == 0
-        recording.dropped["groups of collectives that do not say who meets"] += world > 0
+        recording.dropped["groups of collectives without members"] += world > 0
         return
     group = f"group {short(node.more.get('pg_name') or 'default')}"
     start, stride = (whole(node.more.get(f"global_rank_{key}")) for key in ("start", "stride"))
@@ -164,7 +164,7 @@ def read_pytorch_trace(
         recording.derived.append(f"Without times a roofline gives them; float counts as {of_float} (--of-float).")
     else:
         _add_recorded_times(tree, ops, Timeline(kineto), recording)
-    recording.derived.append("What no node makes was there before: weights, optimizer state, gradients, inputs.")
+    recording.derived.append("Tensors that no node makes existed before: weights, optimizer state, gradients, inputs.")
     return recording.imported(path, "A step")
 
 

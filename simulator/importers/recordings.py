@@ -281,7 +281,7 @@ class Recording:
             "marked step": human(self.marked_ns, "ns") if self.marked_ns else "",
         }
         frees = any(not graph.tensors[t].persistent for t in graph.inputs)
-        why = "it frees what was there before it" if frees else "the first warms up, the last is counted"
+        why = "it frees memory from before it" if frees else "the first warms up, the last is counted"
         about = {"name": name, "title": f"{noun} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}

@@ -246,7 +246,7 @@ def _request(
     is_list = type(ids) is list and all(type(block_id) in (int, str) for block_id in ids)
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
     must, found = f"hash_ids names each block of {size:,} tokens", f"{len(ids):,} names for {prompt:,} tokens"
-    require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="say what an id stands for: --hash-block")
+    require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="state the tokens of an id: --hash-block")
     if not ids:
         return Request(arrival_ns, prompt, output), 0
     blocks = array("q", [block_id if whole(block_id) == block_id else ~numbers[block_id] for block_id in ids])

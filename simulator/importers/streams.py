@@ -109,7 +109,7 @@ def replay(
     program = _with_launches([*parts, end], syncs, first_ns, latency_ns)
     _write(step, program, ops)
     if len(streams) > 1:
-        text = f"Waits between streams: {noted:,} are recorded, {inferred:,} inferred, for what had just ended."
+        text = f"Waits between streams: {noted:,} are recorded, {inferred:,} inferred, from ops that had just ended."
         step.derived.append(text)
     if host := [part for part in program if part.stream == _HOST]:
         took, synced = human(sum(part.took_ns for part in host), "ns"), sum(bool(part.after) for part in host)

@@ -203,7 +203,7 @@ def _program(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str,
     try:
         with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
             unpacked, size = sum(item.file_size for item in archive.infolist()), path.stat().st_size
-        insist(unpacked <= size, where, "what a program holds is stored as it is", "packed", do)
+        insist(unpacked <= size, where, "tensors of a program are stored as they are", "packed", do)
         logging.disable()  # it also logs what is raised
         with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"), warnings.catch_warnings(action="ignore"):
             program = run.torch.export.load(path)
@@ -233,7 +233,7 @@ def finding(source: str, where: str) -> Iterator[Callable[[], Callable[[], Any]]
     """
     module, _, function = source.partition(":")
     must = "a step is named as package.module:function"
-    do = f"write such as {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
+    do = f"write for example {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write for example mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
 
     def find() -> Any:
@@ -261,7 +261,7 @@ def parts_of(where: str, made: Any) -> tuple[list[Any], dict[str, Any]]:
     """
     parts = list(made) if isinstance(made, tuple) else [made]
     options = parts.pop() if parts and isinstance(parts[-1], dict) else {}
-    must, do = "the function returns a module or a step, and its inputs", "end it with such as `return model, tokens`"
+    must, do = "the function returns a module or a step, and its inputs", "end it with a `return model, tokens`"
     insist(parts and callable(parts[0]), where, must, type(made).__name__, do)
     return parts, options
 
@@ -279,7 +279,7 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
     kept = {"parameters": amount(parameters)} if parameters else {}
     on_device = (t for t in range(len(graph.tensors)) if t not in graph.made_on_host)
-    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph, on_device).max()), "B")
+    kept["peak of live tensors in PyTorch"] = human(int(live_bytes(graph, on_device).max()), "B")
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
@@ -308,12 +308,12 @@ def _notes(record: Any, graph: Graph) -> Iterator[str]:
     apart = sum("/_safe_softmax" in op.name for op in graph.ops)
     watch, is_copied = record.watch, record.copied and not record.watch.has_memory
     caches = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE)
-    brought = "What lies there is copied in where it is read; ops on it run on the accelerator."
+    brought = "Tensors there are copied in where they are read; ops on them run on the accelerator."
     has_one = "With dropout it has one on CUDA: make the model there."
     grown = "one that grows by copies is one tensor, and its old copy a workspace."
     notes = (
         (left, f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {brought}"),
-        (watch.compiled, "What torch.compile was given is captured as eager: ops that it would fuse stand apart."),
+        (watch.compiled, "Functions under torch.compile are captured as eager: ops that it would fuse stand apart."),
         (met, f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."),
         (batch, f"A step is of {batch}: the shape of input_ids, or else of the first input."),
         (apart, f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}. {has_one}"),

@@ -227,7 +227,7 @@ def _part(make: Any, self: Any, *given: Any, **named: Any) -> None:
     """Make FSDP's part of a weight; refuse one that lies on the host, as there is none here."""
     make(self, *given, **named)
     do = "leave it out, and let a plan move weights: hosim run --home weight=ddr"
-    insist(not self.offload_to_cpu, "fully_shard", "what FSDP shares lies on the device", "CPUOffloadPolicy", do)
+    insist(not self.offload_to_cpu, "fully_shard", "parameters of FSDP lie on the device", "CPUOffloadPolicy", do)
 
 
 def _around(instead: Callable[..., Any], run: Any) -> Callable[..., Any]:

@@ -148,7 +148,7 @@ class ModuleWatch:
         prefix = f"{path}{alike or ''}." if self._roots else ""
         parts = ((name, part) for name, parameter in module.named_parameters() for part in tensors([parameter]))
         real = next((name for name, part in parts if not isinstance(part, FakeTensor)), None)
-        must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
+        must, do = "tensors of a step were made in `with hosim.torch.fake():`", "make module and optimizer there"
         insist(self.has_memory or real is None, f"{path}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
         for name, part in module.named_modules():
@@ -297,7 +297,7 @@ def step_of(module: Any, optimizer: Any, loss: Callable[[Any], Any] | None) -> C
         del made
         must, found = "the loss is a tensor of one element", type(value).__name__
         is_loss = isinstance(value, torch.Tensor) and value.numel() == 1
-        insist(is_loss, type(module).__name__, must, found, "pass loss=, a function of what the module returns")
+        insist(is_loss, type(module).__name__, must, found, "pass loss=, a function of the module's output")
         value.backward()
         if optimizer is not None:
             optimizer.step()

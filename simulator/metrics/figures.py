@@ -114,98 +114,98 @@ FIGURES = registered(
            worse="less"),
     Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`.",
            worse="less"),
-    Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
-           "each op of the accelerator once, but elementwise ones and what runs again; of attention what its kernels "
-           "compute. Of `hosim serve`: in all iterations by the time in which some sequence runs."),
+    Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average. Each "
+           "op of the accelerator counts once, elementwise ops and recompute not; attention as its kernels compute "
+           "it. Of `hosim serve`: of all iterations, by the time in which some sequence runs."),
     Figure("mfu", "share", "MFU", "Model FLOPs utilisation: the time that this arithmetic takes at the device's peak "
            "for its data types, as a share of the step (PaLM, arXiv 2204.02311, appendix B)."),
     Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),
-    Figure("warmup_ns", "ns", "warm-up", "`E_(n-1)`: all that is before the step that is measured."),
+    Figure("warmup_ns", "ns", "warm-up", "`E_(n-1)`: the time before the measured step."),
     Figure("compute_ns", "ns", "compute", "First runs of ops on the main stream in the measured step."),
     Figure("recompute_ns", "ns", "recompute", "Further runs of ops on the main stream in the measured step."),
     Figure("delay_ns", "ns", "delay", "Delays on the main stream in the measured step: its ops that compute nothing."),
     Figure("stall_ns", "ns", "stall", "The sum of the waits of the main stream in the measured step."),
-    Figure("wait_<>_ns", "ns", "<>", "What the main stream waited for with this root cause.", over="cause"),
+    Figure("wait_<>_ns", "ns", "<>", "Waits of the main stream with this root cause.", over="cause"),
     Figure("host_compute_ns", "ns", "on the host", "Time of the step with an op of the host of the main stream's rank "
            "under way.", over="host"),
     Figure("drain_ns", "ns", "drain", "`M - E_n` in a run of one step, which counts it; else 0."),
     Figure("transfer_ns", "ns", "transfer", "Time of the step with a transfer of the main stream's rank under way."),
-    Figure("exposed_transfer_ns", "ns", "exposed", "What of `transfer_ns` falls into a stall, whatever its cause."),
+    Figure("exposed_transfer_ns", "ns", "exposed", "The part of `transfer_ns` under a stall of any cause."),
     Figure("hidden_fraction", "share", "overlapped", "The share of `transfer_ns` under which compute runs."),
     Figure("busy_<>_ns", "ns", "busy <>", "Time of the step with a transfer of the rank on the link.", over="link"),
-    Figure("exposed_<>_ns", "ns", "exposed <>", "What of `busy_<link>_ns` falls into a stall.", over="link"),
+    Figure("exposed_<>_ns", "ns", "exposed <>", "The part of `busy_<link>_ns` under a stall.", over="link"),
     Figure("peak_reserved_<>_bytes", "B", "reserved <>", "The most that the allocator ever kept, in use or not.",
            of="addresses", over="compute tier", worse="more", is_compared=True, over_ranks="most"),
     Figure("peak_<>_bytes", "B", "peak <>", "The most that the fullest instance of the tier ever held.",
            of="run", over="tier", worse="more", is_compared=True),
-    Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes`, with what is "
-           "lost beside that and what is reserved.", of="run", over="process", worse="more"),
-    Figure("in_use_<>_fraction", "share", "in use <>", "What the tier holds, on average over the measured step and its "
-           "instances, with what is lost beside and reserved, as a share of its capacity.", over="finite tier"),
+    Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes` with losses "
+           "beside it and reserved memory.", of="run", over="process", worse="more"),
+    Figure("in_use_<>_fraction", "share", "in use <>", "Use of the tier, losses and reserved memory included, on "
+           "average over the measured step and its instances, as a share of its capacity.", over="finite tier"),
     Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes`, likewise as a share of the "
            "capacity.", over="finite tier"),
-    Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
-           "link that they go via, and of what kernels load; of several ranks the sum.", over="link", is_compared=True,
+    Figure("moved_<>_bytes", "B", "moved <>", "Bytes of transfers issued in the measured step (staged ones on each "
+           "link on their way) and of loads by kernels; of several ranks the sum.", over="link", is_compared=True,
            over_ranks="sum"),
-    Figure("loaded_<>_bytes", "B", "loaded <>", "What of this kernels loaded, as they read in place. A load is no "
+    Figure("loaded_<>_bytes", "B", "loaded <>", "The part of this that kernels loaded, reading in place. A load is no "
            "transfer: it lengthens the compute.", over="loads", over_ranks="sum"),
-    Figure("chosen_hit_fraction", "share", "hit of chosen", "Hit rate of experts and all else that is read "
-           "dynamically: of what was chosen in the step, the share that was in the compute tier, or on its way, when "
-           "that was known.", of="chosen"),
-    Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
-    Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
-    Figure("order_bound_ns", "ns", "order bound", "What no order of the ops makes the step shorter than: the work "
-           "of the busiest stream and, of a single step, the longest path. Of rows with `order: mpmd`.", of="bound"),
-    Figure("gap_fraction", "share", "gap at most", "How far the step is above the best, at most: `step_ns / bound_ns - "
-           "1`; where the bound is of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
-    Figure("paced_by", "text", "paced by", "What is busy, or waited for, for most of the step; it tells which "
-           "published measurements the step is like. Those of kernels have in them what issuing and meeting take.",
-           of="real"),
-    Figure("real_low_ns", "ns", "real step from", "`step_ns` by the ratio, real to predicted time, that a tenth of "
-           "the published measurements of such steps do not exceed, each record with the same weight.", of="real"),
-    Figure("real_high_ns", "ns", "real step to", "The same of nine tenths: 80 % of them lie between the two.",
-           of="real"),
-    Figure("ranks", "count", "ranks", "How many ranks there are.", of="ranks"),
-    Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step, which the times are of.",
+    Figure("chosen_hit_fraction", "share", "hit of chosen", "Hit rate of dynamic reads, such as experts: the share of "
+           "the tensors chosen in the step that were in the compute tier, or on their way, when the choice became "
+           "known.", of="chosen"),
+    Figure("bound_ns", "ns", "bound", "A lower bound on the step of every plan.", of="bound"),
+    Figure("bound_kind", "text", "bounded by", "The reason of that bound.", of="bound"),
+    Figure("order_bound_ns", "ns", "order bound", "A lower bound on the step with any order of the ops: the work of "
+           "the busiest stream and, of a single step, the longest path. Of rows with `order: mpmd`.", of="bound"),
+    Figure("gap_fraction", "share", "gap at most", "The most by which the step exceeds the best plan: `step_ns / "
+           "bound_ns - 1`; for a bound of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
+    Figure("paced_by", "text", "paced by", "The resource that is busy, or waited for, most of the step: it selects "
+           "the published measurements of such steps. Kernels include issuing and meeting.", of="real"),
+    Figure("real_low_ns", "ns", "real step from", "`step_ns` times the first decile of the ratios of real to predicted "
+           "time in published measurements of such steps, each record with the same weight.", of="real"),
+    Figure("real_high_ns", "ns", "real step to", "The same with the ninth decile: 80 % of the measurements lie between "
+           "the two.", of="real"),
+    Figure("ranks", "count", "ranks", "The number of ranks.", of="ranks"),
+    Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step; the times of the row are its own.",
            of="ranks"),
-    Figure("least_step_ns", "ns", "least step", "The shortest step of a rank that the slowest one meets, directly or "
-           "over others, and that runs as many steps: the same as `step_ns` once they have settled.", of="ranks"),
+    Figure("least_step_ns", "ns", "least step", "The shortest step of the ranks that meet the slowest one, directly or "
+           "over others, and run as many steps: the same as `step_ns` once they have settled.", of="ranks"),
     Figure("collective_ns", "ns", "collectives", "Time of the step with a collective of the rank under way.",
            of="ranks"),
     Figure("collective_fraction", "share", "share of collectives", "`collective_ns` as a share of `step_ns`, "
            "masked or not.", of="ranks"),
-    Figure("communication_fraction", "share", "communication", "What of communication is not masked: waits of the "
+    Figure("communication_fraction", "share", "communication", "Communication that is not masked: waits of the "
            "slowest rank for peers and collectives (`wait_peer_ns`, `wait_collective_ns`) as a share of `step_ns`.",
            of="ranks"),
-    Figure("masked_fraction", "share", "masked", "The share of that time, over all ranks, under which they compute.",
+    Figure("masked_fraction", "share", "masked", "The share of `collective_ns`, over all ranks, under compute.",
            of="ranks"),
     Figure("utilisation", "share", "utilisation", "Compute over all ranks as a share of `ranks * step_ns`.",
            of="ranks"),
     Figure("bubble_fraction", "share", "bubble", "Waits for peers over all ranks as a share of `ranks * step_ns`.",
            of="ranks"),
-    Figure("crowding_<>", "times", "crowding of <>", "How many times as long as alone transfers over the link took.",
+    Figure("crowding_<>", "times", "crowding of <>", "The time of transfers over the link, by their time alone.",
            of="ranks", over="link"),
     Figure("pulling_<>", "count", "pulling on <>", "The most transfers at once on an instance of a shared bus.",
            of="ranks", over="bus"),
-    Figure("demand_<>", "times", "asked of <>", "The most that they asked for, as a multiple of what the bus carries.",
+    Figure("demand_<>", "times", "asked of <>", "The most bandwidth that they asked for, as a multiple of the bus's.",
            of="ranks", over="bus"),
-    Figure("compactions", "count", "compactions", "Compactions that were asked for in the measured step.",
+    Figure("compactions", "count", "compactions", "Compactions asked for in the measured step.",
            of="addresses", is_compared=True),
-    Figure("least_peak_bytes", "B", "least peak", "No plan with a step as short has a lower peak in the compute tier.",
-           of="bound"),
-    Figure("energy_j", "J", "energy", "What all ranks take in a step: power while it lasts, and what each operation "
-           "and each byte takes.", of="cost", over="energy", worse="more", is_compared=True, over_ranks="sum"),
+    Figure("least_peak_bytes", "B", "least peak", "A lower bound on the peak in the compute tier of every plan with a "
+           "step as short.", of="bound"),
+    Figure("energy_j", "J", "energy", "Energy of all ranks in a step: power while it lasts, and that of each operation "
+           "and each byte.", of="cost", over="energy", worse="more", is_compared=True, over_ranks="sum"),
     Figure("energy_per_token_j", "J", "energy/token", "`energy_j` by the tokens of a step.", of="cost", over="energy"),
-    Figure("step_usd", "USD", "cost", "The price of all devices, and of the room that is held at the peak, while a "
-           "step lasts.", of="cost", over="price", worse="more", is_compared=True),
+    Figure("step_usd", "USD", "cost", "The price of all devices, and of the memory held at the peak, while a step "
+           "lasts.", of="cost", over="price", worse="more", is_compared=True),
     Figure("usd_per_million_tokens", "USD", "cost/1M tokens", "`step_usd` by the millions of tokens of a step.",
            of="cost", over="price"),
-    Figure("life_<>_years", "years", "life of <>", "How long the tier endures what the step writes to it, step after "
-           "step.", of="cost", over="worn tier", worse="less", is_compared=True),
+    Figure("life_<>_years", "years", "life of <>", "Life of the tier if such steps write to it one after another.",
+           of="cost", over="worn tier", worse="less", is_compared=True),
     Figure("slowdown_vs_fastest", "times", "vs fastest", "`step_ns` by that of the fastest row.", of="table"),
     Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by that of all computes and delays.", of="table"),
-    Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),
-    Figure("at_<>_slowdown", "times", "slowdown at <>", "`step_ns` there by that of the row that it is held against.",
+    Figure("short_bytes", "B", "short by", "The memory that the row lacks, if it does not fit.", of="table",
+           is_compared=True),
+    Figure("at_<>_slowdown", "times", "slowdown at <>", "`step_ns` there by that of the row that it is compared with.",
            of="table", over="field", is_compared=True),
     Figure("at_<>_step_ns", "ns", "step at <>", "`step_ns` there.", of="table", over="field"),
     Figure("at_<>_bytes", "B", "at <>", "The peak of the compute tier there: `at_<>_peak_<tier>_bytes`.", of="table",
@@ -231,11 +231,12 @@ PREEMPTED = ("preemptions", "preempted_ns", "recomputed_tokens", "reloaded_token
 SERVED = registered(
     Figure("requests", "count", "requests", "Requests that came.", of="served"),
     Figure("finished", "count", "finished", "Requests that had their last token.", of="served", worse="less"),
-    *(Figure(f"{name}_{at}_ns", "ns", f"{head} {at}", f"{meaning}; what {who} do not exceed (nearest rank).",
+    *(Figure(f"{name}_{at}_ns", "ns", f"{head} {at}", f"{meaning}; {who} take at most this (nearest rank).",
              of="served", worse="more") for name, (head, meaning) in LATENCIES.items() for at, who in _AT.items()),
     *(Figure(f"{name}_mean_ns", "ns", f"{head} mean", f"{meaning}; the mean.", of="served", worse="more")
       for name, (head, meaning) in LATENCIES.items()),
-    Figure("waited_p50_ns", "ns", "waited p50", "From arrival to admission, of half of the requests.", of="served"),
+    Figure("waited_p50_ns", "ns", "waited p50", "From arrival to admission; half of the requests take at most this.",
+           of="served"),
     Figure("tokens_per_s", "per s", "tokens/s", "Output tokens by the time until the last one.", of="served",
            worse="less"),
     Figure("total_tokens_per_s", "per s", "all tokens/s", "Tokens of the prompts that were read or found, and output "
@@ -244,9 +245,9 @@ SERVED = registered(
            "with a single output token has no TPOT to meet.", of="served", worse="less"),
     Figure("goodput_fraction", "share", "goodput", "The share of all requests that meet every objective of `slo`.",
            of="served", worse="less"),
-    Figure("prompt_tokens", "count", "prompt tokens", "Of all requests that were admitted.", of="served"),
-    Figure("computed_fraction", "share", "computed", "The share of prompt tokens that were computed; with those that "
-           "were found it is 1.", of="served"),
+    Figure("prompt_tokens", "count", "prompt tokens", "Tokens of the prompts of admitted requests.", of="served"),
+    Figure("computed_fraction", "share", "computed", "The share of prompt tokens that were computed; the others were "
+           "found.", of="served"),
     Figure("hit_<>_fraction", "share", "hit in <>", "The share of prompt tokens that were found in the tier.",
            of="served", over="tier"),
     Figure("read_<>_hit_p50_ns", "ns", "read at <> %", "From admission to the first token, for prompts of which 0, 25, "

@@ -84,14 +84,14 @@ class PolicyEntry:
         return woven(problem, lambda accelerated: self.function(accelerated, read))
 
 
-_RESIDENT = "nothing moves but what has its home elsewhere"
+_RESIDENT = "moves only tensors with a home elsewhere"
 _REACTIVE = "a runtime that fetches on demand and evicts under pressure"
 _LOOKAHEAD = "copies at fixed distances, counted in ops"
-_SAVED = "what is saved for backward and has the time to move does, whether it must or not"
-_UPSTREAM = "the open-source HyperOffload planner: the longest idle intervals in ops leave, copies in at their consumer"
-_RECOMPUTE = "gives up what can be made again, and runs its ops again"
+_SAVED = "moves every tensor saved for backward that has the time to go and return"
+_UPSTREAM = "the open-source HyperOffload planner: longest idle intervals in ops leave, copies in at their consumer"
+_RECOMPUTE = "drops repeatable tensors, and reruns their ops; copies nothing"
 _STATIC = "a compiler that places copies by time, bandwidth and room"
-_HYBRID = "static for what is known, a cache for what is read dynamically"
+_HYBRID = "static for all reads known before the run, a cache for dynamic reads"
 _OPTIMAL = "the best plan over one lower tier, for a small graph"
 
 _ENTRIES = (

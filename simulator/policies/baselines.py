@@ -1,7 +1,7 @@
 """The baselines: `resident`, `lookahead`, `offload_saved` and `upstream_greedy`.
 
 Each is a rule that picks idle intervals: which tensor leaves, after which op, and before which op it comes back. None
-models the links; the writer turns their picks into a valid plan, and refuses what has no room.
+models the links; the writer turns their picks into a valid plan, and refuses picks that do not fit.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Resident(Part):
 def resident(problem: Problem, options: Resident) -> Plan:
     """Keep everything in the compute tier for as long as it is live.
 
-    Persistent tensors whose home is free live in the compute tier. Those whose home is another tier can only be used
-    there, so they are copied in when the step starts (unless an op makes them anew), or behind the last barrier before
-    their first use, stay, and go back when it ends.
+    Persistent tensors with a free home live in the compute tier. Tensors with a home in another tier are copied in when
+    the step starts (unless an op makes them anew), or behind the last barrier before their first use, and go back when
+    the step ends.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def resident(problem: Problem, options: Resident) -> Plan:
     Raises
     ------
     CapacityError
-        If live bytes exceed the budget: by how much, at which op, and what would help.
+        If live bytes exceed the budget: by how much, at which op, and the ways out.
     """
     moves = [Move(op, Writer.fetch, tensor) for op, tensors in problem.arrivals.items() for tensor in tensors]
     return write(problem, "resident", moves)
@@ -66,10 +66,10 @@ class Lookahead(Part):
     Attributes
     ----------
     select_distance
-        A tensor leaves between two uses that are more than so many ops apart (``best``: 100, 200, 400, and a quarter,
-        an eighth and a sixteenth of the graph's ops).
+        Least number of ops between two uses for a tensor to leave (``best``: 100, 200, 400, and a quarter, an eighth
+        and a sixteenth of the graph's ops).
     distance
-        How many ops before its use a copy in is issued (``best``: 50, 20, 100, and the same parts of the graph's ops).
+        Ops from the issue of a copy in to its use (``best``: 50, 20, 100, and the same parts of the graph's ops).
     """
 
     select_distance: Distance = "best"
@@ -79,9 +79,9 @@ class Lookahead(Part):
 def lookahead(problem: Problem, options: Lookahead) -> Plan:
     """Copy out right after the producer, free after the last use, copy in a fixed number of ops before the next use.
 
-    This is how MindSpore's compile pass does it, which knows the order of the ops, but no durations and no bandwidth.
-    Of the tensors that ops make, it moves as few as needed to fit, in the order in which they are made. Persistent
-    tensors whose home is another tier are copied in by the same distance, and go back after their last use.
+    MindSpore's compile pass follows this rule: it knows the order of the ops, but no durations and no bandwidth. It
+    moves as few of the ops' outputs as needed to fit, in the order of their production. Persistent tensors with a home
+    in another tier are copied in by the same distance, and go back after their last use.
 
     Parameters
     ----------
@@ -151,16 +151,16 @@ class OffloadSaved(Part):
     Attributes
     ----------
     synchronous
-        The host issues a copy when the ops before it have ended, and waits for it: nothing is hidden.
+        The host issues a copy when the ops before it have ended, and waits for it: compute overlaps no copy.
     barrier_before_backward
         The first op of a backward pass is issued after all copies out before it have ended.
     ahead
-        A copy in is issued at most so many ops before its use, as in frameworks that hold two layers; by default as
-        early as there is room.
+        Most ops from the issue of a copy in to its use, as in frameworks that hold two layers; by default copies in
+        start as early as memory allows.
     gap
-        In a pipeline: what a micro-batch saves leaves behind its forward, and comes back from the start of the pass
-        before its backward on, if that is at least so many passes later, however long the copies take. Passes are
-        forwards and backwards of micro-batches. So HyperParallel swaps, with a gap of 4.
+        In a pipeline: least number of passes (forwards and backwards of micro-batches) between the forward and the
+        backward of a micro-batch for its saved tensors to leave. They leave behind its forward, and return from the
+        start of the pass before its backward, however long the copies take. HyperParallel swaps with a gap of 4.
     """
 
     synchronous: bool = False
@@ -170,18 +170,18 @@ class OffloadSaved(Part):
 
     def _check(self) -> None:
         both = sorted(self.model_fields_set & {"ahead", "barrier_before_backward"})
-        must = "what comes back by passes comes at no distance in ops, and waits for no barrier"
+        must = "copies in by passes have no distance in ops, and wait for no barrier"
         require(self.gap is None or not both, must, ", ".join(both), "gap", do="remove it, or gap")
 
 
 def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     """Copy tensors saved for backward out right after their last forward use, and in before their first backward use.
 
-    Copies in are issued in the order of use from the start of the first backward pass on, as far ahead as the budget
-    (or `ahead`) allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one
-    of phase ``backward`` uses, where the time between the two is longer than the tensor's own copies out and in (which
-    leaves out what lives around the loss).
-    Persistent tensors whose home is another tier come in by the same queue and go back after their last use.
+    Copies in are issued in the order of use from the start of the first backward pass, as far ahead as the budget (or
+    `ahead`) allows in issue order, and after the copy out. A tensor counts as saved if an op of phase ``forward``
+    writes it, an op of phase ``backward`` uses it, and its own copies out and in take less time than lies between the
+    two; tensors around the loss mostly do not. Persistent tensors with a home in another tier use the same queue and
+    go back after their last use.
 
     Parameters
     ----------
@@ -282,16 +282,16 @@ def _evict_and_wait(writer: Writer, tensor: int) -> None:
 
 
 class UpstreamGreedy(Part):
-    """Options of `upstream_greedy`: what the planner believes, and when it issues copies in.
+    """Options of `upstream_greedy`: the planner's limit, and the lead of its copies in.
 
     Attributes
     ----------
     limit
-        Most bytes that it may hold of the tensors that it plans for, whatever the machine has [B]. Default: the
-        budget, less what persistent tensors take in the compute tier.
+        Most bytes of planned tensors held at once, on any machine [B]. Default: the budget, less the persistent tensors
+        in the compute tier.
     lead
-        How many ops before its use a copy in is issued, but not before its room was freed. The original's is 0, so
-        that no copy in is ever hidden if copies wait for the op before them to end.
+        Ops from the issue of a copy in to its use, but not before its memory was freed. The original's is 0: no copy in
+        is hidden if copies wait for the op before them to end.
     """
 
     limit: Bytes | None = None
@@ -302,10 +302,10 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     """Copy out after the last write before the idle interval, free when it starts, copy in before it ends.
 
     This is the decision rule of the open-source HyperOffload planner, from its description. It knows the order of the
-    ops and the sizes of what they make; it knows no durations, no bandwidth, no other traffic. It does not plan for
-    persistent tensors and workspaces, and counts the outputs of a step only up to their last use, although they
-    stay. A valid copy in the other tier is not written again, and is kept until the tensor dies. Persistent tensors
-    whose home is another tier come in when they are needed and stay until the end of the step.
+    ops and the sizes of their outputs, but no durations, bandwidth or other traffic. It ignores persistent tensors and
+    workspaces, and counts the outputs of a step only up to their last use, although they stay. A valid copy in the
+    other tier is not written again, and is kept until the tensor dies. Persistent tensors with a home in another tier
+    come in when they are needed and stay until the end of the step.
 
     Parameters
     ----------
@@ -315,7 +315,7 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     Raises
     ------
     CapacityError
-        If the machine has no room for the plan, whatever the planner expected.
+        If the plan does not fit the machine, even though the planner expected it to.
     """
     lifetimes, placed = problem.lifetimes, zip(problem.graph.tensors, problem.resolved_homes(), strict=True)
     stays = sum(t.size_bytes for t, home in placed if t.persistent and home == problem.compute_tier)
@@ -328,9 +328,9 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
         trips.append(Move(max(before - options.lead, after + 1, problem.fences[before]), Writer.fetch, tensor))
     visitors = {t for t in problem.visitors if problem.comes_in(t)}
     arrivals = [Move(lifetimes.first_use[t], Writer.fetch, t) for t in _by_first_use(problem) if t in visitors]
-    notes = [f"the planner expects to hold at most {human(peak, 'B')} of what ops make"]
+    notes = [f"the planner expects a peak of {human(peak, 'B')} of op outputs"]
     if peak > limit:
-        notes.append(f"that is above its limit of {human(limit, 'B')}, which it does not check")
+        notes.append(f"this exceeds its limit of {human(limit, 'B')}, but it does not check")
     return write(problem, "upstream_greedy", [*back_ups, *trips, *arrivals], tuple(notes))
 
 
@@ -350,8 +350,8 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterv
     Returns
     -------
     (intervals, peak_bytes)
-        Those in which a tensor leaves, in the order in which they were taken; and the most that the planner expects to
-        hold [B], above the limit if no idle interval was left that would have helped.
+        The intervals in which a tensor leaves, in the order of choice; and the peak that the planner expects [B], above
+        the limit if no further idle interval would have helped.
     """
     last, sizes, uses = len(problem.graph.ops) - 1, problem.sizes, problem.lifetimes.uses
     held, order = Profile([0] * (last + 1)), dict[int, int]()

@@ -1,14 +1,14 @@
-"""`hybrid`: a compiled static part, and a cache for what is known only while the step runs.
+"""`hybrid`: a compiled static part for known reads, and a cache for dynamic reads.
 
-`static` plans all that is known before the run, in the budget less the room of a cache; this part costs the host what a
-fixed plan does. Of the candidates of dynamic reads with a free home, the likeliest live in the compute tier as far as
-there is room; if all do, and no other may move, nothing is left to decide. The runtime decides about the others: it
-syncs what reveals a choice, copies in the chosen candidates that are not in the cache, and evicts others. It may fetch
-ahead for the ops whose dynamic reads are revealed next: all candidates, or a guess. Copies stay in the cache from one
-step to the next, and leave when the run ends.
+`static` plans all reads known before the run, in the budget less the cache; for the host this part is a fixed plan. The
+likeliest candidates with a free home live in the compute tier as far as they fit; if all fit, and no other candidate
+may move, nothing is left to decide. The runtime decides about the other candidates: it syncs an output of the op that
+reveals a choice, copies in the chosen candidates missing from the cache, and evicts others. It may also fetch for the
+dynamic reads revealed next: all candidates, or a guess. Copies stay in the cache from one step to the next, and leave
+when the run ends.
 
-Where a cache beside the static part could cost more than compiling saves, or has no room, a runtime that decides about
-everything on demand is tried as well: it holds chosen candidates only while an op awaits them.
+If a cache beside the static part may cost more than compiling saves, or does not fit, a fully reactive runtime is tried
+as well: it holds chosen candidates only while an op awaits them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Options(Part):
     Attributes
     ----------
     cache
-        Room for candidates of dynamic reads [B]; default: all that the static part leaves when nothing of it moves, or
-        else what may be chosen at once.
+        Size of the cache for candidates of dynamic reads [B]; default: all memory beside a static part that moves
+        nothing, but at least the candidates that may be chosen at once.
     evict
         Order of eviction: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
         first.
     prefetch
-        When dynamic reads are revealed, what is fetched for the ops whose dynamic reads are revealed next: nothing
-        (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
+        Tensors fetched ahead when dynamic reads are revealed, for the dynamic reads revealed next: none (``none``), all
+        of their candidates (``next_layer_all``), or a guess at their choice (``speculative``).
     accuracy
         Probability that each choice is guessed right; only of ``prefetch: speculative``.
     """
@@ -106,7 +106,7 @@ def _best_with_static_part(dynamic: DynamicReaders, options: Options) -> Plan:
 def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
     """Make a runtime that decides about everything while it runs."""
     runtime = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, dynamic="on_demand"))
-    note = "nothing is compiled: room that is not divided is worth more here"
+    note = "nothing is compiled: one undivided cache is faster here"
     return replace(runtime, policy="hybrid", notes=(note, *runtime.notes))
 
 
@@ -144,10 +144,10 @@ def _compile(dynamic: DynamicReaders, options: Options, resident: frozenset[int]
     left_bytes = problem.budget_bytes - cache_bytes
     without_reads = replace(problem, graph=problem.graph.certain, budget_bytes=left_bytes, popularity={})
     planned = static.plan(without_reads, static.Options())
-    notes = [f"of all but what is read dynamically: {note}" for note in planned.notes]
+    notes = [f"static part: {note}" for note in planned.notes]
     if resident:
         size, tier = human(sum(problem.sizes[t] for t in resident), "B"), problem.tiers[problem.compute_tier]
-        notes.append(f"{size} of what is read dynamically stays in {tier}")
+        notes.append(f"{size} of the candidates stay in {tier}")
     return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
 
 
@@ -156,7 +156,7 @@ def _check_disjoint(dynamic: DynamicReaders) -> None:
     graph = dynamic.problem.graph
     for op in graph.certain.ops:
         for tensor in (t for t in op.reads if t in dynamic.candidates):
-            must, read = "what is read dynamically is read by no op for certain", graph.tensors[tensor].name
+            must, read = "every read of a candidate is dynamic", graph.tensors[tensor].name
             do = "use reactive with dynamic: on_demand"
             raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", do)
 
@@ -167,7 +167,7 @@ def _check_links(dynamic: DynamicReaders) -> None:
     for tensor in dynamic.candidates:
         home = problem.homes[tensor]
         if (home, problem.compute_tier) not in problem.links:
-            must, do = "a link leads from the home of what is read dynamically into the compute tier", "change its home"
+            must, do = "a link leads from the home of each candidate into the compute tier", "change its home"
             found = f"none from {problem.tiers[home]}, the home of {problem.graph.tensors[tensor].name!r}"
             raise ScopeError("policy 'hybrid'", must, found, do)
 
@@ -176,7 +176,7 @@ def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:
     """Return the size of the cache [B]: the option; else what is left, but at least what may be chosen at once."""
     problem, least = dynamic.problem, dynamic.most_awaited_bytes
     if asked is not None and asked < least:
-        moment = f"op {problem.graph.ops[dynamic.awaited_bytes.argmax()].name!r}, for what may be chosen"
+        moment = f"op {problem.graph.ops[dynamic.awaited_bytes.argmax()].name}, for its candidates"
         larger = (f"give the cache at least {human(least, 'B')} ({least:,} B)",)
         tier = f"the cache in {problem.tiers[problem.compute_tier]}"
         raise CapacityError(Shortfall(tier, least, asked, moment, levers=larger))
@@ -197,7 +197,7 @@ def _with_cache(options: Options, order: str, dynamic: DynamicReaders, planned: 
         return planned
     problem, static_part = dynamic.problem, planned.fixed or Actions()
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
-    note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
+    note = f"a cache of {human(cache_bytes, 'B')} evicts {order} and fetches {options.prefetch}{guess} ahead"
     parts, ends = _parts(dynamic, static_part)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
     hottest = dynamic.hottest(cache_bytes - _in_passing_bytes(dynamic, options), dynamic.candidates)

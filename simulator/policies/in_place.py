@@ -48,7 +48,7 @@ def in_place(problem: Problem, choice: str, decide: Callable[[Problem], Plan]) -
         return decide(problem)
     away, free = _in_order(problem)
     if choice == "always" and not away:
-        must, do = "what is read in place has its home in a tier that kernels load from", "give it one"
+        must, do = "a tensor read in place has its home in a tier that kernels load from", "give it one"
         raise ScopeError("in_place", must, "none such", do)
     if choice != "choose":
         return _planned(problem, away if choice == "always" else (), decide)

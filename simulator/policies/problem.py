@@ -287,9 +287,9 @@ class Problem:
         order = sorted(held, key=lambda t: (-self.sizes[t], t))
         largest = tuple((self.graph.tensors[t].name, self.sizes[t]) for t in order[:5])
         kept = sum(self.sizes[t] for t in held if self.graph.tensors[t].kind in _OF_MODEL)
-        alone = f"the model takes {human(kept, 'B')} whatever the batch: more ranks, or a smaller format, need less"
+        alone = f"use more ranks, or a smaller format: the model takes {human(kept, 'B')} at any batch"
         fits = kept <= self.capacities[tier]
-        levers = (*levers, "a smaller batch or a shorter sequence needs less" if fits else alone)
+        levers = (*levers, "make the batch smaller, or the sequence shorter" if fits else alone)
         return Shortfall(self.tiers[tier], demand_bytes, int(self.capacities[tier]), moment, largest, levers, full=full)
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:

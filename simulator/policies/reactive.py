@@ -1,8 +1,8 @@
 """`reactive`: the runtime baseline, which decides while it runs.
 
-Before each op the runtime looks at what is there, fetches what the op lacks, evicts under pressure and frees what
-is dead (it counts references). It knows the op at hand and, with `look_ahead`, a few more. It never blocks itself where
-each link has a queue of its own (`runtime_cache` says why).
+Before each op the runtime inspects the compute tier, fetches the tensors that the op lacks, evicts under pressure and
+frees dead tensors (by reference counts). It knows the current op and, with `look_ahead`, a few more. It never blocks
+itself where each link has a queue of its own (`runtime_cache` says why).
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class Options(Part):
     ----------
     evict
         ``lru``: least recent use first. ``fifo``: oldest producer first, then the larger. ``furthest``: furthest next
-        use first, which needs to know the order of all ops. ``lfu``: least often used first. ``hot``: the likeliest
-        candidates of dynamic reads stay once they are there, as far as all ops have room beside; else ``lru``. ``best``
-        tries the first three, and for dynamic reads on demand lru, lfu and hot.
+        use first, by the known order of all ops. ``lfu``: least often used first. ``hot``: the likeliest candidates of
+        dynamic reads stay, as far as every op fits beside them; else ``lru``. ``best`` tries the first three, and for
+        dynamic reads on demand lru, lfu and hot.
     look_ahead
-        How many ops ahead it fetches, without evicting what these ops need (``best``: 0, 32, 64).
+        Number of ops ahead for which it fetches, without evicting their tensors (``best``: 0, 32, 64).
     synchronous
         Whether the host waits for each copy as it is issued.
     drains
-        Whether the host, where room lacks for an op, first waits for all that it issued, as an allocator does that
-        failed.
+        Whether the host, when an op does not fit, first waits for all issued work, as an allocator does after a
+        failure.
     dynamic
-        Handling of dynamic reads. ``all``: fetch all candidates before an op. ``on_demand``: sync what the revealing op
-        writes, and fetch what is chosen; copies may then stay from step to step.
+        Handling of dynamic reads. ``all``: fetch all candidates before an op. ``on_demand``: sync an output of the
+        revealing op, and fetch the chosen candidates; copies may then stay from step to step.
     """
 
     evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = "best"
@@ -66,8 +66,8 @@ class Options(Part):
 def plan(problem: Problem, options: Options) -> Plan:
     """Plan a runtime that fetches on demand and evicts under pressure.
 
-    Persistent tensors whose home is free start in the compute tier, in the order of their first use, as far as they
-    leave room for the largest working set; the others start away. At the end of a step everything goes home.
+    Persistent tensors with a free home start in the compute tier, in the order of their first use, as long as the
+    largest working set fits beside them; the others start away. At the end of a step everything goes home.
 
     Parameters
     ----------

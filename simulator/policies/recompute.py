@@ -1,29 +1,29 @@
-"""`recompute`: gives up tensors that can be made again, and makes them again before their use. Nothing is copied.
+"""`recompute`: drops repeatable tensors under memory pressure, and reruns their ops before use; copies nothing.
 
-It walks the step in issue order. Where the next op finds no room, it gives up the tensors with the highest
+The policy walks the step in issue order. When the next op does not fit, it drops the tensors with the highest
 
-    ``score = size * idle time ** weight / time of the ops to run again``
+    ``score = size * idle time ** weight / time of the ops to rerun``
 
-until there is room; the fastest plan of several weights wins. So room is bought where a byte costs least compute.
-Tensors that are used again sooner than they can be made again go last; those that take long to make again go late.
-Where an op reads a tensor that was given up, the ops that make it run again from what is there; what else they make is
-kept while it is needed again and has room, so that in backward each layer is made again once. Under a tight
-budget this leaves checkpoints at growing distances: of `n` equal layers about the square root of ``2 n`` stay, and the
-others are made again once, as in checkpointing by hand (Chen et al., arXiv 1604.06174; the rule is that of dynamic
-tensor rematerialisation, Kirisame et al., arXiv 2006.09616, with known next uses instead of guesses). Under a tighter
-one layers are made again more than once.
+until it fits; the fastest plan of several weights wins. So each byte is freed where it costs least compute. Tensors
+that are used again before they could be remade go last; tensors that are slow to remake go late.
 
-A tensor that is made again in passing more than once, after its own uses, may be worth keeping: a second pass keeps it
-until it has helped for the last time, and the faster of the two plans wins.
+When an op reads a dropped tensor, the ops that produce it are rerun from live tensors. Their other outputs are kept
+while they fit and are needed, so backward recomputes each layer once. A tight budget leaves checkpoints at growing
+distances: of `n` equal layers about the square root of ``2 n`` stay, and the others are rerun once, as in checkpointing
+by hand (Chen et al., arXiv 1604.06174; the rule is that of dynamic tensor rematerialisation, Kirisame et al., arXiv
+2006.09616, with known next uses instead of guesses). A tighter budget reruns layers more than once.
 
-A tensor is queued with the score of its maker alone; its true score is computed when it comes first, as a score only
-falls when tensors that it is made of are given up. So each choice costs a few heap operations and the ops of one chain.
+Some tensors are remade several times after their own uses, as inputs of others. A second pass keeps those until their
+last such use, and the faster of the two plans wins.
 
-An op may run again before op ``k`` if it makes there what it made the first time, and nothing else:
+A tensor is queued with the score of its producer alone. Its true score is computed when it comes first, as dropping its
+inputs only lowers it. So each choice costs a few heap operations and the ops of one chain.
+
+An op may be rerun before op ``k`` if it repeats its first run there and changes nothing else:
 
 - it is a compute that the graph calls repeatable, and no collective or host op;
 - it writes no persistent tensor, and updates nothing in place;
-- what it reads and what it writes has not been overwritten between its first run and ``k``.
+- none of its inputs and outputs has been overwritten between its first run and ``k``.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Options(Part):
 
 
 def plan(problem: Problem, _: Options) -> Plan:
-    """Free tensors under memory pressure, and run ops again to make them before their use.
+    """Free tensors under memory pressure, and rerun their ops before their next use.
 
-    Persistent tensors stay in the compute tier; those whose home is another tier come in when the step starts and go
+    Persistent tensors stay in the compute tier; those with a home in another tier come in when the step starts and go
     back when it ends, as in `resident`.
 
     Parameters
@@ -72,7 +72,7 @@ def plan(problem: Problem, _: Options) -> Plan:
     Raises
     ------
     CapacityError
-        If no plan was found that fits; the report tells the least peak that was reached.
+        If no plan was found that fits; the report has the least peak reached.
     """
     walker, limit = Walker(problem), problem.budget_bytes
     values = [TIME_WEIGHTS, walker.keeping(limit)]
@@ -188,8 +188,8 @@ class RecomputePass:
         CapacityError
             If it does not fit.
         """
-        gone, runs = counted(len(self._given_up), "tensor"), counted(self._repeated_runs, "run")
-        note = f"{gone} given up and made again by {runs}, {human(self.again_ns, 'ns')} in all"
+        gone, runs = counted(len(self._given_up), "tensor"), counted(self._repeated_runs, "rerun")
+        note = f"{gone} dropped, and remade by {runs}, {human(self.again_ns, 'ns')} in all"
         return self._writer.finish((note,) if self._repeated_runs else ())
 
     def _run(self) -> None:

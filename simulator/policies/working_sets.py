@@ -130,11 +130,11 @@ class DynamicReaders:
         odd = next(iter(self.candidates - graph.cacheable - updated), None)
         if odd is not None:
             name = graph.tensors[odd].name
-            must, do = "what is handled at run time persists, and no op writes it", "keep its home in the compute tier"
-            raise ScopeError(f"policy {policy!r}", must, f"{name!r}, which may be read dynamically", do)
+            must, do = "a candidate persists, and no op writes it", "keep its home in the compute tier"
+            raise ScopeError(f"policy {policy!r}", must, f"the candidate {name!r}", do)
         mute = next((op for op in self.revealed if not graph.ops[op].writes), None)
         if mute is not None:
-            must, do = "an op that reveals dynamic reads writes what can be synced", "let it write what it decides"
+            must, do = "an op that reveals dynamic reads writes a tensor to sync", "let it write its choice"
             raise ScopeError(f"policy {policy!r}", must, f"nothing written by {graph.ops[mute].name!r}", do)
 
 
@@ -242,5 +242,5 @@ class WorkingSets:
         if most <= problem.budget_bytes:
             return most
         held = {*self.uses[op], *(t for t in self.pinned if lifetimes.born[t] <= op <= lifetimes.dies[t])}
-        moment = f"op {problem.graph.ops[op].name!r}"
+        moment = f"op {problem.graph.ops[op].name}"
         raise CapacityError(problem.shortfall(problem.compute_tier, most, moment, held))

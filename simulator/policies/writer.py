@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.errors import CapacityError, PlanError, Shortfall, full_from
+from simulator.errors import CapacityError, PlanError, Shortfall, filling
 from simulator.offsets import tenancies_of
 from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, NOWHERE, VALID, Actions, PlacesAsIssued, Plan
 from simulator.policies.problem import Problem
@@ -68,7 +68,7 @@ class Writer:
         node, tier = self._ops[op], self._host_tier if op in self._on_host else self._compute_tier
         missing = self._places.missing(node.reads, tier)
         if missing is not None:
-            self._refuse(f"op {node.name!r}", "what an op reads is in the tier of its device", missing)
+            self._refuse(f"op {node.name!r}", "a tensor that an op reads is in the tier of its device", missing)
         for tensor in node.writes:
             if self._state[tier][tensor] == ABSENT:
                 self._hold(tensor, tier)
@@ -109,7 +109,7 @@ class Writer:
     def evict(self, tensor: int) -> None:
         """Free the tensor's place in the compute tier; another tier must have a valid copy."""
         if not self._is_away(tensor):
-            self._refuse("evict", "what is evicted is valid in another tier", tensor)
+            self._refuse("evict", "an evicted tensor is valid in another tier", tensor)
         self.detach(tensor, self._compute_tier)
 
     def forget(self, tensor: int) -> None:
@@ -187,7 +187,7 @@ class Writer:
         """Copy the tensor into a tier from the nearest one where it is valid, over other tiers if it must."""
         sources = [tier for tier, state in enumerate(self._state) if state[tensor] == VALID]
         if not sources:
-            self._refuse("copy", "what is copied is valid somewhere", tensor)
+            self._refuse("copy", "a tensor to copy is valid somewhere", tensor)
         nearest = min(sources, key=lambda source: self.problem.copy_ns(tensor, source, target))
         path = self.problem.path(nearest, target)
         passed = [tier for tier in path[1:-1] if self.place(tensor, tier) == ABSENT]
@@ -203,7 +203,7 @@ class Writer:
     def _room_away(self, tensor: int) -> int:
         tiers = self.problem.away(tensor)
         if not tiers:
-            self._refuse("store", "what is stored may leave the compute tier", tensor)
+            self._refuse("store", "a stored tensor may leave the compute tier", tensor)
         left = [capacity - live for capacity, live in zip(self.problem.capacities, self._live, strict=True)]
         fits = (t for t in tiers if self.problem.sizes[tensor] <= left[t] or self.place(tensor, t) != ABSENT)
         return next(fits, tiers[0])
@@ -222,7 +222,7 @@ class Writer:
         raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
 
     def _shortfall(self, tier: int) -> Shortfall:
-        """Report what the tier holds at its peak, from which op on it is full, and which of these tensors came last."""
+        """Report the tensors at the tier's peak, the op at which it fills up, and the last allocation before."""
         problem, worst, levers = self.problem, self._peak_position[tier], list[str]()
         plan = Plan(self.policy, problem.tiers, self.homes, self.steps)
         tenancies = tenancies_of(problem.graph, plan, tier)
@@ -233,15 +233,15 @@ class Writer:
         held, taken = tenancies.item[stay].tolist(), tenancies.taken[stay].tolist()
         came = [problem.graph.tensors[t].name for t, step in zip(held, taken, strict=True) if 0 <= step <= first]
         if tier == self._compute_tier and self.policy != "static" and not all(map(problem.pinned, held)):
-            levers.append("a policy that moves more data, such as 'static', needs less")
-        full = full_from(self._op_from(max(first, 0)), self._op_from(worst), came[-1] if came else "")
+            levers.append("choose a policy that moves more data, such as 'static'")
+        full = filling(self._op_from(max(first, 0)), self._op_from(worst), came[-1] if came else "")
         return problem.shortfall(tier, self.peak_bytes[tier], self._op_from(worst), held, levers, full)
 
     def _op_from(self, step: int) -> str:
         """Name the first op from a step on."""
         for kind, a in zip(self.steps.kind[step:], self.steps.a[step:], strict=True):
             if kind == COMPUTE:
-                return f"op {self._ops[a].name!r}"
+                return f"op {self._ops[a].name}"
         return "the end of the step"
 
 

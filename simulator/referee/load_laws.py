@@ -40,7 +40,7 @@ def check_loads(facts: Facts, loads: Loads, rows: Block) -> None:
     order = np.lexsort((rows["link"], rows["issue"]))
     if not all(np.array_equal(rows[name][order], column) for name, column in zip(shown, loads, strict=True)):
         found = f"{len(order):,} rows for {len(loads.issue):,}, or others"
-        raise facts.broken("a compute loads in place what is valid elsewhere alone, all of it", "loads", found)
+        raise facts.broken("a compute loads in place all of each tensor that is valid only elsewhere", "loads", found)
     issue, links, hardware = rows["issue"], [*facts.program.hardware.links.values()], facts.program.hardware
     inside = (rows["start_ns"] >= facts.start_ns[issue]) & (rows["end_ns"] <= facts.end_ns[issue])
     facts.check(inside, "a compute loads while it runs", "loads", rows, *shown, "start_ns", "end_ns")

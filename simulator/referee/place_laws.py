@@ -123,7 +123,7 @@ def _check_is_there(facts: Facts, held: Held) -> None:
     start, end, tensor = facts.start[issue], facts.end[issue], place // facts.program.tiers
     holds = (start == facts.never) | (facts.program.sizes[tensor] == 0)
     holds |= covered((place, start, end), held, facts.stride)
-    law = "what a compute reads and writes, and both ends of a copy, are held while it runs"
+    law = "tensors of a compute, and both ends of a copy, are held while it runs"
     shown = ("tensor", tensor), ("from ns", facts.times(start)), ("to ns", facts.times(end))
     facts.check_actions(issue, holds, law, *shown)
 
@@ -180,14 +180,14 @@ def check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
             must = f"a home is a tier id from 0 to {len(plan.tiers) - 1}, or {NOWHERE} for none"
             raise PlanError(where, must, str(home), "give it one of the tiers")
         if (t in inputs) != (home != NOWHERE):
-            must = "what exists before the first op has a home, and nothing else (persistent tensors and inputs)"
+            must = "exactly the tensors before the first op have a home (persistent tensors and inputs)"
             found = "none" if home == NOWHERE else plan.tiers[home]
             raise PlanError(where, must, found, f"give it one of {tiers}" if t in inputs else "leave it out")
         demand[home] += tensor.size_bytes if home != NOWHERE else 0
     for tier, used in zip(plan.tiers, demand, strict=True):
         room, do = hardware.tiers[tier].usable_bytes, "give some tensors another home, or raise the capacity"
         if tier != hardware.compute_tier and used > room:
-            must = f"what has its home in {tier} fits there ({room:,} B)"
+            must = f"the homes in {tier} fit there ({room:,} B)"
             raise PlanError(f"{name}, homes", must, f"{used:,} B", do)
     if plan.fixed is not None and (plan.repeats < 1 or graph.steps % plan.repeats):
         must = f"its repeats divide the {graph.steps} training steps of the graph"

@@ -189,7 +189,7 @@ class PlanWalk:
         if self._steps_done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps)
         if (overwritten := self._values.first_made()) is not None:
-            must = "no op changes what outlasts the last training step after its end"
+            must = "no op after the last training step changes a tensor that outlasts it"
             found = f"that one writes {self._name(overwritten)} again"
             self._tell_error(("written after the end", overwritten), must, found, "remove it", _END)
 
@@ -249,7 +249,7 @@ class PlanWalk:
             return
         if is_again:
             must = "an op that is not repeatable runs once in a training step"
-            do = "keep or move what it makes, instead of making it again"
+            do = "keep or move its outputs, instead of rerunning it"
             self._tell_error(("op that may not run again", NOWHERE), must, "it again", do)
         if wrong is not None:
             must = "an op, also one that runs again, reads the values that program order gives it"
@@ -302,11 +302,11 @@ class PlanWalk:
         if was == ABSENT:
             do = "drop this detach, or make the tensor before it"
             found = f"{self._name(tensor)} absent from {name}"
-            self._tell_error(("double detach", tensor), "what is detached is there", found, do)
+            self._tell_error(("double detach", tensor), "a tensor to detach is there", found, do)
         if place in self._staying:
-            must = f"what the scenario puts into {name}, or several ranks read there, stays there"
+            must = f"a tensor that the scenario puts into {name}, or that ranks share there, stays there"
             do = "keep it; or leave its home free, or do not share it"
-            self._tell_error(("detach of what stays", tensor), must, f"that it detaches {self._name(tensor)}", do)
+            self._tell_error(("detach of a fixed tensor", tensor), must, f"that it detaches {self._name(tensor)}", do)
         self._put(place, ABSENT)
         if tier == self._compute_tier:
             self._unused.discard(tensor)
@@ -325,7 +325,7 @@ class PlanWalk:
     def _refuse_read(self, tensor: int, tier: int, reader: str) -> None:
         """Blame the detach of the only valid copy, or else the reader."""
         if tensor in self._lost_at:
-            must = "what is used later keeps a valid copy"
+            must = "a tensor used later keeps a valid copy"
             do = "store it elsewhere first, or detach it after its last use"
             found = f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later"
             self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
@@ -337,7 +337,7 @@ class PlanWalk:
         found = f"{self._name(tensor)} {_STATES[places[tier]]} in {name}, {elsewhere}"
         do = f"{f'copy it into {name}' if valid else 'write it'} before this action"
         kind = "use before it is made" if not valid else "use before the prefetch"
-        self._tell_error((kind, tensor), f"what an action reads is valid ({name})", found, do)
+        self._tell_error((kind, tensor), f"a tensor that an action reads is valid ({name})", found, do)
         self._owed.add(tensor * self._tiers + tier)
         self._put(tensor * self._tiers + tier, VALID)
 
@@ -350,7 +350,7 @@ class PlanWalk:
             self._tell_error(("op left out", NOWHERE), "every op runs in every training step", found, "add it", _END)
             return
         if self._steps_done < training_steps and self._values.unlike and not self._unlike:
-            must = "what outlasts a training step ends it with the value that program order leaves in it"
+            must = "a tensor that outlasts a training step ends it with its value in program order"
             unlike = self._values.first_unlike()
             do = "run the op that makes this value last"
             self._tell_error(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
@@ -368,7 +368,7 @@ class PlanWalk:
         home, state = self._plan.home[tensor], self._state[tensor * self._tiers + tier]
         if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
             found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
-            must, do = "what is used later keeps a valid copy", "copy it to its home first"
+            must, do = "a tensor used later keeps a valid copy", "copy it to its home first"
             self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
             return
         must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"

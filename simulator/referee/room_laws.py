@@ -111,7 +111,7 @@ class TierRoom:
         wrong = np.flatnonzero(now + size[head] <= self._capacity[tier])
         if len(wrong):
             i, row = int(wrong[0]), int(head[wrong[0]])
-            must = f"what is first in line for room of a tier ({self._names[tier]}) starts when it fits"
+            must = f"the first in line for room of a tier ({self._names[tier]}) starts when it fits"
             found = f"{int(size[row]):,} B beside {int(now[i]):,} B at {int(points[waited[i]]):,} ns do not start"
             raise broken(f"trace, rank {int(rank[row])}, action {int(issue[row]):,}", must, found)
 
@@ -161,7 +161,7 @@ def check_stored_once(hardware: Hardware, trace: Trace, spare: Ints) -> None:
     for tier, name in enumerate(hardware.tiers):
         for i in np.unique(instance[tier][list(trace.stands_in)]).tolist():
             if recorded[tier, i] != spare[tier, i]:
-                must = f"what is stored once in {name} is counted once"
+                must = f"a tensor stored once in {name} counts once"
                 found = f"{recorded[tier, i]:,} B less on instance {i}, not {spare[tier, i]:,} B"
                 raise broken("trace, stored_once", must, found)
 
@@ -261,7 +261,7 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
     _check_stopped(facts, pick(spans, touches & ~np.isin(spans["issue"], facts.met)), (asked, start, end))
     waited = np.zeros_like(waits["start_ns"]), waits["start_ns"], waits["end_ns"]
     holds = covered(waited, (np.zeros_like(asked), asked, end), 0, joined=True)
-    law = "what waits for compaction waits while one is asked for or under way"
+    law = "a wait for compaction lasts while one is asked for or under way"
     facts.check(holds, law, "waits", waits, "op", "start_ns", "end_ns")
 
 

@@ -197,7 +197,7 @@ _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
     ("a copy waits until the last compute issued before it has {}ed", _point_reached),
     ("an output stays until the computes issued before its last detach have ended", _computes_ended),
     ("actions that name the same tensor take effect in issue order; only reads and copies of it overlap", _in_order),
-    ("what a compute reads, and what a copy moves, is valid before it starts", _reads_valid),
+    ("a tensor that a compute reads, or a copy moves, is valid before it starts", _reads_valid),
 )
 """Laws of starts, each with a function: by issue, when it allows an action to start, or `NONE` for any time."""
 
@@ -341,7 +341,7 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
         held_up, is_copy, tier = held_up[is_elsewhere], is_copy[is_elsewhere], tier[is_elsewhere]
     started, since_ns = start[held_up] != never, facts.times(since[held_up])
     shown = ("could at ns", since_ns), ("starts at ns", np.where(started, facts.arrived_ns[held_up], NONE))
-    facts.check_actions(held_up, taken[held_up] > 0, "what could start has started", *shown)
+    facts.check_actions(held_up, taken[held_up] > 0, "an action starts as soon as it can", *shown)
     start_ns = np.where(started, facts.times(start[held_up]), NEVER_NS)
     return RoomRequests(tier, taken[held_up], since_ns, start_ns, is_copy.astype(int), held_up)
 

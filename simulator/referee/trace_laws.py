@@ -94,7 +94,7 @@ def check_trace(
 def _check_status(ranks: int, trace: Trace) -> None:
     right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
     if not right or len(trace.issued) != ranks or len(trace.stands_in) != ranks:
-        must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
+        must = "a trace is ok, or blocked with the reasons, and has the actions of each rank"
         found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {ranks} ranks"
         raise broken("trace", must, found)
 

@@ -62,9 +62,9 @@ def frontier_view(
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
     columns.append(Column("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
-    tries = f"hosim tried {question.size} from {first} to {last}, halving the distance between one that fits and one"
+    tries = f"hosim tried {question.size} from {first} to {last} by bisection"
     assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
-    premise = f"{tries} that does not: it assumed that what fits also fits with {less}{assurance}."
+    premise = f"{tries}, assuming that a row that fits also fits with {less}{assurance}."
     sentences = [*(_reached(row, question) for row in rows), *capped, premise]
     return SweepView(title, [Section(columns=columns)], sentences, [_steps_over(tried, question)] if tried else [])
 
@@ -76,7 +76,7 @@ def _steps_over(tried: Rows, question: Question) -> Panel:
 
 
 def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool = False) -> str:
-    """Say with how much bandwidth, or capacity, a row is free: its step is no longer than if nothing moved.
+    """Say how much bandwidth, or capacity, a row needs to be free: its step is no longer than if nothing moved.
 
     Parameters
     ----------
@@ -89,14 +89,15 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
     """
     who, value, start = row["policy"], row[question.column], question.read("start")
     is_longer = "next" in row and row["limit"] == "step"
-    obstacle = f"a step takes {row['limit_at']} as long as if nothing moved" if is_longer else ""
-    fails = f"with {question.written(row['next'])} {obstacle or _obstacle(row, question)}" if "next" in row else ""
+    place, free, why, near = " + ".join(question.paths), "as fast as if nothing moved", "", f"any tried {amount}"
+    if "next" in row:
+        why = f"its step takes {row['limit_at']} as long" if is_longer else _obstacle(row, question)
+        near = question.written(row["next"])
     if value is None:
-        return f"No {amount} that was tried makes {who} free{fails and f': {fails}'}."
-    now, alone = ("its budget leaves", " and no budget") if has_budget else ("it has", "")
-    has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
-    verb, beyond = "would be free" if value > start else "is free, even", f" ({fails})" if fails else " or less"
-    return f"{who} {verb} with {' + '.join(question.paths)} {question.written(value)}{alone}{beyond}{has}."
+        return f"Even at {place} {near}, {who} is not {free}: {why}." if why else f"{who} is not {free} at {near}."
+    now = "" if question.unit == "x" else f" (now {question.written(start)}{' by its budget' * has_budget})"
+    much = f"needs {'' if value > start else 'only '}{place} {question.written(value)}{'' if why else ' or less'}"
+    return f"{who} {much}{now}{', and no budget,' * has_budget} to be {free}{why and f'; at {near} {why}'}."
 
 
 def _slowdown(slowdown: float | None, question: Question) -> str:
@@ -115,32 +116,32 @@ def _reached(row: Row, question: Question) -> str:
     if is_bound(row) and row.get("limit") != "failed":
         none = "no plan" if who == BOUNDS[1] else "no plan that runs each op once"
         if not value:
-            return f"{who}: {none} {does} with any {question.field} that was tried."
+            return f"{who}: {none} {does} at any {question.field} tried."
         if "next" in row:
-            return f"{who}: {none} {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
-        return f"{who}: nothing rules out that a plan {does} with {question.field} {value}, where the search ended."
-    text = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
+            return f"{who}: {none} {does} {('above', 'below')[question.sign < 0]} {question.field} {value}."
+        return f"{who}: {question.field} {value}, where the search ended, rules out no plan that {does}."
+    text = f"{who} {does} at {f'{question.field} {value}' if value else f'no {question.field} tried'}"
     text += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
-        text += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
+        text += f", but not at {listed([*map(question.written, row['holes'])])}, and perhaps at values not tried"
     if "next" in row:
-        return f"{text}: with {question.written(row['next'])} {_obstacle(row, question)}."
-    go_on = f"the {question.direction} that was tried; {question.further[question.sign > 0]} to go on"
-    return f"{text}, {'the least there is' if (value, question.sign) == ('1', -1) else go_on}."
+        return f"{text}; at {question.written(row['next'])} {_obstacle(row, question)}."
+    go_on = f"the {question.direction} tried; {question.further[question.sign > 0]} to go on"
+    return f"{text}, {'the least possible' if (value, question.sign) == ('1', -1) else go_on}."
 
 
 def _obstacle(row: Row, question: Question) -> str:
     """Say why a row does not meet the conditions with the next value."""
     if row["limit"] == "step" and "limit_at" not in row:
-        return f"a step takes {_slowdown(row['next_slowdown'], question)} {question.over}"
+        return f"its step takes {_slowdown(row['next_slowdown'], question)} {question.over}"
     if "limit_at" not in row:
         return f"its plan is {row['limit']}"
     if "limit_demand_bytes" not in row:
         why = f"it fails: {row['limit_at']}" if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
-        unmoved = "that are there if nothing moves, too; ask for step <= 1.001x --over unmoved"
-        return f"{why}, but only for waits for {row['limit_only']} {unmoved}" if "limit_only" in row else why
+        unmoved = "that remain if nothing moves; ask for step <= 1.001x --over unmoved"
+        return f"{why}, all of it waits for {row['limit_only']} {unmoved}" if "limit_only" in row else why
     short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
-    return f"{row['limit']} is short by {short} at {row['limit_at']}"
+    return f"{row['limit']} is {short} short at {row['limit_at']}"
 
 
 def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: str, tier: str, title: str) -> SweepView:
@@ -177,8 +178,8 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
         columns.append(Column(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
     panel = Panel("one step", name, "ns", rows, column, "step_ns", figure_of(column).unit)
-    tries = f"hosim tried capacities of {tier} from the least that any plan needs to the room for all data at once"
-    bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again." if floors else ""
+    tries = f"hosim tried capacities of {tier} from the lower bound of all plans to the size of all data"
+    bounds = f" Lower bounds: {BOUNDS[0]!r} of plans that run each op once, {BOUNDS[1]!r} of all." if floors else ""
     premise = f"{tries}; limits such as 1.01x are multiples of compute.{bounds}"
     sentences = [*_prices(costs, name, column), *_costs_at_ends(fronts, name, paid), premise]
     return SweepView(title, [Section(columns=columns)], sentences, [panel])
@@ -188,11 +189,12 @@ def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column
     """Say for each slowdown which rows have the lowest amount, and the bound below which no plan goes."""
     for price, amounts in costs.items():
         bounds = [f"{who}, {shown(column, amounts[who])}" for who in BOUNDS if amounts.get(who) is not None]
-        beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
+        beside = f" (lower bounds: {listed(bounds)})" if bounds else ""
         ran = {who: amount for who, amount in amounts.items() if amount is not None and who not in BOUNDS}
         least = shown(column, min(ran.values(), default=None))
         best = [who for who in ran if shown(column, ran[who]) == least]  # as far as people are shown digits
-        lowest = f"the lowest {name} that was tried is {least}, of {listed(best)}" if ran else "no row runs"
+        have = f"{listed(best)} {'have' if best[1:] else 'has'}"
+        lowest = f"{have} the lowest {name} tried, {least}" if ran else "no row runs"
         yield f"Within {price:g}x compute, {lowest}{beside}."
 
 
@@ -203,7 +205,7 @@ def _costs_at_ends(fronts: Mapping[str, Rows], name: str, paid: Sequence[str]) -
             if len(front) > 1 and present(front[0].get(column)):
                 least, most = (shown(column, row[column]) for row in (front[0], front[-1]))
                 costs = f"{who} has a {figure_of(column).head} of {least}"
-                yield f"{costs} with its least {name}, and of {most} with its shortest step."
+                yield f"{costs} at its least {name}, and of {most} at its shortest step."
 
 
 def _cost_columns(rows: Rows) -> list[str]:
@@ -237,7 +239,7 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
     if len(rows) == 1:
         answer = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
     tries = f"hosim tried {len(tried) // 2} {question.size} from {low} to {high}"
-    premise = f"{tries}; between two with the same answer there may be more crossovers."
+    premise = f"{tries}; two crossovers between neighbouring values would be missed."
     return SweepView(title, [Section(columns=columns)], [answer, premise], [_steps_over(tried, question)])
 
 
@@ -250,7 +252,7 @@ def _faster(row: Row, names: Sequence[str]) -> str:
     """Say which of two rows is faster in a range."""
     if row["faster"] in names:
         return f"{row['faster']} is faster"
-    return "both take as long" if row["faster"] == "tie" else "neither runs"
+    return "both take equally long" if row["faster"] == "tie" else "neither runs"
 
 
 _LEAST = 0.005
@@ -277,8 +279,8 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
     columns += figures(rows, ("origin", "step_ns"))
     columns.append(Column("with 10 % more", (signed(0.1 * row["elasticity"]) for row in rows), left=False))
-    premise = f"hosim tried {tried} figures of the machine, each with 10 % more of it and with plans made anew"
-    idle = [f"{premise}; those not listed change no step."] if usual else []
+    premise = f"hosim raised each of {tried} figures of the machine by 10 % and planned anew"
+    idle = [f"{premise}; figures not listed change no step."] if usual else []
     return SweepView(title, [Section(columns=columns)], [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)])
 
 
@@ -292,9 +294,9 @@ def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
     """Say for each policy to which figure its step is most sensitive."""
     for policy, step_ns in usual.items():
         strong = [row for row in rows if row["policy"] == policy and abs(row["elasticity"]) >= _LEAST]
-        effect = ", whatever figure is 10 % more"
+        effect = "; 10 % more of any figure changes nothing"
         if strong:
-            effect = f"; with 10 % more of {strong[0]['figure']} it changes by {signed(0.1 * strong[0]['elasticity'])}"
+            effect = f"; 10 % more of {strong[0]['figure']} changes that by {signed(0.1 * strong[0]['elasticity'])}"
         yield f"{policy} takes {quantity(step_ns, 'ns')}{effect}."
 
 
@@ -305,7 +307,7 @@ def _assumed(rows: Rows) -> Iterator[str]:
         if names := [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]:
             yield f"The answer depends on {counted(len(names), f'{origin} figure')}: {listed(names)}."
     if strong and all(row["origin"] in ("cited", "mine") for row in strong):
-        yield "The answer depends on no assumed figure by 0.05 % or more."
+        yield "No assumed figure changes the answer by 0.05 % or more."
 
 
 def layouts_view(rows: Rows, screened: Rows, names: Sequence[str], tier: str, title: str) -> SweepView:
@@ -350,14 +352,14 @@ def _layouts_found(ran: Rows, front: Rows, names: Sequence[str], peak: str) -> I
     for row in ran[:1]:
         much = f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s, with a step of {quantity(row['step_ns'], 'ns')}"
         spread = f" with {_layout(row, names)}" if names else ""
-        yield f"{row['policy']}{spread} makes the most that was replayed: {much}."
+        yield f"{row['policy']}{spread} is the fastest of the replayed layouts: {much}."
     for row in front[1:]:
         less = f"{quantity(row[peak], 'B')}, {ratio(row['tokens_per_s'] / front[0]['tokens_per_s'])} as many tokens/s"
         yield f"Less memory: {row['policy']} with {_layout(row, names)} has a peak of {less}."
     best = {_layout(row, names): row for row in reversed(ran)}.values()
     off = sorted(row["estimated_step_ns"] / row["step_ns"] - 1 for row in best)
     if off:
-        yield f"Estimates of the fastest rows of replayed layouts were off by {signed(off[0])} to {signed(off[-1])}."
+        yield f"Estimates of the replayed layouts' fastest rows were off by {signed(off[0])} to {signed(off[-1])}."
 
 
 def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -> Iterator[str]:
@@ -365,9 +367,9 @@ def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -
     best, tried = max((row["tokens_per_s"] for row in ran), default=0), {_layout(row, names) for row in ran}
     left = [row for row in made if _layout(row, names) not in tried]
     slower = sum(row["most_tokens_per_s"] < best for row in left)
-    others = f"{slower:,} cannot be as fast, by a bound, and the others are slower, or lack room, by the estimate alone"
-    yield f"{len(made):,} of {len(screened):,} layouts were estimated; of {len(left):,} that did not run {others}."
+    others = f"of {len(left):,} not replayed, a bound rules out {slower:,}, and the estimate alone the others"
+    yield f"hosim estimated {len(made):,} of {len(screened):,} layouts; {others}."
     barred = [row for row in screened if row["status"] == "failed"]
     for (rule,), group in sorted(by(barred, "rule").items(), key=lambda pair: -len(pair[1])):
         such = f"such as {_layout(group[0], names)}: {group[0]['found']}"
-        yield f"{len(group):,} of {len(screened):,} cannot be: {rule} ({such})."
+        yield f"{len(group):,} of {len(screened):,} layouts are impossible: {rule} ({such})."

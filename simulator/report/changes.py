@@ -188,7 +188,7 @@ class Diff:
         moved, worse = sum(row.moved for row in self.rows), sum(row.worse for row in self.rows)
         text = f"{moved} of {counted(len(self.rows), 'row')} moved by more than {percent(self.tolerance)}"
         turned = f"; {counted(len(self.verdicts), 'expectation')} turned" if self.verdicts else ""
-        return f"{text}, {worse} with something worse{turned}."
+        return f"{text}, {worse} with a worse figure{turned}."
 
     def __str__(self) -> str:
         return str(self.view)
@@ -242,7 +242,7 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
         If a folder was not written by hosim, is incomplete, or has another version of the schema.
     """
     rule = "a tolerance is a share from 0 to below 1"
-    insist(0 <= tolerance < 1, "tolerance", rule, f"{tolerance}", "write such as 0.01")
+    insist(0 <= tolerance < 1, "tolerance", rule, f"{tolerance}", "write for example 0.01")
     paths = Path(old), Path(new)
     was, now = map(read_summary, paths)
     inputs = tuple(_inputs(was["provenance"], now["provenance"]))
@@ -357,7 +357,7 @@ def _cause(row: RowChange) -> str:
     """Name the largest change in the parts of the step, or in the figures; or say why the row does not run."""
     if row.status[0] != row.status[1]:
         short = next((change.new for change in row.figures if change.column == "short_bytes" and change.new), None)
-        return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
+        return f"{shown('short_bytes', short)} short at {row.why}" if short else row.why
     if not row.is_same_work:
         return "other work" + ("" if row.step.of is None else f", by {figure_of(row.step.column).head}")
     moved = next((change for change in chain(row.terms, row.figures) if change.moved), None)

@@ -98,7 +98,7 @@ def plan_text(explanation: Explanation) -> str:
         size = human(sum(row["size_bytes"] for row in rows), "B")
         parts.append(_cut(f"{decision}: {counted(len(intervals), 'idle interval')}, {size}", rows, columns))
     if moved := [line for line in cache_ops(explanation) if line["role"] != "detach"]:
-        head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
+        head = "cache operators, the cost terms of Algorithm 1 at their positions, and the waits of the replay"
         columns = ("role", "tensors", "count", "size_bytes", *_COSTS)
         parts.append(_cut(head, _alike(moved, ("role",), _COSTS), columns))
     by_link = grouped(slots(explanation), itemgetter("link"))
@@ -157,7 +157,7 @@ def tensor_text(explanation: Explanation, name: str) -> str:
         texts.append(f"    score {idle['score']:.2f} = {', '.join(terms)}")
         if idle["remake_ns"] is not None:
             by, copies = f" by {idle['made_by']}" * bool(idle["made_by"]), human(idle["out_ns"] + idle["in_ns"], "ns")
-            texts.append(f"    making it again{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
+            texts.append(f"    remaking it{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
     point = explanation.augmented.point
     for op in (line for line in cache_ops(explanation) if line["tensor"] == name):
         window = f"{point(op['first_point'])} ... {point(op['last_point'])}"

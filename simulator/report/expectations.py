@@ -277,7 +277,7 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
-        do = "write such as 'stall <= 0.1 %' or 'step <= 1.01x'"
+        do = "write for example 'stall <= 0.1 %' or 'step <= 1.01x'"
         raise FieldError("a condition is a figure, <= or >=, and an amount", repr(text), do)
     parts = [named(part, metrics.columns(hardware)) for part in match["figure"].split(" + ")]
     limit: str | float = match["limit"]
@@ -310,7 +310,7 @@ def named(text: str, columns: Sequence[str]) -> str:
     by_name, part = heads | dict(zip(columns, columns, strict=True)), text.strip().replace(" ", ".")
     begun = [column for head, column in heads.items() if head.startswith(f"{part}.")]
     part = begun[0] if part not in by_name and len(begun) == 1 else part
-    require(part in by_name, "what is asked for is a figure of the table", repr(part), do=nearest(part, tuple(by_name)))
+    require(part in by_name, "the condition names a figure of the table", repr(part), do=nearest(part, tuple(by_name)))
     return by_name[part]
 
 

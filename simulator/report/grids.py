@@ -77,7 +77,7 @@ def grid_view(
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
     if len(lines) > LINES:
-        files, tables = "--out DIR has them in points.csv, --out FILE.csv alone", []
+        files, tables = "--out DIR writes them to DIR/points.csv, --out FILE.csv to that file alone", []
         sentences.append(f"{len(lines):,} rows are too many to print: {files}.")
     if not fixed:
         return SweepView(title, tables, sentences, [distributions(rows)])
@@ -135,8 +135,8 @@ def _throughput(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
         much = [f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s at {point(row, axes)}" for row in ends]
         waits = [percent(row["stall_ns"] / row["step_ns"]) for row in ends]
         cause = _waits_most(ends[-1:])
-        most = f", there most for {cause}" if cause else ""
-        yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step{most}."
+        most = f", mostly for {cause} at the last point" if cause else ""
+        yield f"{policy} makes {listed(much)}; it stalls for {listed(waits)} of a step{most}."
 
 
 def _waits_most(rows: Rows) -> str:
@@ -162,7 +162,7 @@ def _extremes(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
             )
             most, least = (f"{shown(figure, row[figure])}{of}" for row in (first, last))
             if first[figure] == last[figure]:
-                yield f"{policy} {does} {most} in each cell in which it runs."
+                yield f"{policy} {does} {most} in each cell where it runs."
                 continue
             times = f"{ratio(last[figure] / first[figure])} as {much}"
             yield f"{policy} {does} {most} at {point(first, axes)}, and {times}, {least}, at {point(last, axes)}."
@@ -189,7 +189,7 @@ def _flat(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: i
                 ends = (axis.written({axis.name: end}) for end in (low, high))
                 by_range.setdefault((" to ".join(ends), _what_limits(caps, inside)), []).append(str(policy))
         for (where, why), policies in by_range.items():
-            yield f"{axis.name} changes no step of {listed(policies)} from {where}: {why}."
+            yield f"From {where}, {axis.name} changes no step of {listed(policies)}: {why}."
 
 
 def _flat_ranges(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
@@ -219,9 +219,9 @@ def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | Non
 def _what_limits(caps: Sequence[str], inside: Rows) -> str:
     """Say what limits steps in a range: the caps of the axis, or what computes wait for most."""
     if caps:
-        return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
+        return f"{listed(caps)} {'limits' if len(caps) == 1 else 'limit'} it"
     cause = _waits_most(inside)
-    return f"computes wait most for {cause} there" if cause else "no compute waits there"
+    return f"most stalls there are waits for {cause}" if cause else "no compute waits there"
 
 
 def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:

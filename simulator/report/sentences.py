@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.errors import Shortfall
 from simulator.metrics.figures import present
@@ -56,31 +56,29 @@ def sentences(rows: Sequence[Row]) -> list[str]:
         steps.
     """
     running = by_step(rows)
-    texts = [_not_running(rows)]
+    texts = [*_not_running(rows)]
     texts += [_fastest(rows, running), _unbounded(rows), _needless(running), _of_ranks(running[0])] if running else []
     texts += [*map(_unsettled, running), *crowded(rows), _slower(running)]
     texts += [_real(running)] if running and present(running[0].summary.get("real_low_ns")) else []
     return [f"{text}." for text in texts if text]
 
 
-def _not_running(rows: Sequence[Row]) -> str:
-    parts, unfit = list[str](), {row.label: row.shortfall for row in rows if row.shortfall is not None}
+def _not_running(rows: Sequence[Row]) -> Iterator[str]:
+    unfit = {row.label: row.shortfall for row in rows if row.shortfall is not None}
     for why, labels in grouped(unfit, lambda label: _why_unfit(unfit[label])).items():
-        parts.append(f"{listed(labels)} {'do' if labels[1:] else 'does'} {why}")
-    if unfit and len(unfit) == len(rows):
-        least = min(unfit.values(), key=lambda short: short.short_bytes)
-        parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
+        yield f"{listed(labels)} {'do' if labels[1:] else 'does'} {why}"
+    least = min(unfit.values(), key=lambda short: short.short_bytes, default=None)
+    if least and least.levers and len(unfit) == len(rows):
+        yield f"{'Ways' if least.levers[1:] else 'Way'} out: {', or '.join(least.levers[:_WAYS_OUT])}"
     stopped = [row for row in rows if row.summary["status"] in {"refused", "failed"}]
-    parts += [f"{row.label} {ENDS[row.summary['status']]}: {row.summary['notes']}" for row in stopped]
-    parts += [f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked]
-    return "; ".join(parts)
+    yield from (f"{row.label} {ENDS[row.summary['status']]}: {row.summary['notes']}" for row in stopped)
+    yield from (f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked)
 
 
 def _why_unfit(short: Shortfall) -> str:
     """Say where, and by how much, a row does not fit."""
-    place = short.at if " " in short.at else f"op {short.at!r}"
-    full = f", and full {short.full}" if short.full else ""
-    return f"not fit in {short.tier}: short by {quantity(short.short_bytes, 'B')} at {place}{full}"
+    full = f"; {short.tier} fills up {short.full}" if short.full else ""
+    return f"not fit in {short.tier}: {quantity(short.short_bytes, 'B')} short at {short.at}{full}"
 
 
 def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
@@ -89,13 +87,13 @@ def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
     leads = "tie at" if leaders[1:] else "is fastest:" if running[1:] else "takes"
     text, gap = f"{listed(leaders)} {leads} {quantity(step, 'ns')} a step", row.summary.get("gap_fraction")
     if gap is not None and present(gap):
-        far, to = (f"at most {percent(gap)} above", "best") if gap >= _NO_GAP else ("at", "lower bound")
+        far, to = (f"at most {percent(gap)} above", "best plan") if gap >= _NO_GAP else ("at", "lower bound")
         text += f", {far} the {held_to(rows, row, to)} ({row.summary.get('bound_kind') or 'compute'})"
     return f"{text}; {row.label if leaders[1:] else 'it'} {_spends(row, is_whole=True) or 'never waits'}"
 
 
 def _slower(running: Sequence[Row]) -> str:
-    """Say what slower rows lose: the fastest of each compared policy, and the slowest of all."""
+    """Say why rows are slower: the fastest of each compared policy, and the slowest of all."""
     texts = list[str]()
     for row in _compared(running):
         than = "" if texts else f" as {running[0].label}"
@@ -116,8 +114,10 @@ def _real(running: Sequence[Row]) -> str:
     first, *others = (row for row in (*running[:1], *_compared(running)) if present(row.summary.get("real_low_ns")))
     near = [row.label for row in others if row.summary["real_low_ns"] <= first.summary["real_high_ns"]]
     far = [row.label for row in others if row.label not in near]
-    text = f"Of published measurements of such steps, 80 % put {first.label} at {named(first)['real_step']}"
-    text += f"; {listed(far)} would be slower at any of these" if far else ""
+    text = (
+        f"{first.label} would really take {named(first)['real_step']}, by 80 % of published measurements of such steps"
+    )
+    text += f"; {listed(far)} would be slower in any case" if far else ""
     return text + (f"; {listed(near)} may be as fast" if near else "")
 
 
@@ -139,8 +139,8 @@ def _spends(row: Row, *, is_whole: bool = False) -> str:
 def _unbounded(rows: Sequence[Row]) -> str:
     """Name the rows without a known bound, whose plans reorder ops."""
     names = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
-    whose = "their plans run" if names[1:] else "its plan runs"
-    text = f"no bound is known of {listed(names)}: {whose} ops in another order, or on other streams, than the program"
+    has = "have no lower bound: their plans run" if names[1:] else "has no lower bound: its plan runs"
+    text = f"{listed(names)} {has} ops in another order, or on other streams, than the program"
     return text if names else ""
 
 
@@ -156,19 +156,19 @@ def _needless(running: Sequence[Row]) -> str:
         return ""
     tier, budget = idle[0].hardware.compute_tier, quantity(idle[0].budget_bytes, "B")
     peak = quantity(max(row.summary[f"peak_{tier}_bytes"] for row in idle), "B")
-    who = listed([row.label for row in idle])
-    return f"nothing has to move under {who}: what a step holds at once, {peak}, fits in the {budget} of {tier}"
+    does = f"{listed([row.label for row in idle])} {'move' if idle[1:] else 'moves'} nothing"
+    return f"{does}: the peak of a step, {peak}, fits in the {budget} of {tier}"
 
 
 def _of_ranks(row: Row) -> str:
-    """Say how busy the ranks of a job are."""
+    """Say how busy the ranks of a job are, and which is the slowest."""
     figures = row.summary
     if not figures.get("ranks"):
         return ""
     masked, bubble = figures["masked_fraction"], percent(figures["bubble_fraction"])
-    text = f"under {row.label} the {figures['ranks']} ranks compute for {percent(figures['utilisation'])} of the time"
-    text += f" and wait for one another for {bubble}; rank {figures['slowest_rank']} is the slowest"
-    return text + (f"; {percent(masked)} of their communication lies under compute" if present(masked) else "")
+    text = f"the {figures['ranks']} ranks of {row.label} compute for {percent(figures['utilisation'])} of the time"
+    text += f" and wait for peers for {bubble}; rank {figures['slowest_rank']} is the slowest"
+    return text + (f"; compute overlaps {percent(masked)} of their communication" if present(masked) else "")
 
 
 def _unsettled(row: Row) -> str:
@@ -177,9 +177,8 @@ def _unsettled(row: Row) -> str:
     steps = row.job.graph(row.summary["slowest_rank"]).steps if math.isfinite(least) else 1
     if step <= least * _TIE or steps == 1:
         return ""
-    times = f"from {quantity(least, 'ns')} to {quantity(step, 'ns')}"
-    text = f"warning: {row.label} has not settled, as ranks that meet take {times} for the step that is counted"
-    return f"{text}; set steps of the workload to more than {steps}"
+    text = f"warning: {row.label} has not settled: the measured step takes {quantity(least, 'ns')} on one rank"
+    return f"{text} and {quantity(step, 'ns')} on another that it meets; set steps of the workload to more than {steps}"
 
 
 def crowded(rows: Sequence[Row]) -> list[str]:
@@ -198,7 +197,7 @@ def crowded(rows: Sequence[Row]) -> list[str]:
     ]
     link = max(crowd)[1] if crowd else ""
     times = [f"{ratio(factor)} as long as alone under {label}" for factor, name, label in crowd if name == link]
-    return [f"ranks crowd what they share: transfers over {link} take {listed(times)}"] if crowd else []
+    return [f"transfers of ranks that share {link} take {listed(times)}"] if crowd else []
 
 
 def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:

@@ -64,9 +64,9 @@ def comparisons(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str
         faster = f"{and_} is faster than {'; than '.join(others)} of {fastest['draws']:,} draws" if others else ""
         yield f"{where}{listed(alike)} {has} the least median, {quantity(median_ns, 'ns')}{faster}."
     yield (
-        f"In brackets are {100 * CONFIDENCE:.0f} % confidence intervals, as if draws were independent: of quantiles by "
-        "order statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say."
-        " What does not run counts as slower than all that does."
+        f"Brackets hold {100 * CONFIDENCE:.0f} % confidence intervals, as if draws were independent: of quantiles by "
+        "order statistics, of shares of draws by Wilson's score. Too few draws leave an end out."
+        " A draw that does not run counts as the slowest."
     )
 
 

@@ -118,6 +118,6 @@ def held_to(rows: Sequence[Row], row: Row, to: str = "lower bound") -> str:
 def omitted(row: Row, shown: Sequence[int]) -> str:
     """Say how many ranks are shown, and how many were folded; empty if all are shown."""
     folded = row.job.ranks - len(row.simulated)
-    others = f"; {folded:,} do exactly what the one does that stands for them" if folded else ""
+    others = f"; {folded:,} do exactly the same as one of these" if folded else ""
     text = f"{len(shown):,} of {counted(row.job.ranks, 'rank')} are shown{others}"
     return text if len(shown) < row.job.ranks else ""

@@ -75,7 +75,7 @@ def run(  # noqa: PLR0913 - what is run, and how
         cannot plan is a result, not an error.
     """
     scenario = scenario_to_run(scenario, hardware, workload, policies)
-    must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
+    must, do = "what_if needs a scenario's own job, not a given one", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     with using(engine):
         case = read(scenario, set=with_software(set, software), job=job)
@@ -132,7 +132,7 @@ def read(
     scenario, set, job
         As for `run`.
     """
-    must, do = "what all ranks run is a Job", "make it with Job.of(graph)"
+    must, do = "the job of all ranks is a Job", "make it with Job.of(graph)"
     insist(job is None or isinstance(job, Job), "job", must, f"one {type(job).__name__}", do)
     loaded = replace(catalog.resolve(scenario, set), is_job_given=job is not None)
     return prepare(loaded, job, is_changed=bool(set))

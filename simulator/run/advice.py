@@ -1,4 +1,4 @@
-"""How much room a row that does not fit needs: every amount is tried before a message names it."""
+"""The memory that a row lacks: every amount is tried before a message names it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
         if room := _enough_room(case, decide, lacking, choice.allocator, tell):
             is_least = room == lacking and who == row
             lever = bounds.raise_advice(case.hardware, case.loaded.scenario.budget_bytes, room)
-            levers.append(lever if is_least else f"{lever}, with which {who} runs")
+            levers.append(lever if is_least else f"{lever} for {who} to run")
             rooms.append(room)
     staged = bounds.staging_text(case.hardware, report.tier)
     return replace(report, levers=(*levers, *report.levers), rooms=tuple(rooms), staged=staged)

@@ -76,7 +76,7 @@ def clustered(
             try:
                 rows = future.result()
             except (CancelledError, comm.CommClosedError):
-                do = "start it and sweep again: what is kept is not measured again"
+                do = "start it and sweep again: kept rows are not measured again"
                 raise ConfigError(where, "a Dask scheduler answers to the end", "that it went away", do) from None
             yield indices[future.key], rows
 

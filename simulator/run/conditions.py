@@ -56,7 +56,7 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
     ConfigError
         If SciPy is not installed, or the numbers of a distribution are invalid or differ in unit.
     """
-    _, stats = import_extra(where, "what is drawn needs SciPy", "pip install 'hosim[study]'", "scipy", "scipy.stats")
+    _, stats = import_extra(where, "draws need SciPy", "pip install 'hosim[study]'", "scipy", "scipy.stats")
     axes, columns, size, wide = list[Axis](), list[Any](), sample.size, len(sample.of)
     if sample.method == "sobol" and wide:
         with warnings.catch_warnings():
@@ -139,7 +139,7 @@ def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]
     with errors_at(where):
         loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in ends)
     is_number = all(isinstance(value, int | float) and math.isfinite(value) for value in (loc, scale))
-    rule, do = "loc and scale are numbers, of one unit, and scale is above 0", "write such as loc: 1 us, scale: 2 us"
+    rule, do = "loc and scale are numbers of one unit, and scale is above 0", "write it like loc: 1 us, scale: 2 us"
     insist(is_number and float(scale) > 0, where, rule, f"{stated.loc!r} and {stated.scale!r}", do)
     return unit, float(loc), float(scale)
 

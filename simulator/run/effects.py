@@ -32,8 +32,8 @@ from simulator.workload import Workload
 from simulator.workload.job import JobDocument
 
 Why = Mapping[str, str]
-"""Pattern of field paths -> why no value of these fields changes anything."""
-_SERVED, _SAME = "hosim serve reads it", "what runs is the same with it"
+"""Pattern of field paths -> the reason why no value of these fields changes anything."""
+_SERVED, _SAME = "hosim serve reads it", "the graph is the same with it"
 
 
 def idle_line(
@@ -53,7 +53,7 @@ def idle_line(
     Returns
     -------
     str or None
-        A line such as ``has no effect here: tiers.ddr.bandwidth (...).``; None if there are no such fields.
+        A line such as ``without effect here: tiers.ddr.bandwidth (...).``; None if there are no such fields.
     """
     loaded = case.loaded
     scenario, machine = loaded.scenario, loaded.hardware
@@ -70,7 +70,7 @@ def idle_line(
     idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))
     unused = [of for of in scenario.homes if all(of not in by_tensor.values() for by_tensor in _homes_of(case))]
     idle |= dict.fromkeys(_of_dynamic_reads(case), "no op reads dynamically")
-    idle |= {f"homes.{of}": "later homes name all that it names" for of in unused}
+    idle |= {f"homes.{of}": "later homes cover all of its tensors" for of in unused}
     if not is_served:
         chosen = {f"on.{part}" for part, side in loaded.workload.on if side == "any"}  # by each row
         paths = [path for path in asked["workload"] if path not in chosen]
@@ -98,20 +98,19 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
     homes, compute_tier = scenario.homes, hardware.compute_tier
     runtimes = [label for label, is_runtime in kinds.items() if is_runtime]
     if runtimes and "host" not in hardware.model_fields_set:
-        free = f"decisions of {listed(runtimes)} are free"
-        sentences.append(f"{hardware.name} states no costs of a host, so that {free}: add the key host.")
+        free = f"decisions of {listed(runtimes)} cost no time: {hardware.name} states no costs of a host"
+        sentences.append(f"{free[0].upper()}{free[1:]}; add the key host.")
     if homes.get(TensorKind.WEIGHT, compute_tier) != compute_tier:
         named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)} | {*graphs[0].of_host}
         experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
         if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
-            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}"
-            do = f"give expert a home as well (--home expert={homes[TensorKind.WEIGHT]})"
-            sentences.append(f"homes names weight and not expert, so that {forgotten}: {do}.")
+            forgotten = f"{human(left_bytes, 'B')} of experts stay in {compute_tier}: homes names weight, not expert"
+            sentences.append(f"{forgotten}; to move them, add --home expert={homes[TensorKind.WEIGHT]}.")
     ran = any(row.is_ok for row in rows)
     sentences += [*_passing(case), *([_update(case, rows)] if ran else [])]
     if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
-        more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
-        sentences.append(f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}.")
+        more = "" if work.tokens else "; for tokens/s state workload.batch and workload.sequence"
+        sentences.append(f"TFLOP/s and MFU are unknown: no op of the graph has FLOPs{more}.")
     return [*filter(None, sentences)]
 
 
@@ -129,7 +128,7 @@ def _update(case: Case, rows: Sequence[Row]) -> str:
     read = listed([f"{human(size, 'B')} of state over {way}" for way, size in ways.items()])
     is_model = case.loaded.workload.decoder is not None
     do = "write on: {optimizer: host} in the workload" if is_model else "give its ops the device host"
-    return f"The update reads {read} and runs on the device; if the host runs it, {do}." if read else ""
+    return f"The update runs on the device and reads {read}; to run it on the host, {do}." if read else ""
 
 
 def own_unread(machine: Hardware) -> dict[str, str]:
@@ -150,7 +149,7 @@ def told(idle: Mapping[str, str]) -> str | None:
     for path, why in idle.items():
         by_reason.setdefault(why, []).append(path)
     parts = "; ".join(f"{', '.join(paths)} ({why})" for why, paths in by_reason.items())
-    return f"has no effect here: {parts}." if parts else None
+    return f"without effect here: {parts}." if parts else None
 
 
 def _named(document: Document, paths: Iterable[str], why: Why) -> Iterator[tuple[str, str]]:
@@ -186,13 +185,13 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle |= _of_device("host_compute", case.hardware.host_compute, on_host)
     elif not on_host:
         idle["host_compute.*"] = "no op is of the host"
-    idle |= {f"ranks.{key}.*": "no rank is there" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
+    idle |= {f"ranks.{key}.*": "no such rank" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
     if not (case.hardware.shares_memory or any(op.duration_ns is None and not op.collective for op in ops)):
         idle["ranks.*.memory"] = "the times of all ops were recorded"
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
     if not any(graph.in_place for graph in case.job.graphs):
-        idle["links.*.loads"] = "the workload lets nothing be read in place"
+        idle["links.*.loads"] = "the workload reads nothing in place"
     if case.job.ranks == 1:
         links, tiers = case.hardware.links.values(), case.hardware.tiers
         reserving = {tiers[stage.source].scope for link in links for stage in link.stages[1:]}  # for each who shares it
@@ -200,7 +199,7 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         single += () if reserving else ("tiers.*.scope", "topology.*")
         idle |= dict.fromkeys(single, "there is one rank")
     if allocators == {"ideal"}:
-        idle["allocator.*"] = "each row counts bytes alone (allocator: ideal)"
+        idle["allocator.*"] = "each row only counts bytes (allocator: ideal)"
     elif "caching" not in allocators:
         idle["allocator.caching.*"] = "no row has allocator: caching"
     is_dynamic = any(op.dynamic for op in ops)
@@ -228,7 +227,7 @@ def _out_of_reach(case: Case, rows: Sequence[PolicyChoice]) -> dict[str, str]:
     buses = [name for name, bus in hardware.buses.items() if links.issuperset(bus.links)]
     patterns = [f"tiers.{name}.{field}" for name in sorted(far) for field in ("reserved", "endurance", "bandwidth")]
     patterns += [f"{kind}.{name}.*" for kind, names in (("links", sorted(links)), ("buses", buses)) for name in names]
-    return dict.fromkeys(patterns, f"nothing goes past the endless room of {listed(sorted(near & endless))}")
+    return dict.fromkeys(patterns, f"{listed(sorted(near & endless))} before it has unlimited room")
 
 
 def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
@@ -266,12 +265,12 @@ def _passing(case: Case) -> Iterator[str]:
             if near and t in of_host and homes[pattern] not in {"free", near}:
                 apart[pattern] += graph.tensors[t].size_bytes
     for pattern, size in apart.items():
-        where = f"homes.{pattern} is {homes[pattern]}, from where {human(size, 'B')} that the host alone uses"
-        yield f"{where} come to {near} and go back in each step: say {near}, or drop it."
+        where = f"homes.{pattern} puts {human(size, 'B')} into {homes[pattern]}, but only the host uses them"
+        yield f"{where}: they come to {near} and go back in each step; say {near}, or drop it."
     for pattern, size in passing.items():
         if homes[pattern] not in {"free", case.hardware.compute_tier} and size > lasting[pattern]:
-            where = f"homes.{pattern} is a home of {human(lasting[pattern], 'B')}"
-            yield f"{where}; {human(size, 'B')} that it names are new in each step and gone before it ends."
+            where = f"homes.{pattern} holds for {human(lasting[pattern], 'B')}"
+            yield f"{where} only: {human(size, 'B')} of its tensors are new in each step and gone before it ends."
 
 
 def _stated(scenario: Scenario) -> list[str]:

@@ -275,7 +275,7 @@ def _read(
         plain = StudyDocument.model_construct(name=loaded.scenario.name, scenario=loaded.scenario.name)
         study = (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
     if uncertainty:
-        rule, do = "a study that draws says itself what is uncertain", "leave --uncertainty out, or name its scenario"
+        rule, do = "a study that draws names its own uncertain figures", "leave --uncertainty out, or name its scenario"
         insist(study.sample is None, where, rule, "a sample", do)
         study = study.model_copy(update={"sample": uncertain(loaded, uncertainty)})
     varied = _axes_and_points(study, where, at_most)
@@ -321,7 +321,7 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
 
 def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
     """Return axes and points of a study: each cell of the grid with each entry of the list and each draw."""
-    sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
+    sample, do = study.sample, "name an axis: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
     insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
     crossed = [axis(key, values) for key, values in study.grid.items()]
     listed = [axis(key, values, "list") for key, values in study.list_.items()]

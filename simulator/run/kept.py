@@ -101,7 +101,7 @@ class KeptRows:
             return
         with self._forgiving():
             self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
-            if (phrase := f"what was measured so far, in {self._path},") not in complete:
+            if (phrase := f"all rows so far, in {self._path},") not in complete:
                 complete.append(phrase)
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
     except BlockingIOError:
         insist(False, str(rows), "one process at a time writes a study", "another one that does", "wait for it")
     except OSError as error:
-        do = "make room, or name another file; what the cache has is not measured again"
+        do = "make room, or name another file; rows in the cache are not measured again"
         raise ConfigError(str(rows), "rows can be written", system_message(error), do) from None
 
 

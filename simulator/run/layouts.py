@@ -204,7 +204,7 @@ def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callabl
             insist(not why, "layout", why, f"{math.prod(row[name] for name in names):,}")
             laid = catalog.at(base, dict(zip(axes, point, strict=True)))
             estimated = estimate(laid, can_move=can_move)
-            must, least = f"what has its home in {tier} has room there", estimated.least_bytes
+            must, least = f"the homes in {tier} fit there", estimated.least_bytes
             insist(least <= room_bytes(laid), "layout", must, f"{human(least, 'B')} at least")
         except ConfigError as error:
             return {**row, "status": "failed", "rule": error.must, "found": error.found}

@@ -72,7 +72,7 @@ def _check_home(loaded: Loaded, graphs: Sequence[Graph], pattern: str, chosen: S
     insist(any(chosen), where, must, repr(pattern), do)
     pairs = zip(graphs, chosen, strict=True)
     lasts = any(not {*graph.inputs, *graph.outputs}.isdisjoint(matches) for graph, matches in pairs)
-    must = f"a home in another tier than {compute_tier} is for what lasts: persistent tensors, inputs, outputs"
+    must = f"a home in another tier than {compute_tier} is for lasting tensors: persistent ones, inputs, outputs"
     do = f"say free (a policy may move them: static does, where that pays) or {compute_tier} (they stay); or drop it"
     found = f"{tier} for {pattern}: tensors that are new in each step, and gone before it ends"
     insist(lasts or tier in {"free", compute_tier}, where, must, found, do)
@@ -94,7 +94,7 @@ def check_in_place(loaded: Loaded, job: Job) -> None:
     insist(hardware.loads or not is_allowed, f"hardware {hardware.name!r}, links", must, "none that does", do)
     for position, choice in enumerate(loaded.scenario.policies):
         must, do = (
-            "a row reads in place what the workload allows",
+            "a row reads in place only tensors that the workload allows",
             "remove it, or name tensors in the workload's in_place",
         )
         where = loaded.place("policies", str(position), "in_place")

@@ -229,12 +229,12 @@ class Results(dict[str, Result]):
 
     @cached_property
     def told(self) -> Sequence[str]:
-        """Sentences on what would make the fastest row free, if that is searched."""
+        """Sentences on the bandwidth and the capacity that would make the fastest row free, if that is searched."""
         return self._sought()
 
     @property
     def sentences(self) -> list[str]:
-        """All sentences: those about the rows, and those on what would make the fastest one free."""
+        """All sentences: `said`, then `told`."""
         return [*self.said, *self.told]
 
     @cached_property
@@ -248,9 +248,9 @@ class Results(dict[str, Result]):
     def checks(self) -> list[Check]:
         """The conditions for `hosim run` to succeed: one that a row runs to its end, and one for each expectation."""
         states = {row.status for row in self.values()}
-        failure = "" if "ok" in states else f"no row ran to its end, all are {' or '.join(sorted(states))}"
+        failure = "" if "ok" in states else f"no row ran to its end: all are {' or '.join(sorted(states))}"
         by_question = {verdict.asks: check(verdict) for verdict in self.expectations}
-        why = "something was set for this run" if self.case.is_changed else "not all of its rows were run"
+        why = "this run changes its documents" if self.case.is_changed else "this run leaves rows of it out"
         seconds, of_rows = {label: row.seconds for label, row in self.items()}, list[Check]()
         for expected in self.case.loaded.scenario.expect:
             asked = by_question.get(asks := expectations.asks(expected), Check(asks, skipped=why))

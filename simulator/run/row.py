@@ -183,7 +183,7 @@ def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advic
             raise max(errors, key=lambda error: error.report.short_bytes)
         for plan in plans:
             if not isinstance(plan, Plan):
-                rule, do = "a policy returns a Plan", "return what `Writer` or you made"
+                rule, do = "a policy returns a Plan", "return the plan of `Writer` or your own"
                 raise ConfigError(f"policy {label!r}", rule, repr(plan), do)
         return replayed(case, label, plans, partial(progress, label))
     except CapacityError as error:

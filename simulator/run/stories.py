@@ -65,7 +65,7 @@ class Planned:
             If there is no such tensor, or the policy gives no reasons.
         """
         if tensor is not None:
-            rule = "a tensor is told by a policy that gives its reasons"
+            rule = "the policy gives reasons for each tensor"
             insist(self.explanations, "--tensor", rule, repr(self.result.label), "plan with 'static'")
             having = (e for e in self.explanations if tensor in {t.name for t in e.augmented.problem.graph.tensors})
             return decisions.tensor_text(next(having, self.explanations[0]), tensor)
@@ -73,8 +73,8 @@ class Planned:
         if len(texts) > 1:
             texts = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, texts, strict=True)]
         is_whole = not (self.result.case.graph.on_host or self.result.case.graph.in_place)
-        who = "Only 'static' says" if is_whole else "No policy says, where the host computes or kernels read in place,"
-        return "\n\n".join((self._headline(), *(texts or [f"{who} why its plan is as it is."])))
+        who = "Only 'static' explains" if is_whole else "No policy with host ops or reads in place explains"
+        return "\n\n".join((self._headline(), *(texts or [f"{who} its plan."])))
 
     def _headline(self) -> str:
         row, case = self.result.summary, self.result.case
@@ -83,9 +83,9 @@ class Planned:
             return "\n".join((f"{of}: {row['status']}", *self.result.blocked))
         gap = "no bound known"
         if row.get("bound_ns") is not None:
-            gap = f"at most {percent(row['gap_fraction'])} above the best ({row['bound_kind']})"
+            gap = f"at most {percent(row['gap_fraction'])} above the best plan ({row['bound_kind']})"
         peak, budget = human(row[f"peak_{tier}_bytes"], "B"), human(case.problem.budget_bytes, "B")
-        lines = [f"{of}: {human(row['step_ns'], 'ns')} a step, {gap}", f"peak in {tier} {peak} of a budget of {budget}"]
+        lines = [f"{of}: {human(row['step_ns'], 'ns')} a step, {gap}", f"peak in {tier}: {peak} of {budget}"]
         return "\n".join((*lines, *notes(case, self.result.recordings), *crowded([self.result])))
 
     @property
@@ -298,11 +298,11 @@ def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0, *, peak_bytes:
     step_ns, held_bytes = replay_recording(graph)
     times = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
     peak = f"peak {human(held_bytes, 'B')}" + (f", recorded {human(peak_bytes, 'B')}" if peak_bytes else "")
-    without = f"; {untimed:,} kernels, copies and fills without a time are in neither" if untimed else ""
+    without = f"; both lack {untimed:,} kernels, copies and fills without a time" if untimed else ""
     contradictions = (
         _contradiction(step_ns, recorded_ns, "ns", "replay and recording of the step", _AGREES),
         _contradiction(held_bytes, peak_bytes, "B", "peaks of replay and recording", _AGREES),
-        _contradiction(recorded_ns, marked_ns, "ns", "the step on the device, and from mark to mark,", _MARKED),
+        _contradiction(recorded_ns, marked_ns, "ns", "the step on the device and the step from mark to mark", _MARKED),
     )
     off = f"{100 * (step_ns / recorded_ns - 1):+.2f} %"
     return "\n".join((f"{times} ({off}), {peak}{without}", *filter(None, contradictions)))
@@ -312,7 +312,7 @@ def _contradiction(found: int, recorded: int, unit: str, both: str, most: float)
     """Return a warning if two figures, if the second is known, differ by more than a share."""
     off = found / recorded - 1 if recorded else 0
     shown = f"{human(found, unit)} and {human(recorded, unit)} ({100 * off:+.1f} %)"
-    return f"warning: {both} contradict one another: {shown}" if abs(off) > most else ""
+    return f"warning: {both} differ: {shown}" if abs(off) > most else ""
 
 
 def replayed(imported: Imported) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def points_of(loaded: Loaded) -> Study:
         If the scenario lists no points.
     """
     scaling = loaded.scenario.scaling
-    rule, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
+    rule, do = "a scenario that is scaled lists points", "add for example 'scaling: {parallel.data: [8, 16, 32]}'"
     insist(scaling, loaded.place("scaling"), rule, "none", do)
     place, listed = partial(loaded.place, "scaling"), scaling.items()
     made = [Axis.listing(key, (f"workload.{key}",), place(key), values) for key, values in listed]
@@ -205,7 +205,7 @@ def limits_at(
     idle = [path for path in tried if path not in depended]
     capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle) if usual else []
     unfit = [
-        f"{policy} is {row['status']}: {row.get('notes') or 'it lacks room at ' + str(row.get('short_at'))}."
+        f"{policy} is {row['status']}: {row.get('notes') or 'memory is short at ' + str(row.get('short_at'))}."
         for policy, row in nominal.items()
         if row["status"] != "ok"
     ]
@@ -342,6 +342,6 @@ def _perturbed_fields(loaded: Loaded, name: str, level: float) -> dict[Axis, Any
         return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
     if name == SEQUENCE:
         rule, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
-        insist(tokens is not None and loaded.workload.decoder, where, rule, "what has no tokens", "leave them out")
+        insist(tokens is not None and loaded.workload.decoder, where, rule, "a graph without tokens", "leave them out")
         return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
     return {}

@@ -54,13 +54,13 @@ class RunDraws:
         choosing = {graph.ops[op].name for graph in job.graphs for op in graph.dynamic_reads}
         rule, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
         is_needless = "draws" in scenario.model_fields_set and not choosing
-        insist(not is_needless, loaded.place("draws"), rule, "none in what runs", do)
+        insist(not is_needless, loaded.place("draws"), rule, "none in the graph", do)
         if scenario.draws.file is None:
             return cls(scenario.draws, scenario.seed, *machines)
         origin = formats.read_routing(loaded.paths["draws"])
         strange = {name for _, name in origin.by_step} - choosing if isinstance(origin, Routing) else ()
         if strange:
-            rule, do = "each op in the file is one with dynamic reads of what runs", "take the file of this model"
+            rule, do = "each op in the file is one of the graph with dynamic reads", "take the file of this model"
             raise ConfigError(origin.source, rule, repr(min(strange)), do)
         return cls(origin, scenario.seed, *machines)
 

@@ -71,13 +71,13 @@ def what_would_free(
         return []
     case, label = fastest.case, fastest.label
     if case.graph.on_host:  # what crosses between its devices must, whatever stays
-        return [f"What would make {label} free is not searched: its host computes."] if is_asked else []
+        return [f"No bandwidth or capacity is searched for {label}: its host computes."] if is_asked else []
     if case.choice(label).is_file:
-        return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
+        return [f"No bandwidth or capacity is searched for {label}: its plan is for one machine."] if is_asked else []
     is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
     if is_asked is None and (_is_free(fastest) or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
-        return [] if _is_free(fastest) else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
+        return [] if _is_free(fastest) else [f"For the bandwidth or capacity at which {label} never stalls, {ask}."]
     machine = case.loaded.hardware
     wires = [f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind)]
     wires += [f"tiers.{name}.bandwidth" for name in machine.memories.values()]
@@ -121,7 +121,7 @@ def _needless(row: Result, policies: Policies | None, tell: Progress) -> str:
     if ran["status"] != "ok" or any(ran[f"moved_{name}_bytes"] for name in left.hardware.links):
         return ""
     step, where = quantity(ran["step_ns"], "ns"), _homes_below(case)
-    return f"{where}, and would have room in {tier}: with homes left free a step of {row.label} takes {step}."
+    return f"{where} but would fit in {tier}: with free homes a step of {row.label} takes {step}."
 
 
 def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
@@ -133,8 +133,8 @@ def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: 
         largest = search.built(search.question.values[-1])
         bound = largest.bound(may_repeat=largest.may_repeat(row), in_turn=largest.choice(row).staggered)
         if (times := bound.ns / _unmoved_ns(largest)) > FREE:  # no room is enough
-            least = f"a step takes at least {ratio(times)} as long as if nothing moved"
-            return f"No {kind} makes {row} free while {homes}: {least}."
+            least = f"its step takes at least {ratio(times)} as long"
+            return f"{row} is not as fast as if nothing moved at any {kind} while {homes}: {least}."
     answer = search.answer(search.search_from_bound(row), math.inf)
     has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
     return free_sentence(answer, search.question, kind, has_budget=has_budget)
@@ -172,6 +172,6 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
             lacking.append(f"what {title} {row}")
     if lacking:
         again = f"run the same again with --policy {shlex.quote(row)} --what-if"
-        view = SweepView("What else can be asked", [], [f"To see {' and '.join(lacking)}, {again}."])
+        view = SweepView("Further questions", [], [f"To see {' and '.join(lacking)}, {again}."])
         parts.append(Sweep("asked", [loaded], [], view))
     return parts

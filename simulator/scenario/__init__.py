@@ -39,7 +39,7 @@ class PolicyChoice(Part):
     options
         Options of the policy.
     alone
-        Whether it plans as if no other rank used the buses and tiers that ranks share; the row shows what that costs.
+        Whether it plans as if no other rank used shared buses and tiers; the row shows the cost of that.
     staggered
         Whether ranks that share a link may get start offsets; they do if that makes the step shorter.
     allocator
@@ -51,7 +51,7 @@ class PolicyChoice(Part):
         graphs of the job together, in room for all that ops use in program order, or the budget if that is more.
     in_place
         Which of the tensors that the workload lets kernels read in place stay where they are, if kernels can load from
-        there: none (``never``), all (``always``), or what costs least (``choose``), found by trying plans. Default:
+        there: none (``never``), all (``always``), or the cheapest (``choose``), found by trying plans. Default:
         ``choose`` for `static`, and ``never`` for others.
     set_
         Changes to the hardware for this row only, after all others: ``{links.*.bandwidth: 40 GB/s}``. The scenario
@@ -87,11 +87,11 @@ class PolicyChoice(Part):
         label_of(self.row)
         must, found = "a plan from a file is for the program's own order", "order: mpmd"
         require(self.order == "program" or not self.is_file, must, found, "order", do="remove order")
-        must = "turns are for a policy that knows what ranks share"
+        must = "turns are for a policy that knows of shared links"
         do = "drop staggered, or name a policy without alone"
-        must, is_free = "the actions of a plan say what is read in place", not self.is_file or self.in_place is None
+        must, is_free = "the actions of a plan say what they read in place", not self.is_file or self.in_place is None
         require(is_free, must, f"in_place: {self.in_place}", "in_place", do="remove it")
-        must = "turns are for a policy that knows what ranks share"
+        must = "turns are for a policy that knows of shared links"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
         require(knows or not self.staggered, must, found, "staggered", do=do)
 
@@ -153,7 +153,7 @@ class KvTier(Part):
     Attributes
     ----------
     room_bytes
-        Room for the blocks [B]; null: all that is free.
+        Room for the blocks [B]; null: all free memory.
     write
         When a block is stored here: ``back``, when it leaves the tier above; ``through``, once that tier has it in
         full, while it stays there. What is written through and has gone from here is not stored again when it leaves.
@@ -223,10 +223,10 @@ class Scenario(Document):
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
         Default: persistent tensors in the compute tier (those that ops of the host alone use, in its tier), all others
-        free. Another tier is a home for what lasts: of persistent tensors, and of outputs, which then have room there
-        from the start, and are there at the end of each step.
+        free. Another tier is a home for lasting tensors: persistent ones, and outputs, which then have room there from
+        the start, and are there at the end of each step.
     budget_bytes
-        Budget of the compute tier [B]; default: its capacity less what is reserved.
+        Budget of the compute tier [B]; default: its capacity less reserved memory.
     policies
         Rows of the table. A bare name is the policy with its default options.
     fold
@@ -242,14 +242,14 @@ class Scenario(Document):
     layout
         Search the layouts of the workload on so many devices: `hosim layout search`.
     draws
-        What dynamic reads choose, step by step: a distribution, or a file. Policies may know how likely a candidate is,
-        but not what is chosen before it is revealed.
+        Choices of dynamic reads, step by step: a distribution, or a file. Policies may know the probability of a
+        candidate, but no choice before it is revealed.
     seed
         Seed of all draws.
     kv_tiers
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
-        with the room for them [B], or null for all that is free; or with its room and how it keeps them. In the compute
-        tier running sequences share this room. Default: the compute tier alone.
+        with the room for them [B], or null for all free memory; or with its room and its rules. In the compute tier
+        running sequences share this room. Default: the compute tier alone.
     slo
         For `hosim serve`: limits on latencies; requests that meet all of them count as goodput.
     switches
@@ -316,7 +316,7 @@ class Scenario(Document):
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
         figures = [expectation.figure for expectation in self.expect if expectation.figure]
         for figure in self.claim.selects if self.claim else ():
-            must, do = "what selects is a printed figure of an expectation", nearest(figure, tuple(figures))
+            must, do = "selects names printed figures of expectations", nearest(figure, tuple(figures))
             require(figure in figures, must, repr(figure), "claim", "selects", do=do)
         must, do = "a scenario searches one thing", "leave one of the two out"
         require(not (self.largest and self.least), must, "largest and least", "least", do=do)

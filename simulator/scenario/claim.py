@@ -70,16 +70,17 @@ class Expectation(Part):
     source
         The source that prints it, if that is not the claim's.
     figure
-        Name of the printed figure, the same wherever it is used, so that no scenario predicts what it was fitted to.
+        Name of the printed figure, the same in all documents, so that no scenario predicts a figure that it was fitted
+        to.
     kind
-        ``predicted``: nothing was fitted to it. ``fitted``: something was, and this checks the fit. ``shown``: the
-        source's setting or its figure is too vague to compare with; other conditions given here must still hold.
-        ``by construction``: nothing else can come out, whatever the machine does.
+        ``predicted``: no parameter was fitted to it. ``fitted``: some parameter was, and this checks the fit.
+        ``shown``: the source's setting or its figure is too vague to compare with; other conditions given here must
+        still hold. ``by construction``: the figure is the same on every machine.
     range
-        Of a figure that is only ``shown``: the least and the largest of ours over all that the claim leaves open
+        Of a figure that is only ``shown``: the least and the largest of ours over all open parameters of the claim
         (``unstated``), one parameter at a time, as `hosim sensitivity` finds them.
     agrees_if
-        Of a figure that is only ``shown``: what would have to be true for ours and the printed one to agree.
+        Of a figure that is only ``shown``: the condition under which ours and the printed one would agree.
     missed
         Why hosim is known not to reproduce the printed figure: it stays in the table, and fails nothing.
     headline
@@ -177,8 +178,8 @@ class Expectation(Part):
         must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"
         require(divisor is None or divisor > 0, must, repr(self.over), "over", do=do)
         is_printed = self.printed is not None or (self.kind in ("predicted", "by construction") and not self.missed)
-        require(is_printed, "what is fitted, shown or missed is a printed figure", "none", "printed", do="add printed")
-        must, found = "what is missed was to be predicted", f"kind: {self.kind}"
+        require(is_printed, "only a printed figure is fitted, shown or missed", "none", "printed", do="add printed")
+        must, found = "only a predicted figure is missed", f"kind: {self.kind}"
         require(self.kind == "predicted" or not self.missed, must, found, "missed", do="drop kind, or missed")
         self._check_shown()
 

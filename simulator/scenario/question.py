@@ -145,7 +145,7 @@ class Question(Part):
             return stated
         with in_field(key):
             whole = parse(stated, self.unit or "B")  # refuses a number without a unit
-            require(1 <= whole < math.inf, "what is tried is at least 1 and finite", repr(stated), do="correct it")
+            require(1 <= whole < math.inf, "values tried are at least 1 and finite", repr(stated), do="correct it")
         return int(whole)
 
     def written(self, value: int | float | None) -> str:
@@ -161,7 +161,7 @@ class Question(Part):
         require(self.values, must, self.written(self.read("at_most")), "at_most", do=do)
         with in_field("slowdown"):
             must, shortest = "a limit on a step is more than 0x of another one", min(self.limits)
-            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
+            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write for example 1.01x")
 
 
 class Largest(Question):
@@ -237,7 +237,7 @@ class Frontier(Question):
     """
 
     key: ClassVar[str] = "frontier"
-    assurance: ClassVar[str] = ", and tried that beside each answer"
+    assurance: ClassVar[str] = ", and checked that beside each answer"
     further: ClassVar[tuple[str, str]] = ("lower --at-least", "raise --at-most")
     at_most: str | int | float | None = None
     at_least: str | int | float | None = None
@@ -290,7 +290,7 @@ class Frontier(Question):
             if self.unit == "x":
                 return float(ratio(stated))
             value = stated if self.unit is None else parse(stated, self.unit)
-            must, do = "what is searched is a finite number above 0", "say where to look: at_least and at_most"
+            must, do = "the field searched is a finite number above 0", "say where to look: at_least and at_most"
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             require(is_number, must, repr(stated), do=do)
         return value
@@ -308,7 +308,7 @@ class Layouts(Part):
     Attributes
     ----------
     devices
-        How many ranks there are, whatever the layout.
+        Number of ranks in every layout.
     global_batch
         Sequences that all replicas train on in a step.
     over
@@ -317,7 +317,7 @@ class Layouts(Part):
         activations are cut along `sequence` or not, and `zero_stage` is any; other fields are as in the workload.
         ``parallel.micro_batches`` follows from the global batch, unless it is stated.
     replay
-        How many layouts are replayed: the fastest by the estimate.
+        Number of layouts that are replayed: the fastest by the estimate.
     """
 
     key: ClassVar[str] = "layout"

@@ -112,14 +112,14 @@ class Unstated(Open):
         """
         if self.values is not None:
             name = next((name for name, option in self.options.items() if option == value), "")
-            require(name, "what the scenario takes is one of the values", in_yaml(value), "values", do="list it")
+            require(name, "the scenario's value is one of the values", in_yaml(value), "values", do="list it")
             return name
         if self.unit not in (None, "x"):
             return parse(value, str(self.unit))
         if self.unit is None and isinstance(value, int | float) and not isinstance(value, bool):
             return value
         is_factor = self.is_factor and isinstance(value, str) and _FACTOR.fullmatch(value)
-        must = "both ends of a range, and what is varied, are numbers, quantities of one unit, or factors such as 0.5x"
+        must = "both ends of a range, and the field varied, are numbers, quantities of one unit, or factors (0.5x)"
         require(is_factor, must, repr(value), do="write them alike")
         return float(str(value)[:-1])
 
@@ -149,7 +149,7 @@ class Unstated(Open):
     def _check(self) -> None:
         super()._check()
         ends = self.low, self.high, self.multiple_of
-        must = "what is open has a range (from, to), or values that are listed"
+        must = "an open parameter has a range (from, to), or a list of values"
         if self.values is not None:
             require(ends == (None, None, None), must, "both", do="state one of the two")
             return

@@ -151,7 +151,7 @@ def read_served(
     room = rooms(loaded, arrivals.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, arrivals.requests[0])]), loaded, arrivals, room))
     for index, expected in enumerate(loaded.scenario.expect):
-        rule, where = "an expectation of what is served has no faster_than", loaded.place("expect", str(index))
+        rule, where = "an expectation of a served row has no faster_than", loaded.place("expect", str(index))
         insist(expected.faster_than is None, where, rule, "one", "compare a column of the summary")
     check_expectations(loaded, columns)
     return rows_of(loaded, policies), arrivals, room

@@ -264,7 +264,7 @@ def requests_of(loaded: Loaded) -> Requests:
         If the workload has no requests.
     """
     if loaded.workload.requests is None:
-        rule, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
+        rule, do = "serving needs a workload of requests", "use hosim run, or add 'phase: requests' and requests"
         raise ConfigError(loaded.place("workload"), rule, f"phase {loaded.work.phase}", do)
     return loaded.workload.requests
 
@@ -360,9 +360,9 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
 
 def _check_swaps(room: Rooms, where: str) -> None:
     """Refuse to swap what is not cached in blocks, and where no tier below keeps them."""
-    rule, has_states = "what is swapped is cached in blocks", any(group.reach.block for group in room.groups)
+    rule, has_states = "only KV blocks are swapped", any(group.reach.block for group in room.groups)
     insist(not has_states, where, rule, "layers with a state, which has none", "say recompute")
-    rule, do = "what is swapped goes to a tier below that keeps KV blocks", "name one in kv_tiers, or say recompute"
+    rule, do = "swapped blocks go to a tier below that keeps KV blocks", "name one in kv_tiers, or say recompute"
     insist(any(room.room_bytes[1:2]), where, rule, "none", do)
 
 
@@ -385,7 +385,7 @@ def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
     if stated is None:
         return left
     sharing = min(job.ranks, loaded.hardware.topology.sharing[loaded.hardware.tiers[tier].scope])
-    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(max(0.0, sharing * left), 'B')})"
+    rule = f"KV blocks fit beside weights and iterations in {tier} ({human(max(0.0, sharing * left), 'B')})"
     do = "lower it, or raise the capacity"
     insist(stated <= sharing * left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
     return stated / sharing

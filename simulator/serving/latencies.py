@@ -67,7 +67,7 @@ def _reading(rows: Rows) -> dict[str, str]:
 
 
 def sentences(rows: Rows) -> list[str]:
-    """Say for each policy how long requests wait, where prompt tokens were found, and what iterations wait for.
+    """Say for each policy its latencies, the tiers of found prompt tokens, and the stalls of iterations.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def real(*, is_engine: bool) -> list[str]:
     """Say how long requests took that engines served, beside what was predicted; nothing of other software."""
     factors = interval(catalog.measured_ratios(), ["serving engine"])
     low, high = map(ratio, factors or (None, None))
-    text = f"What was published of served requests took {low} to {high} as long as predicted, 80 % of it."
+    text = f"Published served requests took {low} to {high} as long as predicted (80 % of them)."
     return [text] if is_engine else []
 
 
@@ -109,11 +109,11 @@ def _sentences_of(row: Row) -> Iterator[str]:
     more = f"a further token takes {more}, " if present(row["tpot_p50_ns"]) else ""
     yield (
         f"{policy}: half of the requests have their first token within {first} of sending, 95 % within {late}; "
-        f"{more}{shown('tokens_per_s', row['tokens_per_s'])} tokens come out in a second."
+        f"{more}{shown('tokens_per_s', row['tokens_per_s'])} tokens/s come out."
     )
     hits = {column[len("hit_") : -len("_fraction")]: row[column] for column in row if column.startswith("hit_")}
     shares = listed([f"{percent(share)} in {tier}" for tier, share in hits.items() if share]) or "nothing"
-    yield f"{policy} finds of all prompt tokens {shares}; {percent(row['computed_fraction'])} are computed."
+    yield f"Of all prompt tokens {policy} finds {shares}, and computes {percent(row['computed_fraction'])}."
     if columns := _reading([row]):
         times = listed(
             [f"{quantity(row[column], 'ns')} if {share} % of it was found" for share, column in columns.items()]
@@ -122,18 +122,18 @@ def _sentences_of(row: Row) -> Iterator[str]:
         yield f"{policy} reads a prompt in {times}; at {even} copying takes as long as computing."
     spent = {f"wait_{cause}_ns": cause for cause in CAUSES} | {"drain_ns": "stores"}
     most = max(spent, key=lambda column: row.get(column, 0))
-    most_of_it = f", most for {spent[most]}" if row[most] else ""
-    yield f"{policy} waits for {percent(row['stall_fraction'])} of the time of its iterations{most_of_it}."
+    most_of_it = f", mostly for {spent[most]}" if row[most] else ""
+    yield f"{policy} stalls for {percent(row['stall_fraction'])} of the time of its iterations{most_of_it}."
     if present(row["goodput_fraction"]):
         yield (
             f"{policy}: {percent(row['goodput_fraction'])} of the requests meet every objective, "
-            f"{shown('goodput_per_s', row['goodput_per_s'])} in a second."
+            f"{shown('goodput_per_s', row['goodput_per_s'])} requests/s."
         )
     if row["waiting_at_last"] >= _LONG * row["requests"]:
         rates = " and ".join(f"{shown(f'{way}_per_s', row[f'{way}_per_s'])} {way}" for way in ("offered", "served"))
         yield (
             f"{policy}: {row['waiting_at_last']:,} of {row['requests']:,} requests waited when the last one came "
-            f"(in a second {rates}), so that the latencies tell how many came."
+            f"(in a second {rates}), so the latencies grow with the number of requests."
         )
 
 
@@ -159,7 +159,7 @@ def _panels(stories: Sequence[Story]) -> list[Panel]:
         title = f"share of requests by {name.upper()}"
         panels.append(Panel(title, "within [ms]", "%", points, "within_ms", "share", dense="log"))
     tiers = stories[0].tiers if stories else ()
-    over_time = {"waiting": "requests that wait", "decoding": "sequences that decode"}
+    over_time = {"waiting": "waiting requests", "decoding": "decoding sequences"}
     over_time |= {f"used_{tier}_blocks": f"KV blocks in {tier}" for tier in tiers}
     parts = [part for story in stories for part in _parts(story.iterations)]
     starts = [{"policy": part[0]["policy"], "time_s": part[0]["start_ns"] / _NS_PER_S} for part in parts]

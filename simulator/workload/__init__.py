@@ -78,7 +78,7 @@ class Workload(Document):
         op by op, as Hugging Face transformers does in PyTorch: a norm saves its input in fp32 and the normalised one,
         each head of latent attention has a full key, and its output is copied.
     parallel
-        How the model is spread over ranks, or how many replicas run the graph, and what they share.
+        Degrees of parallelism of the model, or the number of replicas that run the graph, and their sharding.
     chunk
         With phase ``prefill``: how many tokens of each prompt of ``sequence`` tokens run at a time; default: all.
     new_tokens
@@ -105,8 +105,8 @@ class Workload(Document):
         In training, patterns of weights (``embed/*``, ``L0[0-7]/*``) without gradient, optimizer state and update;
         never adapters. Ops before the first trained weight have no backward.
     checkpoint
-        In training, what backward runs again instead of saving. It is part of the program, whatever the policy; the
-        policy `recompute` makes more again on top.
+        In training, the ops that backward reruns instead of saving their outputs. It is part of the program under any
+        policy; the policy `recompute` reruns more.
     loss_chunks
         In training, in how many chunks of a rank's tokens one op makes the logits, the loss, and the gradients of both
         sides of the product, so that logits are never whole (Liger-Kernel,
@@ -115,8 +115,7 @@ class Workload(Document):
         What the host runs of a step.
     in_place
         Kinds of tensors, or patterns of their names, that kernels may read where they lie, in a tier that they can load
-        from, without a copy: of these tensors those that persist and that no op writes. Whether they do is up to each
-        row.
+        from, without a copy: only persistent tensors that no op writes. Each row decides whether they do.
     requests
         With phase ``requests``: sequences that arrive and leave, for `hosim serve`.
     pools
@@ -134,9 +133,9 @@ class Workload(Document):
         Whether the outputs of the graph are ``kept`` until the step ends (in any tier), or ``freed`` after their last
         use, as if nobody needed them.
     steps
-        How many times the step runs, one after another.
+        Number of runs of the step, one after another.
     replicas
-        How many ranks run it independently: they share what the machine lets them share, but never meet.
+        Number of ranks that run it independently: they share the shared parts of the machine, but never meet.
     """
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
@@ -363,7 +362,7 @@ class Workload(Document):
             is_gathered = is_whole or self.parallel.context == 1
             require(is_gathered, must, "another", "parallel", "context", do="set parallel.context to 1")
             odd = changed(part, ("ranks", "copies", "buffers")) if isinstance(part, Experts) else []
-            must = "training is built without what only inference has"
+            must = "training has no options of inference"
             do = "remove it; parallel.expert says how experts lie on ranks"
             require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"

@@ -48,9 +48,9 @@ class Select(Part):
     top
         Blocks that a token sees, its own block among them.
     first
-        How many of these are always the first blocks of the sequence.
+        Number of these that are always the first blocks of the sequence.
     last
-        How many of these are always the last blocks before the token, its own included.
+        Number of these that are always the last blocks before the token, its own included.
     """
 
     block: Count
@@ -111,9 +111,9 @@ class _Attention(Part):
     heads
         Heads of queries (``num_attention_heads`` of the model's ``config.json``).
     window
-        How many tokens each token sees: itself and the last ones before it; default: all.
+        Number of tokens that each token sees: itself and the last ones before it; default: all.
     sinks
-        How many of the first tokens it sees beside its window (StreamingLLM, arXiv 2309.17453).
+        Number of first tokens that it sees beside its window (StreamingLLM, arXiv 2309.17453).
     sparse
         Native sparse attention: each token sees compressed, selected and near tokens instead.
     gate
@@ -233,7 +233,7 @@ class Indexer(Part):
     top
         Tokens that each token attends to (``index_topk``).
     again
-        Whether a token attends to those that an earlier layer chose: then this one has no weights and no keys for it
+        Whether a token attends to the choice of an earlier layer: then this layer has no weights and no keys for it
         (GLM-5.2). The indices are read again, but no tensor keeps them between the layers.
     """
 

@@ -23,10 +23,10 @@ class RowCache(Part):
     share
         Share of a table's rows that the cache has room for.
     by
-        Which rows these are: the hottest, chosen before the run (``static``) or by how often they were used (``lfu``,
+        Choice of these rows: the hottest, chosen before the run (``static``) or by how often they were used (``lfu``,
         the same once it has settled); or those that were used last (``lru``).
     block
-        How many neighbouring rows come and go together. The rows of a table are in the order of their popularity.
+        Number of neighbouring rows that come and go together. The rows of a table are in the order of their popularity.
     """
 
     share: Annotated[float, Field(gt=0, lt=1)]
@@ -42,9 +42,9 @@ class EmbeddingTable(Part):
     rows
         Rows of the table.
     lookups
-        How many rows a sample looks up on average, and adds up (pooling).
+        Mean number of rows that a sample looks up and adds up (pooling).
     count
-        How many such tables there are.
+        Number of such tables.
     """
 
     rows: Count
@@ -68,8 +68,8 @@ class DlrmModel(Part):
     tables
         The tables.
     skew
-        How unlike rows are: the r-th most popular row has a share of the lookups that is proportional to r to the power
-        of minus this (Zipf); 0: all are alike.
+        Skew of the popularity of rows: the r-th most popular row has a share of the lookups that is proportional to r
+        to the power of minus this (Zipf); 0: all are alike.
     cache
         What the compute tier holds of a table; default: all of it.
     rows_in

@@ -19,7 +19,7 @@ class _FeedForward(Part):
     Attributes
     ----------
     gate
-        Whether a third matrix makes a gate for what comes out of the first (GLU, arXiv 2002.05202).
+        Whether a third matrix makes a gate for the output of the first (GLU, arXiv 2002.05202).
     biases
         Whether its matrices, of each expert, have biases.
     """
@@ -56,17 +56,17 @@ class Experts(_FeedForward):
     kind
         Names this feed-forward.
     routed
-        How many experts the router chooses from.
+        Number of experts among which the router chooses.
     top_k
-        How many experts it chooses for each token.
+        Number of experts that it chooses for each token.
     width
         Inner width of an expert.
     shared
-        How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
+        Number of further experts that serve every token (DeepSeekMoE, arXiv 2401.06066).
     shared_width
         Inner width of each of these; default: that of an expert.
     shared_gate
-        Whether what they make of a token is scaled by a gate of one output (Qwen1.5-MoE).
+        Whether a gate of one output scales their output for a token (Qwen1.5-MoE).
     latent
         Width to which a linear takes a token before its routed experts; another one takes their sum back (Nemotron 3).
     router_bias
@@ -75,8 +75,8 @@ class Experts(_FeedForward):
         Over how many ranks, with equally many tokens each, the routed experts are spread. The graph is that of one such
         rank: it has its share of the experts and of all tokens; sending tokens between ranks takes no time.
     copies
-        How many copies of experts the ranks hold in addition, which take some of their tokens (redundant experts of
-        DeepSeek-V3, arXiv 2412.19437, section 3.4.1).
+        Number of copies of experts that the ranks hold in addition, and that take some of their tokens (redundant
+        experts of DeepSeek-V3, arXiv 2412.19437, section 3.4.1).
     buffers
         ``fused``: tokens are written straight to where their experts read them, and back; ``apart``: they are copied
         there from a buffer at the sender, and back into one.

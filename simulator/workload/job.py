@@ -59,9 +59,9 @@ class JobProgram(Part):
     spread
         How the delay varies; default: not at all.
     ranks
-        How many ranks, the next ones that no program before has; or which (``0-7``, ``0,2,4-7``); or the name of a
-        program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies run
-        side by side.
+        Number of ranks, the next ones that no program before has; or a list of them (``0-7``, ``0,2,4-7``); or the name
+        of a program before, with which it shares them. A multiple of the ranks that its layout needs: so many copies
+        run side by side.
     samples
         Sequences that it handles in a run, on all its ranks: ``batch`` of its workload is then what that takes, rounded
         up.
@@ -127,7 +127,7 @@ class JobEdge(Part):
     bytes_
         So much, from all ranks of `from` to all of `to`, once `from` has run and before `to` begins.
     stale
-        By how many rounds older than necessary what `to` reads is. It waits in so many buffers of `to`.
+        Number of rounds by which the data that `to` reads is older than necessary. It waits in so many buffers of `to`.
     back
         Of tensors: `to`, which stands before `from` and on other ranks, reads it in the same round, as gradients go
         back to where features came from.
@@ -161,7 +161,7 @@ class JobDocument(Document):
     edges
         What programs hand to others.
     steps
-        How many rounds run, one after another, in place of the steps of each workload.
+        Number of rounds, one after another, in place of the steps of each workload.
     counts
         The program whose tokens and samples count as those of a step; default: none.
     idle
@@ -206,7 +206,7 @@ class JobDocument(Document):
                 other = by_ranks.setdefault(rank, name)
                 found = f"rank {rank} of {other} and {name}, whose ranks differ"
                 require({*placed[other]} == {*ranks}, must, found, "programs", name, "ranks", do=do)
-        must = "what goes back are tensors, in the same round, to a program before on other ranks"
+        must = "only tensors go back, in the same round, to a program before on other ranks"
         for index, edge in enumerate(self.edges):
             is_before = names.index(edge.to) < names.index(edge.from_)
             is_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
@@ -215,7 +215,7 @@ class JobDocument(Document):
         both, taken = sorted(by_ranks.keys() & {*self.idle_ranks}), by_ranks.keys() | {*self.idle_ranks}
         require(not both, "an idle rank runs no program", f"rank {both[:1]}", "idle", do="remove it")
         left = sorted({*range(max(taken))} - taken)
-        found, do = f"rank {left[:1]}", "place a program there, or list under idle what is to be left idle"
+        found, do = f"rank {left[:1]}", "place a program there, or list the rank under idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
     @property
@@ -302,7 +302,7 @@ def _ranks(text: str, *path: str) -> tuple[int, ...]:
     parts = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip()) for part in text.split(",")]
     ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
     fits = all(parts) and all(first <= last < MOST_RANKS for first, last in ends)
-    require(fits, must, repr(text), *path, do="write such as 0-7")
+    require(fits, must, repr(text), *path, do="write for example 0-7")
     ranks = [rank for first, last in ends for rank in range(first, last + 1)]
     require(len({*ranks}) == len(ranks), must, f"one twice in {text!r}", *path, do="name each once")
     return tuple(ranks)

@@ -22,7 +22,7 @@ class KvBlocks(Part):
     block
         Tokens of a sequence in a block.
     sequences
-        How many sequences share a tensor, each with one block in it; or ``all``.
+        Number of sequences that share a tensor, each with one block in it; or ``all``.
     new
         With phase ``decode``, when blocks for new tokens are allocated: ``reserved``, at home from the start; or
         ``as_needed``, with their first token and until the step ends, so that the cache grows as decode proceeds. If

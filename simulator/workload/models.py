@@ -66,9 +66,9 @@ class Merger(Part):
     rows
         Neighbouring rows that become one.
     width
-        Width of what comes out.
+        Width of the output.
     further
-        How many more of these take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
+        Number of further ones that take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
     """
 
     rows: Few

@@ -58,7 +58,7 @@ class Lengths(Part):
 
 
 class Answers(Lengths):
-    """How many tokens each sequence of a batch adds until it ends.
+    """Numbers of tokens that the sequences of a batch add until they end.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Prefixes(Part):
     Attributes
     ----------
     number
-        How many prefixes there are.
+        Number of prefixes.
     tokens
         Length of each, at most the mean prompt; a shorter prompt is all prefix.
     skew
@@ -96,9 +96,9 @@ class Clients(Part):
     Attributes
     ----------
     number
-        How many clients there are.
+        Number of clients.
     rounds
-        How many requests each sends.
+        Number of requests that each sends.
     think_ns
         Time from the last token of an answer to the client's next request [ns].
     in_flight
@@ -129,15 +129,15 @@ class Requests(Part):
         A ``.csv`` of requests (`simulator.formats.tables_csv`), relative to the workload, in place of `arrivals`,
         `prompt`, `output` and `prefixes`.
     count
-        How many requests there are; from a file the first ones, by default all, up to a limit.
+        Number of requests; from a file the first ones, by default all, up to a limit.
     arrivals
         When requests arrive.
     clients
         In place of `count` and `arrivals`: clients that send a request once the one before was answered.
     prompt
-        How many tokens each request reads.
+        Number of tokens that each request reads.
     output
-        How many tokens each request adds.
+        Number of tokens that each request adds.
     prefixes
         The prefixes that prompts share; default: none.
     block
@@ -176,16 +176,16 @@ class Requests(Part):
 
     def _check(self) -> None:
         for key in ("file", "count", "arrivals") if self.clients else ():
-            must = "clients say when requests come, and how many"
+            must = "clients set the arrivals and the number of requests"
             require(getattr(self, key) is None, must, key, key, do=f"remove {key}, or clients")
         for key in ("prompt", "output") if self.clients else ("count", "arrivals", "prompt", "output"):
             stated = self.file is not None or getattr(self, key) is not None
             require(stated, "requests come from a file, or are drawn", f"no {key}", key, do=f"add {key}, or file")
-        must, do = "a queue of copies holds up what is loaded by layer", "remove it, or loads"
+        must, do = "only loads by layer wait in a queue of copies", "remove it, or loads"
         is_by_layer = self.queued_blocks is None or self.loads == "by_layer"
         require(is_by_layer, must, "loads: before_admission", "queued_blocks", do=do)
         for key in sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"}):
-            must = "a file says when requests come, how long they are and what they share"
+            must = "a file states arrivals, lengths and shared prefixes of requests"
             require(self.file is None, must, key, key, do=f"remove {key}, or file")
         prefix, prompt = self.prefixes.tokens if self.prefixes else 0, self.prompt.mean if self.prompt else math.inf
         must, found = "a prefix is a part of the mean prompt", f"{prefix:,} of {prompt:,} tokens"

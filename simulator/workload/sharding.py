@@ -18,7 +18,7 @@ class Format(NamedTuple):
     Attributes
     ----------
     block
-        How many inputs and outputs share a scale.
+        Numbers of inputs and outputs that share a scale.
     block_bits
         Bits of the scale and zero point of such a block.
     """
@@ -82,7 +82,7 @@ class Dtypes(Part):
         In training, inputs and outputs of routers; default: as `compute`. With ``fp32``, an fp32 copy of the input is
         saved.
     logits_copies_fp32
-        How many fp32 copies of the logits the loss holds while it runs.
+        Number of fp32 copies of the logits that the loss holds while it runs.
     """
 
     compute: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -252,13 +252,13 @@ class Parallel(Part):
     sequence
         Whether activations that all tensor ranks would hold are cut along the tokens, as in Megatron.
     zero_stage
-        What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
+        Data sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
     gathers_ahead
         With `zero_stage` 3, how many blocks ahead of the current one weights are gathered; 0: each as its turn comes.
     bucket
         For a graph from a file: from which size on a bucket is full; default: 25 MiB, 1 MiB for the first (PyTorch).
     micro_batches
-        How many batches a step runs one after another, accumulating gradients.
+        Number of batches that a step runs one after another, accumulating gradients.
     schedule
         Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``); or so
         with several parts of the layers on each stage (``interleaved``, arXiv 2104.04473, section 2.2).
@@ -320,7 +320,7 @@ class Parallel(Part):
         must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
         do = "add 'ranks: all' for all ranks and their collectives"
         require(self.ranks == "all" or not odd, must, "".join(odd[:1]), *odd[:1], do=do)
-        must, found = "what is gathered ahead are weights that ZeRO shards", f"it with zero_stage {self.zero_stage}"
+        must, found = "only weights that ZeRO shards are gathered ahead", f"it with zero_stage {self.zero_stage}"
         is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
         if self.expert != self.data * self.tensor:
@@ -356,7 +356,7 @@ class Pools(Part):
     decode
         Ranks that receive KV caches and generate tokens.
     new_tokens
-        How many tokens a decode rank adds to each of its prompts.
+        Number of tokens that a decode rank adds to each of its prompts.
     """
 
     prefill: Ranks

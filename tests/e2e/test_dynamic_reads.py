@@ -91,7 +91,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
     rows = {label: row.summary for label, row in hosim.run(story, policies=["on demand", "hybrid"]).items()}
     assert (rows["hybrid"]["moved_h2d_bytes"] > 0) == moves
     assert rows["hybrid"]["step_ns"] <= rows["on demand"]["step_ns"]
-    assert ("of what is read dynamically stays in hbm" in rows["hybrid"]["notes"]) == moves
+    assert ("of the candidates stay in hbm" in rows["hybrid"]["notes"]) == moves
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu", "hot"])
@@ -175,7 +175,7 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     story.write_text(text.replace("draws: {file: r.csv}", "draws: {distribution: uniform}"))
     failed = hosim.run(story, policies=["recorded"])["recorded"].summary
     assert failed["status"] == "failed"
-    assert "what an action reads is valid" in failed["notes"]
+    assert "a tensor that an action reads is valid" in failed["notes"]
 
 
 def test_a_cache_that_is_too_small_is_told_with_what_is_right(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_amount_that_is_more_than_the_shortage_says_for_whom(tmp_path: Path) 
     story.write_text(story.read_text().replace("2 MB", "0 B"))
     short = hosim.run(story, policies=["static"])["static"].shortfall
     assert short.rooms[0]["hbm"] > short.short_bytes
-    assert short.levers[0].endswith("B), with which static runs")
+    assert short.levers[0].endswith("B) for static to run")
 
 
 def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_draws_for_what_draws_nothing_are_refused(tmp_path: Path, draws: str) ->
     story = folder(tmp_path, f"draws: {draws}\n", r_csv="layer,expert,share\n0,0,1\n")
     (tmp_path / "job.yaml").write_text(JOB.replace("experts: each\n", ""))
     with pytest.raises(
-        ConfigError, match=r"story.yaml:8, draws: draws are for ops with dynamic reads, found none in what"
+        ConfigError, match=r"story.yaml:8, draws: draws are for ops with dynamic reads, found none in the graph"
     ):
         hosim.run(story)
 
@@ -327,7 +327,9 @@ def test_ranks_that_read_their_choices_from_a_file_stand_for_one_another(tmp_pat
 
 
 def test_ranks_that_draw_for_themselves_are_not_folded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="ranks 0 and 1 run the same, but each draws what its dynamic reads choose"):
+    with pytest.raises(
+        ConfigError, match="ranks 0 and 1 run the same, but each draws the choices of its dynamic reads"
+    ):
         hosim.run(of_three(tmp_path, "fold: always\n"))
     results = hosim.run(of_three(tmp_path, "fold: auto\n"), policies=["hybrid"])
     assert results["hybrid"].trace.stands_in == (0, 1, 2)

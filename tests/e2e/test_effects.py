@@ -230,7 +230,7 @@ def seen(job: Job, scenario: Path, changes: Mapping[str, Any]) -> tuple[Any, str
     """What a person sees of a run: the figures of its rows, and what has no effect."""
     case = prepare(replace(catalog.resolve(scenario, changes), is_job_given=True), job, with_bounds=False)
     rows = rows_of(case, None, advice=False)
-    return [row.summary for row in rows], " ".join(line for line in hints(case, rows) if "no effect here" in line)
+    return [row.summary for row in rows], " ".join(line for line in hints(case, rows) if "without effect here" in line)
 
 
 class Walk:

@@ -61,13 +61,13 @@ def test_unmoved_is_the_step_with_everything_in_hbm_whatever_it_has(scenario):
 
 def test_where_only_collectives_are_left_a_row_is_free(hosim, scenario):
     said = hosim("run", scenario).out
-    amount = re.search(r"static would be free with links.\*.bandwidth ([\d.]+ \w+/s)", said)
+    amount = re.search(r"static needs links.\*.bandwidth ([\d.]+ \w+/s) \(now .*\) to be as fast as if", said)
     assert amount, said
     fast, same = {"links.*.bandwidth": amount[1]}, unmoved(scenario)
     assert step(scenario, **fast) <= 1.001 * same["step_ns"]
     assert same["stall_ns"] > 0.001 * same["step_ns"], "of collectives, so that the row stalls and is free"
     less, longer = re.search(
-        r"\(with ([\d.]+ \w+/s) a step takes ([\d.]+)x as long as if nothing moved\)", said
+        r"as if nothing moved; at ([\d.]+ \w+/s) its step takes ([\d.]+)x as long\.", said
     ).groups()
     assert step(scenario, **{"links.*.bandwidth": less}) == pytest.approx(float(longer) * same["step_ns"], rel=1e-4)
     assert float(longer) > 1.001
@@ -77,28 +77,29 @@ def test_where_only_collectives_are_left_a_row_is_free(hosim, scenario):
 def test_a_condition_on_stall_that_fails_for_collectives_alone_says_so(hosim, scenario):
     asked = ("frontier", scenario, "--of", "links.*.bandwidth", "--such-that")
     stall = hosim(*asked, "stall <= 0.1 %").out
-    assert "static meets stall <= 0.1 % with no links.*.bandwidth that was tried" in stall
-    assert "but only for waits for collectives that are there if nothing moves, too; ask for" in stall
+    assert "static meets stall <= 0.1 % at no links.*.bandwidth tried" in stall
+    assert ", all of it waits for collectives that remain if nothing moves; ask for" in stall
     done = hosim(*asked, "step <= 1.001x", "--over", "unmoved")
     assert done.code == 0
-    assert "static meets step <= 1.001x with links.*.bandwidth " in done.out
+    assert "static meets step <= 1.001x at links.*.bandwidth " in done.out
     short = hosim(*asked, "stall <= 0.1 %", "--at-most", "30 GB/s").out
-    assert "only for waits" not in short, "at that bandwidth copies are waited for, too"
+    assert "all of it waits" not in short, "at that bandwidth copies are waited for, too"
 
 
 def test_a_home_that_forces_traffic_though_all_would_fit_is_named(hosim, scenario):
     said = hosim("run", scenario).out
     free = step(in_hbm(scenario))
-    told = "L0[23]/*.weight has its home in ddr, and would have room in hbm: with homes left free "
+    told = "L0[23]/*.weight has its home in ddr but would fit in hbm: with free homes "
     assert f"{told}a step of static takes {free / 1e3:.0f} us.\n" in said
-    assert "capacity" not in said.partition("Without a source")[2], "no capacity is searched that cannot help"
+    assert "capacity" not in said.partition("without a source")[2], "no capacity is searched that cannot help"
 
 
 def test_homes_that_have_no_room_are_left_in_peace(hosim, scenario):
     """Not all would fit, so that the home is no mistake; and no plan that keeps it is free with any room."""
     said = hosim("run", scenario, "--set", "tiers.hbm.capacity=95 MB").out
-    assert "would have room" not in said
-    told = re.search(r"No capacity makes static free while L0.* in ddr: a step takes at least ([\d.]+)x as long", said)
+    assert "would fit" not in said
+    kept = r"static is not as fast as if nothing moved at any capacity while L0.* in ddr"
+    told = re.search(f"{kept}: its step takes at least ([\\d.]+)x as long", said)
     assert told, said
     large = step(scenario, **{"tiers.hbm.capacity": "1 TB"})
     assert 1.001 < float(told[1]) <= large / unmoved(scenario)["step_ns"] + 0.005
@@ -106,11 +107,11 @@ def test_homes_that_have_no_room_are_left_in_peace(hosim, scenario):
 
 def test_a_home_that_costs_nothing_is_not_named(hosim, scenario):
     said = hosim("run", scenario, "--set", "links.*.bandwidth=10 TB/s").out
-    assert "would have room" not in said
-    assert "free" not in said.partition("Without a source")[2]
+    assert "would fit" not in said
+    assert "as fast as" not in said.partition("without a source")[2]
 
 
-UPDATE = "of state over h2d and runs on the device; if the host runs it, write on: {optimizer: host} in the workload."
+UPDATE = "of state over h2d; to run it on the host, write on: {optimizer: host} in the workload."
 
 
 @pytest.mark.parametrize(("homes", "is_said"), [("{optimizer_state: ddr}", True), ("{optimizer_state: free}", False)])
@@ -121,5 +122,5 @@ def test_an_update_whose_states_are_at_home_elsewhere_is_told_to_run_on_the_devi
     said = hosim("run", scenario, "--no-what-if").out
     graph = prepare(catalog.resolve(scenario)).graph
     size = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == "optimizer_state")
-    assert (f"The update reads {size / 1e6:.0f} MB {UPDATE}" in said) == is_said
+    assert (f"The update runs on the device and reads {size / 1e6:.0f} MB {UPDATE}" in said) == is_said
     assert (UPDATE in said) == is_said

@@ -195,18 +195,15 @@ def test_where_the_range_ends_the_answer_is_at_most_that(hosim, story):
     asked = ("--of", WIRE, "--policy", "static", "--such-that")
     done = hosim("frontier", story, *asked, "stall <= 99 %", "--at-least", "10 GB/s")
     assert "10 GB/s or less" in done.out
-    assert "the least that was tried; lower --at-least to go on." in done.out
-    assert "it assumed that what fits also fits with more, and tried that beside each answer." in done.out
+    assert "the least tried; lower --at-least to go on." in done.out
+    assert "assuming that a row that fits also fits with more, and checked that beside each answer." in done.out
     done = hosim("frontier", story, *asked, "stall <= 0.1 %", "--at-most", "1 GB/s", "--at-least", "0.5 GB/s")
     assert (done.code, done.err) == (1, "hosim: no row has an answer\n")
-    assert "static meets stall <= 0.1 % with no links.*.bandwidth that was tried" in done.out
-    assert (
-        "bound: no plan that runs each op once meets stall <= 0.1 % with any links.*.bandwidth that was tried"
-        in done.out
-    )
-    assert done.out.endswith("it assumed that what fits also fits with more.\n")  # there was no answer to try beside
+    assert "static meets stall <= 0.1 % at no links.*.bandwidth tried" in done.out
+    assert "bound: no plan that runs each op once meets stall <= 0.1 % at any links.*.bandwidth tried" in done.out
+    assert done.out.endswith("that a row that fits also fits with more.\n")  # there was no answer to try beside
     done = hosim("frontier", story, *asked, "stall <= 99 %", "--of", "links.h2d.channels")
-    assert "static meets stall <= 99 % with links.h2d.channels 1, the least there is." in done.out
+    assert "static meets stall <= 99 % at links.h2d.channels 1, the least possible." in done.out
 
 
 def test_what_is_narrower_than_all_that_was_tried_is_told(hosim, tmp_path):
@@ -258,7 +255,7 @@ def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
     assert found[f"least_{WIRE}"] == 30_000_000_000
     assert [*found["holes"][:1], *found["holes"][-1:]] == holes[::-1]
     said = frontier_view([found], [], question, "hbm", [], "a test").sentences[0]
-    assert ("so that it may with what was not tried" in said) is bool(holes)
+    assert ("and perhaps at values not tried" in said) is bool(holes)
 
 
 @pytest.mark.parametrize(
@@ -292,14 +289,14 @@ def test_what_is_no_condition_is_refused(laid, text):
     ("asked", "told"),
     [
         (("--of", "links.*.bandwith"), "--of: a change names a field of the hardware, found 'links.*.bandwith'"),
-        (("--of", "tiers"), "--of: what is searched is a quantity or a number"),
-        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: what is asked for is a figure of the table"),
+        (("--of", "tiers"), "--of: the field searched is a quantity or a number"),
+        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: the condition names a figure of the table"),
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
         (("--of", WIRE, "--over", "nobody"), "--over: steps are compared with those of a row"),
         ((), "say what is searched"),
         (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
-        (("--pareto", "--of", "cost"), "--of: what is asked for is a figure of the table, found 'cost'"),
+        (("--pareto", "--of", "cost"), "--of: the condition names a figure of the table, found 'cost'"),
     ],
 )
 def test_a_wrong_question_is_one_message(hosim, story, asked, told):
@@ -328,7 +325,7 @@ def test_a_front_falls_and_the_bound_is_its_edge(laid):
             _, more = min(key for key in every if key[0] == "bound" and key[1] >= room)
             assert row["step_ns"] >= every["bound", more]["step_ns"], policy
             assert row["peak_hbm_bytes"] <= room
-    assert any("no plan goes below its bound" in one for one in found.sentences)
+    assert any("(lower bounds: bound, " in one for one in found.sentences)
 
 
 def test_between_rooms_whose_steps_differ_more_rooms_are_tried(laid):
@@ -367,7 +364,7 @@ def test_a_front_of_costs_is_of_what_rows_cost(tmp_path):
             if one["step_usd"] < row["step_usd"] and one["step_ns"] <= row["step_ns"]
         ]
         assert not beaten
-    assert "the lowest cost that was tried is " in found.sentences[0]
+    assert "has the lowest cost tried, " in found.sentences[0]
     (panel,) = found.view.panels
     assert (panel.axis, panel.axis_unit) == ("cost", "USD")
 
@@ -381,7 +378,7 @@ def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assume
     assert done.out.startswith("policy  least peak  step there  vs compute  within 1.01x")
     assert {"frontier.png", "points.csv", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
     text = (tmp_path / "out" / "report.html").read_text()
-    for part in ("data:image/png", "no plan goes below its bound", "What limits each row with its least peak.hbm"):
+    for part in ("data:image/png", "(lower bounds: bound, ", "What limits each row with its least peak.hbm"):
         assert part in text
     assert '<td class="left no">assumed</td>' in text
     assert "a toy" in text.partition("Where the numbers come from")[2]
@@ -412,9 +409,9 @@ def test_a_run_searches_what_would_free_it_if_that_takes_no_longer_than_its_rows
     again = hosim_api.run(laid, policies=policies)
     tries = {label: row.tries + 1 for label, row in again.items()}
     fastest = min(found.values(), key=lambda row: row.summary["step_ns"]).label
-    is_searched = " would be free with " in found.sentences[-1]
+    is_searched = " to be as fast as if nothing moved" in found.sentences[-1]
     assert is_searched == (2 * tries[fastest] <= sum(tries.values())) == (len(policies) > 1)
-    assert is_searched or found.sentences[-1].endswith(f": ask with --policy {fastest} --what-if.")
+    assert is_searched or found.sentences[-1].endswith(f", ask with --policy {fastest} --what-if.")
 
 
 @pytest.mark.slow
@@ -425,7 +422,7 @@ def test_a_page_has_what_is_quick_to_find_and_says_how_to_get_the_rest(hosim, st
         text = (tmp_path / "out" / "report.html").read_text()
         return re.findall("<h2>(What [^<]*)</h2>", text), re.findall("To see (what .*?), run", text)
 
-    front, limits, rest = "What a lower peak costs static", "What limits static", "What else can be asked"
+    front, limits, rest = "What a lower peak costs static", "What limits static", "Further questions"
     assert heads(10**9) == ([front, limits], [])
     (row,) = hosim_api.run(story, policies=["static"]).values()
     ops = len(row.case.graph.ops) * row.case.graph.steps * (row.tries + 1)
@@ -441,7 +438,7 @@ def test_the_page_of_a_run_that_is_asked_what_if_has_the_front_and_what_limits(h
     text = (tmp_path / "out" / "report.html").read_text()
     assert "<h2>What a lower peak costs static</h2>" in text
     assert "<h2>What limits static</h2>" in text
-    assert "no plan goes below its bound" in text
+    assert "(lower bounds: bound, " in text
     assert text.count('alt="Curves over what varies') == 1
 
 
@@ -498,7 +495,7 @@ def test_a_range_of_one_value_is_told_as_one(laid):
     question = catalog.question(catalog.resolve(laid), Frontier, {"field": "workload.batch"})
     rows = [{"faster": who, "from": low, "to": high} for who, low, high in (("a", 1, 1), ("tie", 2, 3))]
     told = crossover_view(rows, [], ["a", "b"], question, "").sentences[0]
-    assert told == "Over workload.batch, at 1 a is faster; from 2 to 3 both take as long."
+    assert told == "Over workload.batch, at 1 a is faster; from 2 to 3 both take equally long."
 
 
 @pytest.mark.slow
@@ -515,9 +512,9 @@ def test_what_would_make_a_plan_from_a_file_free_is_not_searched(hosim, tmp_path
     story |= {"hardware": "ascend_910c_die", "workload": "tiny_train", "assumed": {"budget": "as it was planned"}}
     story["policies"] = [{"policy": "plan/plan.jsonl", "label": "mine"}]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(story), encoding="utf-8")
-    assert "free" not in hosim("run", tmp_path / "mine.yaml").out
+    assert "as fast as" not in hosim("run", tmp_path / "mine.yaml").out
     asked = hosim("run", tmp_path / "mine.yaml", "--what-if")
-    assert "What would make mine free is not searched: its plan is of one machine.\n" in asked.out
+    assert "No bandwidth or capacity is searched for mine: its plan is for one machine.\n" in asked.out
 
 
 def test_a_crossover_is_of_two_rows(hosim, story):
@@ -542,16 +539,16 @@ def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, stor
     rest = hosim("run", story, "--policy", "static", *more).out
     assert [before[0] + rest] == [whole] * len(before)
     assert "\n\nstatic " in before[0]
-    assert "would be free with" in rest
+    assert "to be as fast as if nothing moved" in rest
 
 
 def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):
     results = hosim_api.run(story, policies=["static"], what_if=True)
     wire, room = results.sentences[-2:]
-    assert wire.startswith("static would be free with links.*.bandwidth ")
-    assert room.startswith("static would be free with tiers.hbm.capacity ")
+    assert wire.startswith("static needs links.*.bandwidth ")
+    assert room.startswith("static needs tiers.hbm.capacity ")
     for path, said in ((WIRE, wire), ("tiers.hbm.capacity", room)):
-        amount, less = (" ".join(said.partition(word)[2].split()[:2]) for word in (f"{path} ", "(with "))
+        amount, less = (" ".join(said.partition(word)[2].split()[:2]) for word in (f"{path} ", "; at "))
         assert stalls(story, "static", set={path: amount}) <= 0.001
         assert stalls(story, "static", set={path: less}) > 0.001
     assert f"{wire}\n{room}" in hosim("run", story, "--policy", "static").out

@@ -33,9 +33,11 @@ def test_the_token_and_the_last_block_are_named(story):
     assert found["static"].status == "ok"
     short = found["resident"].shortfall
     assert short is not None
-    assert short.at == "op 't12/L01/decode/attn.core'"
-    assert short.full == "from op 't08/L00/decode/attn.core' on, once 'L00/kv/s2/b0010' has come"
-    assert found.sentences[0] == f"resident does not fit in hbm: short by 6.12 kB at {short.at}, and full {short.full}."
+    assert short.at == "op t12/L01/decode/attn.core"
+    assert short.full == "at op t08/L00/decode/attn.core, after L00/kv/s2/b0010 is allocated"
+    assert (
+        found.sentences[0] == f"resident does not fit in hbm: 6.12 kB short at {short.at}; hbm fills up {short.full}."
+    )
     assert any("such as 'static'" in lever for lever in short.levers)
 
 
@@ -45,7 +47,7 @@ def test_if_no_tier_has_room_no_plan_is_looked_for(story):
     box.write_text(documents.BOX.replace("capacity: inf", "capacity: 1 kB"))
     for row in hosim.run(story).values():
         assert row.shortfall is not None
-        assert row.shortfall.full == "from op 't08/L00/decode/attn.core' on, once 'L00/kv/s2/b0010' has come"
+        assert row.shortfall.full == "at op t08/L00/decode/attn.core, after L00/kv/s2/b0010 is allocated"
         assert len(row.shortfall.rooms) == 2
 
 
@@ -53,17 +55,17 @@ def test_a_runtime_names_the_op_and_what_it_lacks(story):
     story.write_text(STORY.replace("free}", "hbm}").replace("resident, static", "reactive").replace("164", "166"))
     short = hosim.run(story)["reactive"].shortfall
     assert short is not None
-    assert (short.at, short.short_bytes) == ("op 't12/L01/decode/attn.core'", 3740)
+    assert (short.at, short.short_bytes) == ("op t12/L01/decode/attn.core", 3740)
 
 
 def test_what_is_too_much_for_any_plan_tells_from_which_op_on_also_if_nothing_came(story):
     story.write_text(STORY.replace("free}", "hbm}").replace("164 kB", "100 kB"))
     found = hosim.run(story)
-    assert [row.shortfall.full for row in found.values()] == ["from op 't00/embed/decode/tokens' on"] * 2
+    assert [row.shortfall.full for row in found.values()] == ["at op t00/embed/decode/tokens"] * 2
 
 
 def test_a_block_is_named_before_what_the_same_op_makes_for_the_next_only(story):
     story.write_text(STORY.replace("free}", "hbm}"))
     for row in hosim.run(story).values():
-        assert row.shortfall.at == "op 't12/L00/decode/attn.core'"
-        assert row.shortfall.full == "once 'L00/kv/s2/b0011' has come"
+        assert row.shortfall.at == "op t12/L00/decode/attn.core"
+        assert row.shortfall.full == "there, after L00/kv/s2/b0011 is allocated"

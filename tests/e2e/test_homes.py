@@ -97,10 +97,10 @@ def test_rows_that_are_kept_are_those_of_their_homes(story, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"homes.weight": "dram"}, "set, homes.weight: what homes names is a tier of the machine, found 'dram'"),
+        ({"homes.weight": "dram"}, "set, homes.weight: homes names tiers of the machine, found 'dram'"),
         ({"homes.kv_cache": "ddr"}, "set, homes.kv_cache: a home is for a kind of tensor that there is"),
         ({"homes.gradient": "ddr"}, "set, homes.gradient: a home in another tier than hbm is for what lasts"),
-        ({"budget": "65 GB"}, "set, budget: a budget is at most what hbm has (64.0 GB), found 65.0 GB"),
+        ({"budget": "65 GB"}, "set, budget: a budget is at most the capacity of hbm (64.0 GB), found 65.0 GB"),
         ({"scenario.hardware": "box"}, "set, scenario.hardware: a change names a field of the scenario"),
         (
             {"scenario.set.links.*.latency": "1 us"},
@@ -118,7 +118,7 @@ def test_a_home_that_the_machine_lacks_is_an_outcome_of_a_cell(story):
     rows = simulator.sweep(story(), asked, cache=False, workers=1).rows
     assert rows[0]["status"] == "failed"
     assert {row["status"] for row in rows[1:]} <= {"ok", "infeasible"}
-    said = "grid, homes.weight (homes.weight: dram): what homes names is a tier of the machine, found 'dram'"
+    said = "grid, homes.weight (homes.weight: dram): homes names tiers of the machine, found 'dram'"
     assert said in rows[0]["notes"]
 
 

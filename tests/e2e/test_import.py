@@ -93,7 +93,7 @@ def test_what_runs_without_a_scenario_is_written_with_one(hosim, scenario, tmp_p
 def test_a_scenario_is_named_or_a_machine_and_what_runs_there(hosim, words):
     done = hosim("run", *words)
     assert (done.code, done.out) == (2, "")
-    assert "name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME" in done.err
+    assert "name a SCENARIO, or a machine and a workload: --hardware NAME --workload NAME" in done.err
 
 
 def test_fields_of_the_workload_are_set_like_those_of_the_machine(hosim):
@@ -138,9 +138,9 @@ def test_figures_of_ones_own_need_no_source_but_are_counted(hosim, scenario, tmp
     assert done.code == 1
     assert "tiers.hbm.capacity: each figure has an origin under sources, assumed or fitted" in done.err
     done = hosim("run", scenario, "--out", tmp_path / "out")
-    assert "\nWithout a source, so your own: 3 figures of bench_machine.\n" in done.out
+    assert "\nYour own figures, without a source: 3 figures of bench_machine.\n" in done.out
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "so your own: 3 figures of <code>bench_machine</code>." in page
+    assert "without a source: 3 figures of <code>bench_machine</code>." in page
 
 
 def test_what_ships_needs_a_source_for_each_figure(hosim, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_recorded_step_is_replayed_when_it_is_imported(hosim, tmp_path, monkey
     profile.kernel("late", 70, 300, "5")
     source = recorded.saved(tmp_path / "profile.json", profile.document)
     *_, told = hosim("import", "kineto", source, "-o", "other.yaml").out.splitlines()
-    assert told == f"{replay}; 1 kernels, copies and fills without a time are in neither"
+    assert told == f"{replay}; both lack 1 kernels, copies and fills without a time"
     ran = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "resident")
     assert ran.code == 0
     assert "70.0 us" in ran.out
@@ -182,7 +182,7 @@ def test_a_trace_of_requests_is_imported_and_served(hosim, tmp_path, monkeypatch
     served = hosim("serve", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "static")
     assert (served.code, served.err) == (0, "")
     assert "3 of 3" in served.out
-    assert "static finds of all prompt tokens 35 % in hbm; 65 % are computed." in served.out
+    assert "Of all prompt tokens static finds 35 % in hbm, and computes 65 %." in served.out
 
 
 def test_a_kind_that_nobody_has_is_told_with_those_there_are(hosim):

@@ -126,7 +126,7 @@ def test_a_function_becomes_a_graph_that_runs(hosim, mine):
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[-3:] == ["written:", "  mine.yaml", "  mine.jsonl"]
-    assert any(line.startswith("  peak of what is live in PyTorch: ") for line in lines)
+    assert any(line.startswith("  peak of live tensors in PyTorch: ") for line in lines)
     assert any(line.startswith("  views, ") for line in lines)
     assert hosim("check", "mine.yaml").code == 0
     done = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "static")

@@ -100,9 +100,11 @@ def test_what_is_refused(what: str, rows: Any) -> None:
 
 def test_a_row_that_nothing_allows_is_refused(rows: Any) -> None:
     without = {key: value for key, value in DECODES.items() if key != "in_place"}
-    with pytest.raises(ConfigError, match=r"policies.0.in_place: a row reads in place what the workload allows"):
+    with pytest.raises(
+        ConfigError, match=r"policies.0.in_place: a row reads in place only tensors that the workload allows"
+    ):
         rows(without, how=[{"policy": "static", "in_place": "always"}])
-    with pytest.raises(ConfigError, match="the actions of a plan say what is read in place, found in_place: never"):
+    with pytest.raises(ConfigError, match="the actions of a plan say what they read in place, found in_place: never"):
         rows(how=[{"policy": "mine.jsonl", "in_place": "never"}])
 
 
@@ -110,7 +112,7 @@ def test_loads_of_a_workload_that_allows_none_have_no_effect(rows: Any, tmp_path
     rows({key: value for key, value in DECODES.items() if key != "in_place"}, how=["static"])
     told = hosim("run", tmp_path / "s.yaml", "--set", "links.h2d.loads=2 GB/s")
     assert "links.h2d.loads" in told.out
-    assert "the workload lets nothing be read in place" in told.out
+    assert "the workload reads nothing in place" in told.out
 
 
 def test_what_lies_in_the_compute_tier_is_not_read_in_place(rows: Any) -> None:
@@ -133,7 +135,7 @@ def test_a_plan_that_reads_in_place_is_a_file_that_runs_and_is_not_exported(
     rows()
     scenario, plan = tmp_path / "s.yaml", tmp_path / "told" / "plan.jsonl"
     told = hosim("plan", scenario, "--policy", "in place", "--out", tmp_path / "told")
-    assert "No policy says, where the host computes or kernels read in place, why its plan is as it is." in told.out
+    assert "No policy with host ops or reads in place explains its plan." in told.out
     assert hosim("lint", plan, "--scenario", scenario).code == 0
     label = {"policy": str(plan), "label": "again"}
     found = rows(how=[label, {"policy": "static", "label": "first", "in_place": "always"}])

@@ -132,7 +132,7 @@ edges:
 BAD = {
     "programs share all of their ranks or none, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
     "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),
-    "ranks are a multiple of what the layout of a program needs, found 3, and 2": ("    ranks: 2", "    ranks: 3"),
+    "ranks are a multiple of the layout of their program, found 3, and 2": ("    ranks: 2", "    ranks: 3"),
     "an idle rank runs no program, found rank [0]": ("counts: train", "counts: train\nidle: '0'"),
     "this names a program of the job, found 'actor'": ("to: act,", "to: actor,"),
     "an edge says one of weights, tensors, bytes, found none": (", bytes: 1 kB", ""),
@@ -145,8 +145,8 @@ BAD = {
         "from: train, to: act",
         "from: act, to: train",
     ),
-    "adapters stay where they are trained": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
-    "who gets weights holds them whole, found shards in other": ("edges:", OTHER),
+    "adapters stay with their trainer": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
+    "a receiver of weights holds them whole, found shards in other": ("edges:", OTHER),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),
     "a weight has one shape and one format on both sides, found 'embed/tokens.weight'": (
         "vocabulary: 256",

@@ -27,7 +27,7 @@ def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
         main(["run", str(written(tmp_path, "data: 2, tensor: 2")), "--out", str(out)])
     told = capsys.readouterr()
     assert ended.value.code == 0, told.err
-    assert "the 4 ranks compute for" in told.out
+    assert re.search(r"the 4 ranks of \w+ compute for", told.out)
     assert "Expectations of the scenario: 1 of 1 hold." in told.out
     ranks = pd.read_csv(out / "static" / "ranks.csv")
     assert ranks["rank"].tolist() == [0, 1, 2, 3]
@@ -237,7 +237,7 @@ def test_what_plans_say_names_the_stage_where_others_say_something_else(tmp_path
 
 
 def test_a_job_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="job: what all ranks run is a Job, found one int"):
+    with pytest.raises(ConfigError, match="job: the job of all ranks is a Job, found one int"):
         hosim.run(written(tmp_path, "tensor: 2"), job=3)
 
 

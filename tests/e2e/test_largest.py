@@ -124,20 +124,20 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     value, most = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
     assert bound.split()[:2] == ["bound", f"{most:,}"]
-    assert proved == f"bound: no plan that runs each op once fits with more than sequence {most:,}."
+    assert proved == f"bound: no plan that runs each op once fits above sequence {most:,}."
     assert why.startswith(
-        f"resident fits with sequence {value:,}, with a step of 1.00x compute: with {value + 256:,} hbm is short"
+        f"resident fits at sequence {value:,}, with a step of 1.00x compute; at {value + 256:,} hbm is "
     )
-    assert "it assumed that what fits also fits with less" in premise
+    assert "assuming that a row that fits also fits with less" in premise
 
 
 def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
     done = hosim("largest", longest(), "--policy", "resident", "--at-most", 768)
     assert "768 or more" in done.out
-    assert "sequence 768, with a step of 1.00x compute, the largest that was tried; raise at_most to go on." in done.out
+    assert "sequence 768, with a step of 1.00x compute, the largest tried; raise at_most to go on." in done.out
     done = hosim("largest", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
     assert done.code == 1
-    assert "resident fits with no sequence that was tried: with 256 hbm is short by" in done.out
+    assert "resident fits at no sequence tried; at 256 hbm is " in done.out
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
     done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--json")
     assert done.code == 0
     summary = json.loads(done.out)
-    assert any("resident fits with sequence" in sentence for sentence in summary["sentences"])
+    assert any("resident fits at sequence" in sentence for sentence in summary["sentences"])
     assert [judged["holds"] for judged in summary["expectations"]] == [True]
     assert summary["rows"][0]["largest_sequence"] == value
     assert (
@@ -292,15 +292,15 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
     assert done.code == 0, done.err
     head, row, bound, why, rest, premise = filter(None, done.out.splitlines())
     assert bound.startswith("bound     1.01x resident")
-    assert rest.startswith("bound: nothing rules out that a plan fits within 1.01x resident")
+    assert rest.endswith("where the search ended, rules out no plan that fits within 1.01x resident.")
     assert "within" in head
     assert row.startswith("resident  1.01x resident")
     assert "9 MB or less" in row
-    assert why.endswith("the least that was tried; lower at_least to go on.")
+    assert why.endswith("the least tried; lower at_least to go on.")
     assert "from 9 MB to 12 MB" in premise
-    assert "it assumed that what fits also fits with more" in premise
+    assert "assuming that a row that fits also fits with more" in premise
     done = hosim("least", one, *asked, "--over", "resident", "--slowdown", "0x")
-    assert (done.code, "is more than 0x of another one, found 0x; write such as 1.01x" in done.err) == (1, True)
+    assert (done.code, "is more than 0x of another one, found 0x; write for example 1.01x" in done.err) == (1, True)
 
 
 def test_where_a_search_ends_is_no_answer(hosim, longest):
@@ -329,7 +329,7 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     answer = search.answer(rows, float("inf"))
     assert (answer["largest_sequence"], answer["next"], answer["holes"]) == (768, 1024, [512])
     (said, _) = frontier_view([answer], [], question, "hbm", [], "a test").sentences
-    assert "with sequence 768; not with 512, so that it may with what was not tried: with 1,024 hbm is short" in said
+    assert "at sequence 768, but not at 512, and perhaps at values not tried; at 1,024 hbm is " in said
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_a_figure_of_which_there_cannot_be_more_is_named(tmp_path):
     (said,) = (text for text in found.sentences if text.startswith(f"{path} is not tried with 10 % more: "))
     assert "less than or equal to 1, found 1.045" in said
     assert path not in found.more["tried"]
-    assert any(f"hosim tried {len(found.more['tried'])} figures of the machine" in text for text in found.sentences)
+    assert any(f"hosim raised each of {len(found.more['tried'])} figures" in text for text in found.sentences)
 
 
 def test_what_changes_nothing_has_no_row(story):
@@ -127,7 +127,7 @@ def test_an_answer_that_hangs_on_cited_figures_alone_says_so():
     rows = [{"policy": "a", "figure": "x", "value": 1, "origin": "cited", "step_ns": 9, "elasticity": -0.5}]
     assert (
         limits_view(rows, {"a": 10}, 1, [], "").sentences[-1]
-        == "The answer depends on no assumed figure by 0.05 % or more."
+        == "No assumed figure changes the answer by 0.05 % or more."
     )
     fitted = [{**rows[0], "origin": "fitted"}]
     assert limits_view(fitted, {"a": 10}, 1, [], "").sentences[-1] == "The answer depends on 1 fitted figure: x."

@@ -24,7 +24,7 @@ def test_results_show_themselves_as_sentences_and_tables(scenario):
     one = results["static"]._repr_html_()
     assert ">static</td>" in one
     assert ">reactive</td>" not in one
-    assert "short by" in results["resident"]._repr_html_()
+    assert " short" in results["resident"]._repr_html_()
 
 
 def test_sweeps_and_differences_show_themselves(scenario, tmp_path):

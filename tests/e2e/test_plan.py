@@ -74,7 +74,7 @@ def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
 def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
     done = hosim("plan", scenario, "--policy", "reactive", "--out", tmp_path / "out")
     assert done.code == 0
-    assert "Only 'static' says why" in done.out
+    assert "Only 'static' explains" in done.out
     assert (tmp_path / "out" / "plan.jsonl").exists()
     assert (tmp_path / "out" / "plan.png").exists()
     assert hosim("plan", scenario, "--policy", "reactive", "--tensor", "a0").code == 1
@@ -119,10 +119,10 @@ def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     assert all(0 < int(row["remake_ns"]) < int(row["out_ns"]) + int(row["in_ns"]) for row in again)
     assert any(row["remake_ns"] for row in rows if row["decision"] == "move")
     told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "L00/ffn.silu.out")
-    assert "recompute: making it again takes less time than its copies" in told.out
-    assert "making it again by L00/fwd/ffn.silu#2 takes 18.7 us, its copies 752 us" in told.out
+    assert "recompute: remaking it takes less time than its copies" in told.out
+    assert "remaking it by L00/fwd/ffn.silu#2 takes 18.7 us, its copies 752 us" in told.out
     told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "embed/tokens.out")
-    assert "making it again takes " in told.out
+    assert "remaking it takes " in told.out
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ def test_plan_says_what_run_says_of_what_cannot_fit(hosim):
     planned, ran = hosim("plan", "tiny_train_910c", *less), hosim("run", "tiny_train_910c", *less)
     assert planned.code == 1
     assert "must fit in hbm" in planned.err
-    assert "short by 71,131,008 B" in planned.err
-    assert "offload_saved and static do not fit in hbm: short by 71.1 MB" in ran.out
+    assert "71,131,008 B short" in planned.err
+    assert "offload_saved and static do not fit in hbm: 71.1 MB short" in ran.out
 
 
 def test_what_a_prefetch_is_waited_for_is_what_the_run_waits(hosim, tmp_path):

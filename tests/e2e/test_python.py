@@ -69,9 +69,9 @@ def test_tables_are_tidy_pandas(results):
 
 
 def test_tables_of_a_row_that_did_not_run_say_why(results):
-    with pytest.raises(hosim.CapacityError, match="short by"):
+    with pytest.raises(hosim.CapacityError, match=" B short"):
         _ = results["resident"].spans
-    with pytest.raises(hosim.CapacityError, match="short by"):
+    with pytest.raises(hosim.CapacityError, match=" B short"):
         results["resident"].timeline()
 
 

@@ -72,7 +72,7 @@ def test_rows_are_compared_under_other_conditions_on_one_machine(hosim, path):
     [
         ("links.*.bandwith: 8 GB/s", "a change names a field of the hardware, found 'links.*.bandwith'"),
         ("links.*.bandwidth: 8 GBps", "a rate is needed, such as '33.6 GB/s', found '8 GBps'"),
-        ("tiers.hbm.capacity: 1 MB", "a budget is at most what hbm has (1.00 MB), found 4.30 MB"),
+        ("tiers.hbm.capacity: 1 MB", "a budget is at most the capacity of hbm (1.00 MB), found 4.30 MB"),
     ],
 )
 def test_a_machine_that_cannot_be(hosim, tmp_path, row, message):

@@ -76,7 +76,7 @@ def test_robust_says_why_a_plan_does_not_run(hosim, with_plan_of_another_graph):
 def test_no_bound_is_told_for_a_stall_of_one_of_several_streams(hosim, story):
     """A step that is longer than the ops of one stream says nothing of how long that stream waits."""
     done = hosim("frontier", "s.yaml", "--policy", "static", "--of", "links.*.bandwidth", "--such-that", "stall <= 1 %")
-    assert "static meets stall <= 1 % with links.*.bandwidth 488 MB/s" in done.out
+    assert "static meets stall <= 1 % at links.*.bandwidth 488 MB/s" in done.out
     assert "bound was not searched: no bound is known that tells of stall <= 1 %." in done.out
 
 
@@ -91,4 +91,4 @@ def test_a_home_that_later_ones_override_is_named(hosim, story):
     (story / "s.yaml").write_text(
         STORY.replace("{weight: ddr}", '{"v": ddr, weight: hbm}').replace(", {policy: other.jsonl, label: other}", "")
     )
-    assert "has no effect here: homes.v (later homes name all that it names)." in hosim("run", "s.yaml").out
+    assert "without effect here: homes.v (later homes cover all of its tensors)." in hosim("run", "s.yaml").out

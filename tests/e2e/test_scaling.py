@@ -207,7 +207,7 @@ def test_two_workers_find_the_same(curve):
 def test_a_scenario_without_points_is_told_how_to_list_some(hosim, scenario):
     done = hosim("scaling", scenario)
     assert (done.code, done.out) == (1, "")
-    assert "a scenario that is scaled lists points, found none; add such as 'scaling: {parallel.data: " in done.err
+    assert "a scenario that is scaled lists points, found none; add for example 'scaling: {parallel.data: " in done.err
 
 
 def test_a_point_may_set_a_field_that_holds_a_mapping(hosim, curve):

@@ -205,26 +205,26 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
             "what the scenario takes lies in the range, found 2",
         ),
         ("fields: [links.d2h.bandwidth], from: 1 ms, to: 8 ms", "a time is needed"),
-        ("fields: [links.d2h.bandwidth], from: 1, to: 8", "both ends of a range, and what is varied, are numbers"),
+        ("fields: [links.d2h.bandwidth], from: 1, to: 8", "both ends of a range, and the field varied, are numbers"),
         ("fields: [links.d2h.bandwidth, tiers.hbm.bandwidth], from: 1 GB/s, to: 2 TB/s", "have one value"),
         ("fields: [links.d2h.bandwidth], from: 8 GB/s, to: 1 GB/s", "a range goes from a value to a higher one"),
         ("fields: [links.d2h.bandwidth], from: 8 GB, to: x", "a size is a number and a unit"),
-        ("fields: [links.d2h.bandwidth], from: 1x, to: 2", "both ends of a range, and what is varied, are numbers"),
+        ("fields: [links.d2h.bandwidth], from: 1x, to: 2", "both ends of a range, and the field varied, are numbers"),
         ("fields: [workload.steps], from: 1x, to: 2x", "figures of the machine are multiplied"),
         ("fields: [links.d2h.bandwidth], from: 1 GB/s, to: inf", "a range goes from a value to a higher one"),
         ("fields: ['links.*.bandwidth'], from: 0x, to: 2x", "(it: 0x): a rate is more than 0 B/s"),
         ("fields: [links.d2h.source], from: 0.5x, to: 2x", "(it: 0.5x): a figure that is multiplied is a number"),
         ("fields: [workload.nosuch], from: 1, to: 8", "a change names a field of the workload, found 'nosuch'"),
         ("fields: [nosuch.x], from: 1, to: 8", "a change names a field of the hardware, found 'nosuch.x'"),
-        ("fields: [tiers.hbm.capacity], from: 1 MB, to: 110 MB", "(it: 1 MB): a budget is at most what hbm has"),
-        ("fields: [workload.steps], values: [1, 3]", "what the scenario takes is one of the values, found 2; list it"),
+        ("fields: [tiers.hbm.capacity], from: 1 MB, to: 110 MB", "(it: 1 MB): a budget is at most the capacity of hbm"),
+        ("fields: [workload.steps], values: [1, 3]", "the scenario's value is one of the values, found 2; list it"),
         ("fields: [workload.steps], values: [2, 3, 0]", "(it: 0): input should be greater than or equal to 1, found 0"),
         (
             "fields: [workload.steps], values: [2, 3], from: 2",
             "has a range (from, to), or values that are listed, found both",
         ),
-        ("fields: [workload.steps], values: [2, 3], multiple_of: 1", "or values that are listed, found both"),
-        ("fields: [workload.steps], from: 2", "or values that are listed, found no whole range; state one of the two"),
+        ("fields: [workload.steps], values: [2, 3], multiple_of: 1", "or a list of values, found both"),
+        ("fields: [workload.steps], from: 2", "or a list of values, found no whole range; state one of the two"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "run", "sensitivity"])
@@ -242,7 +242,7 @@ def test_what_a_row_sets_is_not_left_open(hosim, tmp_path):
     row = row.replace("assumed:\n", "assumed:\n  links.d2h.bandwidth: a test\n")
     done = hosim("sensitivity", chain.write(tmp_path, scenario=row))
     assert done.code == 1
-    assert "what a row sets is stated" in done.err
+    assert "a field set by a row is stated" in done.err
     assert "vary it by a factor" in done.err
 
 

@@ -143,22 +143,22 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
     ("old", "new", "said"),
     [
         ("  count: 12\n", "", "requests come from a file, or are drawn, found no count"),
-        ("  count: 12\n", "  count: 12\n  file: x.csv\n", "a file says when requests come"),
+        ("  count: 12\n", "  count: 12\n  file: x.csv\n", "a file states arrivals, lengths"),
         ("tokens: 24", "tokens: 41", "a prefix is a part of the mean prompt, found 41 of 40 tokens"),
         ("max_tokens: 64", "max_tokens: 4", "has room for one of a prompt, found 4 sequences and 4 tokens"),
         ("interval: 40 us", "interval: 40", "a time is a number and a unit"),
         ("number: 2,", "number: 100001,", "prefixes.number: input should be less than or equal to 100000"),
-        ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
+        ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks fit beside weights and iterations in hbm"),
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
-        ("ddr: 64 KiB", "ddt: 64 KiB", "what kv_tiers names is a tier of the machine, found 'ddt'"),
+        ("ddr: 64 KiB", "ddt: 64 KiB", "kv_tiers names tiers of the machine, found 'ddt'"),
         ("phase: requests", "phase: decode", "requests is for phase requests, found it with phase decode"),
-        ("  count: 12\n", "  count: 12\n  clients: {number: 2}\n", "clients say when requests come, and"),
-        ("  count: 12\n", "  clients: {number: 2}\n", "clients say when requests come, and how many, found arrivals"),
+        ("  count: 12\n", "  count: 12\n  clients: {number: 2}\n", "clients set the arrivals and the"),
+        ("  count: 12\n", "  clients: {number: 2}\n", "the arrivals and the number of requests, found arrivals"),
         (COUNTED, "clients: {number: 2, think: 1 s}", "clients think between rounds, found one round"),
         (COUNTED, "clients: {number: 2, in_flight: 3}", "client has at most one request in flight, found 3 of 2"),
         (COUNTED, "clients: {number: 900, rounds: 900}", "clients send at most 100,000 requests, found 900 clients"),
         ("block: 8", "block: 8\n  loads: soon", "should be 'by_layer' or 'before_admission', found 'soon'"),
-        ("block: 8", "block: 8\n  queued_blocks: 3\n  loads: before_admission", "what is loaded by layer"),
+        ("block: 8", "block: 8\n  queued_blocks: 3\n  loads: before_admission", "only loads by layer wait"),
         ("hbm: 32 KiB", "hbm: {room: 32 KiB, write: through}", "kv_tiers.hbm.write: write, uses and content are"),
         ("ddr: 64 KiB", "ddr: {room: 1 KiB, uses: 1, write: through}", "have room for a block, found ddr, 1.02 kB"),
         ("ddr: 64 KiB", "ddr: {write: through, content: exclusive}", "an exclusive tier has no block that the"),
@@ -198,7 +198,7 @@ def test_what_is_read_already_is_served_as_it_is(tmp_path):
     assert served.rows == hosim_api.serve(tmp_path / "story.yaml", policies=["static"]).rows
     with pytest.raises(ConfigError, match="found scenario and hardware and workload"):
         hosim_api.serve(read, hardware="box", workload="toy")
-    with pytest.raises(ConfigError, match="what is read already does not change"):
+    with pytest.raises(ConfigError, match="a loaded document does not change"):
         hosim_api.serve(read, set={"links.*.bandwidth": "1 GB/s"})
 
 
@@ -214,7 +214,7 @@ def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):
             "names a column of the summary, found 'step_ns'",
         ),
         ("{row: static, column: status, equals: okay}", 1, "status is a word that rows have, found 'okay'"),
-        ("{row: static, faster_than: on demand}", 1, "an expectation of what is served has no faster_than, found one"),
+        ("{row: static, faster_than: on demand}", 1, "an expectation of a served row has no faster_than, found one"),
     ):
         path.write_text(f"{text}expect:\n  - {expected}\n")
         done = hosim("serve", path)

@@ -80,7 +80,7 @@ def test_experts_stay_with_the_host_that_runs_them(rows: Any) -> None:
 def test_experts_of_the_host_are_not_told_to_need_a_home(rows: Any) -> None:
     for side, is_told in (("host", False), ("accelerator", True)):
         (row,) = rows(on={"experts": side}, policies=["resident"], homes={"weight": "ddr"}, **DECODES).values()
-        assert any("homes names weight and not expert" in hint for hint in hints(row.case, [row])) == is_told
+        assert any("homes names weight, not expert" in hint for hint in hints(row.case, [row])) == is_told
 
 
 def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows: Any) -> None:
@@ -90,6 +90,6 @@ def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows:
     assert row.summary["peak_ddr_bytes"] >= states
     assert moved(other) == tuple(much + states for much in moved(row))
     (told,) = (hint for hint in hints(other.case, [other]) if "optimizer_state" in hint)
-    assert told.startswith("homes.optimizer_state is hbm, from where ")
-    assert told.endswith(" that the host alone uses come to ddr and go back in each step: say ddr, or drop it.")
+    assert told.startswith("homes.optimizer_state puts ")
+    assert told.endswith(" only the host uses them: they come to ddr and go back in each step; say ddr, or drop it.")
     assert not any("optimizer_state" in hint or "device;" in hint for hint in hints(row.case, [row]))

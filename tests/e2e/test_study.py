@@ -144,7 +144,7 @@ def test_a_budget_above_the_capacity_is_a_row_of_its_cell(hosim, scenario):
     done = hosim("sweep", scenario, "--grid", "tiers.hbm.capacity=2 MB, 100 MB", "--policy", "static", "--workers", 1)
     assert done.code == 0
     assert "nothing runs at tiers.hbm.capacity 2.00 MB: " in done.out
-    assert "a budget is at most what hbm has (2.00 MB), found 4.30 MB" in done.out
+    assert "a budget is at most the capacity of hbm (2.00 MB), found 4.30 MB" in done.out
 
 
 # draws

@@ -193,7 +193,7 @@ def test_a_sweep_that_is_stopped_goes_on(scenario, folder, monkeypatch):
     monkeypatch.setattr(grid.Cells, "__call__", stop)
     with pytest.raises(KeyboardInterrupt):
         hosim_api.sweep(scenario, asked, workers=1)
-    assert interrupts.complete == [f"what was measured so far, in {folder / 'rows.sqlite'},"]
+    assert interrupts.complete == [f"all rows so far, in {folder / 'rows.sqlite'},"]
     assert len(hosim_api.sweep(scenario, asked, workers=1).rows) % 4 == 0
     assert len(ran) == 3 + 2  # the two that were measured are there
 
@@ -316,7 +316,7 @@ def test_an_axis_is_drawn_in_a_handy_unit(unit, values, name, first):
 
 def test_a_long_table_is_written_and_not_printed(hosim, scenario):
     done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..9 GB/s:70", "--policy", "static", "--workers", 1)
-    assert "70 rows are too many to print: --out DIR has them in points.csv, --out FILE.csv alone." in done.out
+    assert "70 rows are too many to print: --out DIR writes them to DIR/points.csv, --out FILE.csv" in done.out
     assert len(done.out.splitlines()) < 6
 
 
@@ -334,9 +334,9 @@ def test_what_is_no_wider_than_an_axis_that_changes_no_step_is_named(hosim, scen
     machine.write_text(f"{machine.read_text()}buses:\n  pcie: {{links: [d2h, h2d], bandwidth: 3 GB/s}}\n")
     grid = ("--grid", f"{BANDWIDTHS}=2 GB/s, 4 GB/s, 8 GB/s, 16 GB/s", "--grid", "tiers.hbm.capacity=50 MB, 100 MB")
     done = hosim("sweep", scenario, *grid, "--policy", "static", "--policy", "reactive", "--workers", 1)
-    assert f"{BANDWIDTHS} changes no step of static and reactive from 4.00 GB/s to 16.0 GB/s: " in done.out
-    assert "16.0 GB/s: the bus pcie (3.00 GB/s) is no wider.\n" in done.out
-    assert "from 50.0 MB to 100 MB: the scenario's budget (4.30 MB) is no wider.\n" in done.out
+    assert f"From 4.00 GB/s to 16.0 GB/s, {BANDWIDTHS} changes no step of static and reactive: " in done.out
+    assert ": the bus pcie (3.00 GB/s) limits it.\n" in done.out
+    assert ": the scenario's budget (4.30 MB) limits it.\n" in done.out
 
 
 def test_ranges_are_of_neighbours_whose_steps_are_the_same_in_all_cells():
@@ -348,9 +348,9 @@ def test_ranges_are_of_neighbours_whose_steps_are_the_same_in_all_cells():
 
 def test_without_a_cap_it_is_told_what_computes_wait_for():
     rows = [{"wait_capacity_ns": 2, "wait_transfer_ns": 1}, {"wait_transfer_ns": 2}]
-    assert grids._what_limits([], rows) == "computes wait most for transfers there"
+    assert grids._what_limits([], rows) == "most stalls there are waits for transfers"
     assert grids._what_limits([], [{"wait_host_ns": 0}]) == "no compute waits there"
-    assert grids._what_limits(["a", "b"], rows) == "a and b are no wider"
+    assert grids._what_limits(["a", "b"], rows) == "a and b limit it"
 
 
 def strict(scenario, **more):

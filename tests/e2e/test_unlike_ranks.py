@@ -48,7 +48,7 @@ def test_a_row_has_a_slow_rank_of_its_own_and_a_sweep_varies_it(tmp_path):
 def test_a_rank_that_does_not_run_has_no_effect(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["run", str(written(tmp_path, "data: 4")), "--set", "ranks.7.compute=0.5"])
-    assert "has no effect here: ranks.7.compute (no rank is there)" in capsys.readouterr().out
+    assert "without effect here: ranks.7.compute (no such rank)" in capsys.readouterr().out
 
 
 def test_devices_that_serve_are_alike():

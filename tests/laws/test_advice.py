@@ -108,7 +108,7 @@ def test_an_amount_above_what_is_lacking_says_why():
         row = alone(prepare(replace(loaded, scenario=scenario)), decide)
         assert row.shortfall is not None
         assert row.shortfall.levers[0].startswith(f"raise the budget in hbm {said}")
-        assert row.shortfall.levers[0].endswith("with which row runs") == (budget == 400)
+        assert row.shortfall.levers[0].endswith("for row to run") == (budget == 400)
 
 
 def shortened(name: str) -> catalog.Loaded:

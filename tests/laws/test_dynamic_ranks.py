@@ -107,7 +107,7 @@ def test_ranks_that_draw_apart_are_not_folded() -> None:
         draws = [drawn(graph, hardware, origin, rank=rank) for rank in range(RANKS)]
         programs = programs_of(graph, hardware, draws, 0)
         with pytest.raises(
-            ConfigError, match="ranks 0 and 1 run the same, but each draws what its dynamic reads choose"
+            ConfigError, match="ranks 0 and 1 run the same, but each draws the choices of its dynamic reads"
         ):
             engine.run(programs, hardware, fold="always")
         assert engine.run(programs, hardware, fold="auto").stands_in == (0, 1, 2)
@@ -120,5 +120,7 @@ def test_the_referee_notices_that_a_rank_read_what_another_one_drew() -> None:
     programs = programs_of(graph, hardware, draws, 0)
     trace = judged(graph, hardware, programs)
     ran = [RankPlan(programs[0].plan, draws[rank]) for rank in (0, 2, 1)]
-    with pytest.raises(PlanError, match=r"what an action reads is valid \(hbm\), found 'L0/expert.1' absent in hbm"):
+    with pytest.raises(
+        PlanError, match=r"a tensor that an action reads is valid \(hbm\), found 'L0/expert.1' absent in hbm"
+    ):
         check_trace(Job("moe", (graph,), (0,) * RANKS, ("moe",)), hardware, ran, trace)

@@ -144,12 +144,12 @@ WRONG = {
 @pytest.mark.parametrize("code", WRONG.values(), ids=WRONG)
 def test_a_plan_that_names_what_is_not_there_is_left_to_the_other_engine(code: tuple[int, int, int, int]) -> None:
     """A policy may try any plan (`problem.replay`), and nobody has checked that one."""
-    assert _why_not(Actions.from_columns(*zip(code, strict=True)), (NOWHERE,)) == "a plan names what is not there"
+    assert _why_not(Actions.from_columns(*zip(code, strict=True)), (NOWHERE,)) == "a plan names unknown things"
 
 
 @pytest.mark.parametrize("home", [(), (99,), (-2,)])
 def test_so_is_one_whose_homes_are_none(home: tuple[int, ...]) -> None:
-    assert _why_not(Actions.from_columns([COMPUTE], [0], [0], [0]), home) == "a plan names what is not there"
+    assert _why_not(Actions.from_columns([COMPUTE], [0], [0], [0]), home) == "a plan names unknown things"
 
 
 def _why_not(actions: Actions, home: tuple[int, ...]) -> str:

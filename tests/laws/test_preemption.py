@@ -161,7 +161,7 @@ def test_the_summary_has_what_preemption_took(tmp_path):
 )
 def test_swapping_without_a_tier_below_and_of_states_is_refused(tmp_path, name, tiers, said):
     path = write(tmp_path, f"{DRAWN}  preemption: swap\n", tiers, workload=toy(MODELS[name]))
-    with pytest.raises(ConfigError, match=rf"requests\.preemption: what is swapped {said}"):
+    with pytest.raises(ConfigError, match=rf"requests\.preemption: .*{said}"):
         hosim.serve(path)
 
 

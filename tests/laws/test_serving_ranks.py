@@ -150,7 +150,8 @@ def test_without_a_room_ranks_share_what_their_weights_leave(tmp_path):
 
 def test_a_room_above_what_all_have_together_is_refused(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"kv_tiers\.ddr: KV blocks get at most .* leave of ddr \(1\.00 GB\), found 1\.10 GB"
+        ConfigError,
+        match=r"kv_tiers\.ddr: KV blocks fit beside weights and iterations in ddr \(1\.00 GB\), found 1\.10 GB",
     ):
         rooms(loaded(tmp_path, 4, box=SHARED, kv_tiers="ddr: 1.1 GB"), [Request(0, 9, 1)])
     assert rooms(loaded(tmp_path, 4, box=SHARED, kv_tiers="ddr: 1 GB"), [Request(0, 9, 1)]).room_bytes[1] == 10**9 / 4

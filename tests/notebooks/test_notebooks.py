@@ -29,8 +29,8 @@ SAID = {
     "04_what_bandwidth_do_i_need": (
         1,
         [
-            "static meets stall <= 0.1 % with links.*.bandwidth 56 GB/s",
-            "bound: no plan that runs each op once meets stall <= 0.1 % with less than links.*.bandwidth 56 GB/s",
+            "static meets stall <= 0.1 % at links.*.bandwidth 56 GB/s",
+            "bound: no plan that runs each op once meets stall <= 0.1 % below links.*.bandwidth 56 GB/s",
             "static with recompute never stalls in 4 of 5 cells, the first at links.*.bandwidth 32.0 GB/s",
             "buses.pcie.bandwidth is 100 GB/s: more changes nothing",
         ],
@@ -38,7 +38,7 @@ SAID = {
     "05_how_much_hbm_for_my_context_length": (
         2,
         [
-            "static meets step <= 1.01x with peak.hbm 37.2 GB",
+            "static meets step <= 1.01x at peak.hbm 37.2 GB",
             "static: 8.5 times as long as with enough HBM",
             "static over the pool: 10.0 times as long",
         ],

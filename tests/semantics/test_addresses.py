@@ -98,7 +98,7 @@ def test_17_without_a_price_what_fits_in_no_hole_waits_for_one():
     h, g = with_addresses(allocator={}), graph(*THREE)
     t = play(h, g, ONE_AFTER_ANOTHER, allocator="best_fit")
     assert t.status == "blocked", "b stays between two holes until m has run"
-    assert "by address 60 B are reserved, and no hole is larger than 40 B" in t.blocked[0]
+    assert "(60 B are reserved, and the largest hole has 40 B)" in t.blocked[0]
 
 
 def test_17_all_streams_stop_and_say_so():
@@ -141,7 +141,7 @@ def test_17_a_range_rests_as_long_as_it_can_before_it_is_used_again():
 
 def test_17_a_runtime_has_no_offsets_before_the_run():
     h, g = machine(), graph(*THREE)
-    with pytest.raises(ScopeError, match="offsets are fixed for a plan that is made before the run"):
+    with pytest.raises(ScopeError, match="only a plan made before the run has fixed offsets"):
         play(h, g, lambda view: iter(()), allocator="fixed")
 
 

@@ -174,7 +174,7 @@ def test_unlike_sizes_and_ranks_are_refused():
         job({"a": (make, 1), "b": (USE, 1)}, edges)
     with pytest.raises(ConfigError, match="one number is a multiple of the other, found 2 with 'x' and 3 with 'y'"):
         job({"a": (MAKE, 2), "b": (USE, 3)}, edges)
-    with pytest.raises(ConfigError, match="what is handed over is written, found 'y', which no op of b writes"):
+    with pytest.raises(ConfigError, match="a tensor handed over is written, found 'y', which no op of b writes"):
         job({"b": (USE, 1), "a": (MAKE, 1)}, [{"from": "b", "to": "a", "tensors": {"y": "x"}}])
 
 
@@ -205,7 +205,7 @@ def test_gradients_go_back_in_the_same_round():
 )
 def test_only_tensors_go_back_at_once_to_a_program_before_on_other_ranks(ranks, edge):
     edge = edge if "tensors" in edge else {**BACK, "tensors": {}} | edge
-    with pytest.raises(ValueError, match="what goes back are tensors, in the same round, to a program before on other"):
+    with pytest.raises(ValueError, match="only tensors go back, in the same round, to a program before on other"):
         job({"a": (ENCODE, 1), "b": (SPEAK, ranks)}, [edge])
 
 

@@ -200,7 +200,7 @@ def test_a_stream_runs_ops_of_one_device():
 
 
 def test_what_it_reads_is_valid_in_its_own_tier():
-    with pytest.raises(PlanError, match=r"what an action reads is valid \(ddr\), found 'w' absent in ddr"):
+    with pytest.raises(PlanError, match=r"a tensor that an action reads is valid \(ddr\), found 'w' absent in ddr"):
         check_plan(UPDATE, machine(ddr={}), plan_of(PLAN.replace("copy w hbm ddr; ", "")))
 
 

@@ -115,7 +115,7 @@ def test_3_of_several_tiers_the_first_link_counts_and_what_is_under_way_there_is
 def test_5_without_such_a_link_or_a_mark_it_is_a_plan_error():
     for g, h in ((W, machine()), (replace(W, in_place=frozenset()), machine(h2d=OVER))):
         plan = Plan("story", h.tier_names, (h.tier_names.index("ddr"),), steps(g, h, "compute f"))
-        with pytest.raises(PlanError, match="what an action reads is valid"):
+        with pytest.raises(PlanError, match="a tensor that an action reads is valid"):
             check_plan(g, h, plan)
 
 

@@ -85,7 +85,7 @@ def test_what_is_asked_of_a_memory_counts_passes_and_it_is_named_by_its_tier():
     assert asked_bytes_per_s(h, h.caps["memory.ddr"]) == 2 * (1 + 3 * 2) * 10**9
     wide = bounded(machine(), ddr="9 GB/s")
     (told,) = without_effect(wide, None, ["tiers.ddr.bandwidth"])
-    assert told.startswith("tiers.ddr.bandwidth is 9.00 GB/s, but what its links carry together is 2.00 GB/s")
+    assert told.startswith("tiers.ddr.bandwidth is 9.00 GB/s, but the sum of its links is 2.00 GB/s")
 
 
 @pytest.mark.parametrize("passes", [{"hbm": 2}, {"pool": 2}, {"ddr": 0}])

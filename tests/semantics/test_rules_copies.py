@@ -188,7 +188,7 @@ def test_the_referee_sees_a_copy_that_could_have_started(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("size", "law"), [(30, r"\(hbm\) starts when it fits, found 30 B"), (0, "what could start has started")]
+    ("size", "law"), [(30, r"\(hbm\) starts when it fits, found 30 B"), (0, "an action starts as soon as it can")]
 )
 def test_the_referee_sees_a_copy_whose_program_point_was_missed(size: int, law: str):
     """The engine lets copies wait for the end of the last compute, and the referee is told that they do not."""

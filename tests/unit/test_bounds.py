@@ -169,10 +169,9 @@ def test_what_has_its_home_in_the_compute_tier_stays_there():
         "link d2h": 20,
     }
     found = infeasible(g, machine(), ids(g, {"w": HBM}), 89)
-    assert (found.demand_bytes, found.at, found.largest[0]) == (90, "op 'g'", ("workspace of g", 50))
+    assert (found.demand_bytes, found.at, found.largest[0]) == (90, "op g", ("workspace of g", 50))
     assert (
-        found.levers[0]
-        == "leave the homes of activation tensors free (--home activation=free): 40 B of them stay in hbm"
+        found.levers[0] == "leave the homes of activation tensors free (--home activation=free): they hold 40 B of hbm"
     )
 
 
@@ -220,12 +219,12 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
         90,
         89,
         1,
-        "op 'g'",
+        "op g",
     )
     assert found.largest == (("a", 40), ("b", 30), ("workspace of g", 20))
     assert found.rooms == ({"hbm": 90},)
     assert found.levers == (
-        "split the 1 op over the budget; op 'g' alone uses 90 B",
+        "split the 1 op over the budget; op g alone uses 90 B",
         "make the batch smaller, or the sequence shorter",
     )
 
@@ -233,10 +232,10 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
 def test_homes_that_do_not_fit_are_infeasible():
     g = graph("v 40 persistent, w 30 persistent, a 1", "f: v -> a, 1 ns", "g: w a ->, 1 ns")
     found = infeasible(g, machine(), ids(g, {"v": HBM, "w": HBM}), 60)
-    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 71, 60, "op 'f'")
+    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 71, 60, "op f")
     assert found.rooms == ({"hbm": 71},)
     assert found.levers == (
-        "leave the homes of activation tensors free (--home activation=free): 70 B of them stay in hbm",
+        "leave the homes of activation tensors free (--home activation=free): they hold 70 B of hbm",
     )
     ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 69})
     tight = machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
@@ -245,7 +244,7 @@ def test_homes_that_do_not_fit_are_infeasible():
     assert (found.tier, found.at) == ("ddr", "the homes at time 0")
     assert found.rooms == ({"ddr": 70},)
     assert found.levers == (
-        "leave the homes of activation tensors free (--home activation=free): 70 B of them stay in ddr",
+        "leave the homes of activation tensors free (--home activation=free): they hold 70 B of ddr",
     )
 
 
@@ -267,10 +266,10 @@ def test_a_lever_helps_on_its_own():
     def helps(budget: int) -> tuple[str, ...]:
         return infeasible(g, machine("200 B"), homes, budget).levers
 
-    free = "leave the homes of activation tensors free (--home activation=free): 70 B of them stay in hbm"
+    free = "leave the homes of activation tensors free (--home activation=free): they hold 70 B of hbm"
     smaller = "make the batch smaller, or the sequence shorter"
-    assert helps(110) == (free, "split the 1 op over the budget; op 'g' alone uses 90 B", smaller)
-    assert helps(109) == ("split the 2 ops over the budget; op 'f' alone uses 110 B", smaller)
+    assert helps(110) == (free, "split the 1 op over the budget; op g alone uses 90 B", smaller)
+    assert helps(109) == ("split the 2 ops over the budget; op f alone uses 110 B", smaller)
     assert helps(70) == ()
 
 
@@ -297,9 +296,9 @@ def test_without_a_tier_below_everything_needed_must_fit():
         }
     )
     found = infeasible(SAVED, alone, ids(SAVED, {}), 100)
-    assert (found.demand_bytes, found.at) == (120, "op 'h'")
+    assert (found.demand_bytes, found.at) == (120, "op h")
     assert found.largest == (("a", 40), ("b", 40), ("c", 40))
-    assert (found.rooms, found.levers[0]) == (({"hbm": 120},), "add a tier that hbm has a link to")
+    assert (found.rooms, found.levers[0]) == (({"hbm": 120},), "add a tier with a link from hbm")
 
 
 def test_room_is_told_to_the_byte():

@@ -44,7 +44,7 @@ def test_a_collective_starts_when_its_slowest_member_comes():
     assert [found.ns for found in limits(job_of([fast, slow]), cluster(2), {})] == [95, 95]
     assert [found.kind for found in limits(job_of([fast, slow]), cluster(2), {})] == ["critical path"] * 2
     alone = Timing.alone(Precedence.of(fast), durations_ns(fast, cluster(2)))
-    assert (alone.path_ns, list(alone.heads_ns), list(alone.tails_ns)) == (35, [0, 10, 30], [25, 5, 0])
+    assert (alone.path_ns, list(alone.leads_ns), list(alone.tails_ns)) == (35, [0, 10, 30], [25, 5, 0])
 
 
 def test_the_way_goes_over_the_stages_of_a_pipeline_and_back():

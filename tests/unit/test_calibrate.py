@@ -139,7 +139,7 @@ def test_a_noisy_machine_is_named(tmp_path, monkeypatch):
 def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path, monkeypatch):
     """In a line that says what to do."""
     monkeypatch.setattr(measuring, "_measure", None)
-    with pytest.raises(ConfigError, match=r"a profile is a .yaml, found 'this.json'; write such as"):
+    with pytest.raises(ConfigError, match=r"a profile is a .yaml, found 'this.json'; write for example"):
         calibrate(tmp_path / "this.json")
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(ConfigError, match="an output is a file, found a folder"):

@@ -181,7 +181,7 @@ def test_a_change_is_a_key_and_a_value(text):
             "weight: hbm",
             "weight: hmb",
             (
-                "story.yaml:7, homes.weight: what homes names is a tier of the machine, found 'hmb'; use one of hbm, ddr, free "
+                "story.yaml:7, homes.weight: homes names tiers of the machine, found 'hmb'; use one of hbm, ddr, free "
                 "(did you mean 'hbm'?)"
             ),
         ),
@@ -189,7 +189,7 @@ def test_a_change_is_a_key_and_a_value(text):
             "homes:",
             "budget: 65 GB\nhomes:",
             (
-                "story.yaml:7, budget: a budget is at most what hbm has (64.0 GB), found 65.0 GB; "
+                "story.yaml:7, budget: a budget is at most the capacity of hbm (64.0 GB), found 65.0 GB; "
                 "lower it, or set tiers.hbm.capacity"
             ),
         ),

@@ -181,7 +181,7 @@ def problem(graph: Graph) -> Problem:
 def test_policies_that_keep_what_is_chosen_beyond_a_step_refuse_it_by_name() -> None:
     with pytest.raises(ScopeError) as caught:
         POLICIES["hybrid"].plan(problem(GRAPH), {})
-    assert "what is handled at run time persists, and no op writes it, found 'L0/expert." in str(caught.value)
+    assert "a candidate persists, and no op writes it, found the candidate 'L0/expert." in str(caught.value)
     certain = replace(GRAPH.ops[SHARED], name="certain", reads=EXPERTS[:1], writes=EXPERTS[:1])
     graph = replace(GRAPH, ops=(*GRAPH.ops, certain))
     with pytest.raises(ScopeError):
@@ -192,13 +192,13 @@ def test_policies_that_keep_what_is_chosen_beyond_a_step_refuse_it_by_name() -> 
 def test_the_compiled_engine_leaves_it_to_the_reference_by_name() -> None:
     program = engine.Program(GRAPH, all_home(2), durations_ns(GRAPH, MACHINE), draws=DRAWS)
     if engine.replay.is_built():
-        assert why_not([program], MACHINE, Switches()) == "ops update what they choose"
+        assert why_not([program], MACHINE, Switches()) == "ops update their choices"
         assert why_not([replace(program, draws=None)], MACHINE, Switches()) == ""
 
 
 def test_replicas_that_update_apart_are_refused() -> None:
     found = refusal(spread, GRAPH, Parallel(ranks="all", data=2), "workload w")
-    assert "what replicas update is the same on each, found op 'L0/update', which updates what it draws" in found
+    assert "replicas all update the same tensors, found op 'L0/update', which updates its draws" in found
 
 
 def test_a_scenario_runs_it_under_runtimes_and_compiled_plans(tmp_path) -> None:  # type: ignore[no-untyped-def]

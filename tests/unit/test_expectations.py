@@ -189,7 +189,7 @@ def test_what_stands_for_a_headline_has_a_line_without_a_printed_figure():
 def test_on_a_machine_that_was_changed_nothing_is_predicted():
     by_luck = verdict(printed="15 s", figure="step", missed="not described")
     checked = judged("one", by_luck, verdict(printed="15 s", figure="other"))
-    assert sentences(checked)[-1].endswith(": said to be missed, and holds; drop missed from the scenario.")
+    assert sentences(checked)[-1].endswith(": holds, though marked missed; drop missed from the scenario.")
     assert sentences(checked, "host.launch x 2") == [
         "2 printed figures held on machines with host.launch x 2, which predicts nothing."
     ]
@@ -213,7 +213,7 @@ def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
 
 def test_what_suddenly_holds_is_said():
     found = judged("one", verdict(printed="15 s", figure="step", missed="nobody knows", why="the step"))
-    assert sentences(found)[-1].endswith("said to be missed, and holds; drop missed from the scenario.")
+    assert sentences(found)[-1].endswith("holds, though marked missed; drop missed from the scenario.")
 
 
 def test_a_range_is_told_by_its_ends_and_the_nearer_one_gives_the_error():

@@ -358,7 +358,7 @@ BAD = {
     ),
     "an input of two steps": (
         lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),
-        ": what exists before the first op of a graph of several steps is persistent, found 'x'",
+        ": a tensor that exists before the first op of a graph of several steps is persistent, found 'x'",
     ),
 }
 

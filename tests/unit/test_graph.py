@@ -307,7 +307,7 @@ ONE, TWO = Graph("one", (), ()), Graph("two", (), ())
         ((ONE,), (), ("a",), "graph_of: ranks run the 1 graph of a job, numbered from 0, and each"),
         ((ONE, TWO), (0, 0), ("a", "b"), "graph_of: ranks run the 2 graphs of a job, numbered from 0, and each"),
         ((ONE, TWO), (0, 1), ("a",), "labels: each graph has a label, found 1 label for 2 graphs; say what its ranks"),
-        ((ONE,), (0,), ("a", "b"), "labels: each graph has a label, found 2 labels for 1 graph; say what its ranks"),
+        ((ONE,), (0,), ("a", "b"), "labels: each graph has a label, found 2 labels for 1 graph; give its ranks"),
         ((ONE,), (0,), "a", "labels: a list of entries of type str is needed, found one str; correct it"),
         (ONE, (0,), ("a",), "graphs: a list of entries of type Graph is needed, found one Graph; correct it"),
         ((ONE,), (0.0,), ("a",), "graph_of: a list of entries of type int is needed, found one float; correct it"),

@@ -145,7 +145,7 @@ def test_figures_that_a_file_lacks_are_told_once(folder: Path) -> None:
     bare = {key: value for key, value in TINY.items() if key not in ("hidden_size", "tie_word_embeddings")}
     (told,) = read(bare | {"num_attention_heads": 32}, sequence=32).derived
     lacks = "hidden_size 4096, tie_word_embeddings False"
-    assert told == f"config.json lacks these, so they are what transformers 5.24.0 takes: {lacks}."
+    assert told == f"Defaults of transformers 5.24.0, as config.json lacks them: {lacks}."
     assert read(TINY, sequence=32).derived == ()
 
 

@@ -26,8 +26,8 @@ def test_a_link_that_its_bus_caps_is_named_with_the_bus():
         results = hosim.run("llama3_8b_train_h100", set={"links.*.bandwidth": f"{rate} GB/s"}, policies=["static"])
         steps.append(results["static"].summary["step_ns"])
         assert (
-            f"links.d2h.bandwidth is {rate} GB/s, but buses.pcie.bandwidth is 100 GB/s: more changes nothing, unless "
-            "that is set as well."
+            f"links.d2h.bandwidth is {rate} GB/s, but buses.pcie.bandwidth is 100 GB/s: more changes nothing "
+            "unless both are set."
         ) in results.sentences
     assert len(set(steps)) == 1
 
@@ -58,7 +58,7 @@ def test_what_a_bus_is_asked_for_counts_all_who_share_it_and_has_no_end_with_a_p
     [
         (
             {"buses.pcie.bandwidth": "120 GB/s"},
-            "buses.pcie.bandwidth is 120 GB/s, but what its links carry together is 111 GB/s",
+            "buses.pcie.bandwidth is 120 GB/s, but the sum of its links is 111 GB/s",
         ),
         ({"tiers.hbm.capacity": "90 GB"}, ""),
         ({"links.*.bandwidth": "40 GB/s"}, ""),
@@ -83,10 +83,8 @@ def test_a_capacity_beyond_the_budget_is_named(tmp_path):
 
 
 def test_runtimes_that_decide_for_free_are_named(tmp_path):
-    assert (
-        "bench_machine states no costs of a host, so that decisions of reactive are free: add the key host."
-        in _said(tmp_path)
-    )
+    free = "Decisions of reactive cost no time: bench_machine states no costs of a host; add the key host."
+    assert free in _said(tmp_path)
     assert "costs of a host" not in _said(tmp_path, policies=["static"])
     assert "costs of a host" not in _said(tmp_path, set={"host.queue_depth": 512})
 
@@ -97,8 +95,8 @@ def test_experts_without_a_home_are_named_where_weights_have_one(tmp_path):
     for homes, is_said in (("weight: ddr", True), ("weight: ddr\n  expert: hbm", False)):
         (tmp_path / "mine.yaml").write_text(source.replace("expert: ddr", homes, 1), encoding="utf-8")
         said = hosim.run(tmp_path / "mine.yaml", policies=["resident"]).sentences
-        forgotten = "homes names weight and not expert, so that 58.0 GB of experts live in hbm"
-        assert (f"{forgotten}: give expert a home as well (--home expert=ddr)." in said) == is_said
+        forgotten = "58.0 GB of experts stay in hbm: homes names weight, not expert"
+        assert (f"{forgotten}; to move them, add --home expert=ddr." in said) == is_said
 
 
 def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp_path):
@@ -112,7 +110,7 @@ def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp
 
 
 def test_a_graph_without_flops_says_why_there_are_no_rates(tmp_path):
-    said = "No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told"
-    assert f"{said}; for tokens/s say what a step handles: workload.batch and workload.sequence." in _said(tmp_path)
+    said = "TFLOP/s and MFU are unknown: no op of the graph has FLOPs"
+    assert f"{said}; for tokens/s state workload.batch and workload.sequence." in _said(tmp_path)
     assert f"{said}." in _said(tmp_path, set={"workload.batch": 4, "workload.sequence": 100})
     assert said not in "\n".join(hosim.run("tiny_train_910c", policies=["resident"]).sentences)

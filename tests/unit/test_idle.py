@@ -44,7 +44,7 @@ FREE = "no lower tier that it joins states a bandwidth"
         ({"links.d2h.sharing": "fair"}, "links.d2h.sharing (one copy at a time shares with no other)"),
         ({"links.*.channels": 2, "links.d2h.sharing": "fair"}, ""),
         ({"tiers.ddr.scope": "node"}, "tiers.ddr.scope (there is one rank)"),
-        ({"allocator.page": "4 kB"}, "allocator.page (each row counts bytes alone (allocator: ideal))"),
+        ({"allocator.page": "4 kB"}, "allocator.page (each row only counts bytes (allocator: ideal))"),
         ({"scenario.seed": 3}, "seed (nothing is drawn)"),
         ({"scenario.slo.ttft": "1 s"}, "slo.ttft (hosim serve reads it)"),
         ({"scenario.kv_tiers.ddr": "1 GB"}, "kv_tiers.ddr (hosim serve reads it)"),
@@ -69,21 +69,21 @@ FREE = "no lower tier that it joins states a bandwidth"
             {"software": "eager_pytorch", "software.memory.communication": "1 MB"},
             "software.memory.communication (there is one rank)",
         ),
-        ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (what runs is the same with it)"),
+        ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (the graph is the same with it)"),
         ({"workload.parallel.schedule": "1f1b", "workload.batch": 2}, ""),
     ],
 )
 def test_what_changes_nothing_is_named(line, changes, told):
     said = line(changes) or ""
-    assert (f"has no effect here: {told}" in said) if told else not said
+    assert (f"without effect here: {told}" in said) if told else not said
 
 
 def test_what_an_author_states_is_named_too_and_what_has_an_origin_is_not(line):
     box = documents.BOX.replace("ddr: {capacity: inf}", "ddr: {capacity: inf, energy: 1 pJ/B}")
     assert line({}, box=box) is None  # assumed, a toy
-    named = "has no effect here: tiers.ddr.energy (the energy of a copy is that of its link)."
+    named = "without effect here: tiers.ddr.energy (the energy of a copy is that of its link)."
     assert line({}, box=box.replace("  tiers: a toy\n", "")) == named
-    assert line({}, story=STORY + "seed: 3\n") == "has no effect here: seed (nothing is drawn)."
+    assert line({}, story=STORY + "seed: 3\n") == "without effect here: seed (nothing is drawn)."
 
 
 def test_ways_past_endless_room_are_named(line):
@@ -94,12 +94,12 @@ def test_ways_past_endless_room_are_named(line):
     }
     links = "\nlinks:" + "".join(f"\n  {name}: {way}" for name, way in ways.items())
     box = documents.BOX.replace("ddr: {capacity: inf}", more).replace("\nlinks:", links)
-    why = "nothing goes past the endless room of ddr"
+    why = "ddr before it has unlimited room"
     for path in ("links.read.bandwidth", "links.write.latency"):
         assert (
-            line({path: "1 us" if "latency" in path else "1 MB/s"}, box=box) == f"has no effect here: {path} ({why})."
+            line({path: "1 us" if "latency" in path else "1 MB/s"}, box=box) == f"without effect here: {path} ({why})."
         )
-    assert line({"tiers.ssd.reserved": "1 GB"}, box=box) == f"has no effect here: tiers.ssd.reserved ({why})."
+    assert line({"tiers.ssd.reserved": "1 GB"}, box=box) == f"without effect here: tiers.ssd.reserved ({why})."
     assert line({"links.read.bandwidth": "1 MB/s", "tiers.ddr.capacity": "1 TB"}, box=box) is None
     assert line({"links.read.bandwidth": "1 MB/s", "homes.optimizer_state": "ssd"}, box=box) is None
 
@@ -107,7 +107,7 @@ def test_ways_past_endless_room_are_named(line):
 def test_a_home_that_nearly_all_of_its_tensors_ignore_is_told(line):
     decode = documents.decoder(1, "kind: dense, width: 128", batch=1, sequence=16)
     assert line({}, job=decode) is None
-    told = "homes.activation is a home of 4 B; 2.88 kB that it names are new in each step and gone before it ends."
+    told = "homes.activation holds for 4 B only: 2.88 kB of its tensors are new in each step and gone before it ends."
     for homes, said in (({"activation": "ddr"}, [told]), ({"activation": "free"}, []), ({"kv_cache": "ddr"}, [])):
         changes = {f"homes.{kind}": tier for kind, tier in homes.items()}
         sentences = simulator.run("story.yaml", policies=["resident"], set=changes).sentences
@@ -119,6 +119,6 @@ def test_the_run_names_it_and_costs_of_rows_that_are_not_there(line, tmp_path):
     changes = {"host.reactive.sync": "3 us", "host.fixed.step": "1 us"}
     for policy, told in (("resident", "host.reactive.sync (no row decides"), ("reactive", "host.fixed.step (each row")):
         said = simulator.run("story.yaml", policies=[policy], set=changes).sentences
-        assert any(sentence.startswith(f"has no effect here: {told}") for sentence in said)
+        assert any(sentence.startswith(f"without effect here: {told}") for sentence in said)
     said = simulator.run("story.yaml", set=changes).sentences
-    assert not any("has no effect here" in sentence for sentence in said)
+    assert not any("without effect here" in sentence for sentence in said)

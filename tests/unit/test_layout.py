@@ -57,7 +57,7 @@ def test_an_axis_cuts_once_and_is_known() -> None:
         Layout(MESH, (("data",), ("data",)))
     with pytest.raises(ConfigError, match=r"names axes of the mesh .*, found 'tensr'; .*did you mean 'tensor'"):
         Layout(MESH, (("tensr",), ()))
-    with pytest.raises(ConfigError, match="what a layout becomes is summed up, found partial along data"):
+    with pytest.raises(ConfigError, match="a new layout has no partial sums, found partial along data"):
         Layout(MESH, ((), ())).changes(Layout(MESH, ((), ()), ("data",)))
 
 

@@ -121,7 +121,7 @@ def test_the_command_ends_with_0_1_or_2(tmp_path: Path, capsys: pytest.CaptureFi
 
     plan, of = write(tmp_path, GOOD)
     assert run(plan, "--graph", of) == 0
-    assert "nothing to tell" in capsys.readouterr().out
+    assert "no fault" in capsys.readouterr().out
     plan, of = write(tmp_path, GOOD.replace("compute f;", "copy w ddr hbm; compute f;"))
     assert run(plan, "--graph", of, "--json") == 1
     (row,) = json.loads(capsys.readouterr().out)

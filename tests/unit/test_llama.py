@@ -308,7 +308,9 @@ def test_a_graph_file_is_found_beside_its_document() -> None:
 
 def test_the_workload_says_how_often_a_graph_file_runs() -> None:
     assert build(file_workload(steps=7), Path("persistent"), read_graph).steps == 7
-    with pytest.raises(ConfigError, match="workload w: what exists before the first op of a graph of several steps"):
+    with pytest.raises(
+        ConfigError, match="workload w: a tensor that exists before the first op of a graph of several steps"
+    ):
         build(file_workload(steps=2), Path("other"), read_graph)
 
 

@@ -215,7 +215,7 @@ def test_weights_are_gathered_as_many_blocks_ahead_as_is_said(ahead: int) -> Non
     for op in range(len(graph.ops)):
         live.append(sum(graph.tensors[t].size_bytes for t in whole if lives.born[t] <= op <= lives.dies[t]))
     assert max(live) == (ahead + 1) * layer
-    with pytest.raises(ValueError, match="what is gathered ahead are weights that ZeRO shards, found it with zero_s"):
+    with pytest.raises(ValueError, match="only weights that ZeRO shards are gathered ahead, found it with zero_s"):
         job(data=2, zero_stage=2, gathers_ahead=ahead)
 
 

@@ -626,7 +626,9 @@ def test_what_is_lost_is_named(monkeypatch):
     with offloaded() as (step, x, _):
         run(step, x, 4)
         monkeypatch.setattr(FileTier, "_read", failing(OSError(5, "Input/output error")))
-        with pytest.raises(ExecutionError, match=r"what is below comes back, found \d+ tensors lost, layers.0.*first"):
+        with pytest.raises(
+            ExecutionError, match=r"tensors in the lower tier come back, found \d+ tensors lost, layers.0.*first"
+        ):
             step(x)
 
 
@@ -785,7 +787,7 @@ def test_a_plan_that_runs_an_op_again_that_cannot_is_refused_by_its_name(tmp_pat
     model, optimizer, x = made(InPlace)
     with (
         hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, **options) as step,
-        pytest.raises(HosimError, match=r"compute layers\..*keep or move what it makes"),
+        pytest.raises(HosimError, match=r"compute layers\..*keep or move its outputs"),
     ):
         run(step, x, 7)
 

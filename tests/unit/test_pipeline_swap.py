@@ -65,5 +65,5 @@ def test_the_gap_knows_no_link():
 
 
 def test_a_gap_has_no_distance_in_ops():
-    with pytest.raises(ConfigError, match="what comes back by passes comes at no distance in ops"):
+    with pytest.raises(ConfigError, match="copies in by passes have no distance in ops"):
         POLICIES["offload_saved"].plan(problem(stage()), {"gap": 4, "ahead": 3})

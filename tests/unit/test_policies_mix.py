@@ -91,7 +91,7 @@ def test_the_mix_beats_both_where_each_is_cheap_for_some(mixed):
     step = p.replay(found.plan).step_ns
     assert step < alone
     assert step < recompute
-    assert "repeated run" in found.plan.notes[-1]
+    assert "rerun" in found.plan.notes[-1]
     assert "hbm>ddr" in " ".join(tell(p, found.plan))
 
 

@@ -171,7 +171,7 @@ def test_an_op_that_cannot_run_is_a_shortfall():
     p = problem(train(4), budget=24)
     with pytest.raises(CapacityError) as caught:
         POLICIES["reactive"].plan(p)
-    assert (caught.value.report.demand_bytes, caught.value.report.at) == (25, "op 'f1'")
+    assert (caught.value.report.demand_bytes, caught.value.report.at) == (25, "op f1")
     assert caught.value.report.largest == (("a0", 10), ("a1", 10), ("w", 5))
 
 

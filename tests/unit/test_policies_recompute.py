@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_given_up_when_room_is_needed_and_made_again_before
         "f0; f1; a0 -hbm; f2; b2; a2 -hbm; b1; a1 -hbm; g2 -hbm; f0; b0; a0 -hbm; g1 -hbm; g0 -hbm"
     )
     assert extra_ns(p) == 10
-    assert plan(p).notes == ("1 tensor given up and made again by 1 run, 10 ns in all",)
+    assert plan(p).notes == ("1 tensor dropped, and remade by 1 rerun, 10 ns in all",)
 
 
 @pytest.mark.parametrize("layers", [16, 64, 256, 1024])

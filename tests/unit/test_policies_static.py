@@ -313,7 +313,7 @@ def test_what_is_asked_for_or_at_home_here_is_not_made_again():
     [
         ("x*", {}, r"option move .* found 'x\*'; take a name"),
         ("expert", {}, r"option move .* found 'expert'; take a name"),
-        ("a1", {"a1": HBM}, r"option move names may leave .* found 'a1', which is at home there; give it another"),
+        ("a1", {"a1": HBM}, r"tensors of option move may leave .* found 'a1', which is at home there; give it another"),
     ],
 )
 def test_a_pattern_that_asks_for_what_cannot_leave_is_refused(pattern, homes, message):

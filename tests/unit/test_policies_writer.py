@@ -69,9 +69,9 @@ def test_what_is_refused_names_the_policy_the_rule_and_the_state():
     assert "policy 'mine', op 'f1'" in str(caught.value)
     assert "'a0' absent in hbm, absent in ddr" in str(caught.value)
     w.compute(0)
-    with pytest.raises(PlanError, match="what is evicted is valid in another tier"):
+    with pytest.raises(PlanError, match="an evicted tensor is valid in another tier"):
         w.evict(1)
-    with pytest.raises(PlanError, match="what is detached is there"):
+    with pytest.raises(PlanError, match="a tensor to detach is there"):
         w.detach(1, DDR)
     w.back_up(1)
     with pytest.raises(PlanError, match="not yet valid at its target"):
@@ -90,7 +90,7 @@ def test_the_peak_counts_workspace_and_the_report_says_who_was_there():
     assert w.peak_bytes == [32, 0]
     with pytest.raises(CapacityError) as caught:
         w.finish()
-    assert caught.value.report.at == "op 'g'"
+    assert caught.value.report.at == "op g"
     assert caught.value.report.largest == (("y", 7), ("x", 4), ("z", 1))
 
 

@@ -214,7 +214,7 @@ def test_a_blocked_run_is_judged_by_what_happened():
     judge(rows, g=needy, status="blocked", blocked=("g waits",))
     with pytest.raises(InvariantError, match=r"first in line for room .*97 B beside 4 B at 20 ns do not start"):
         judge(rows, g=needy, status="blocked", blocked=("g waits",), budget=101)
-    with pytest.raises(InvariantError, match="what could start has started"):
+    with pytest.raises(InvariantError, match="an action starts as soon as it can"):
         judge(rows, status="blocked", blocked=("g waits",))
     put("spans", 1, end_ns=21)(rows)
     with pytest.raises(InvariantError, match="a compute takes its own time"):

@@ -111,7 +111,7 @@ B, D = 7, 8
         (changed("addresses", B, "offset_bytes", -1), "no two live places overlap in addresses"),
         (changed("addresses", B, "offset_bytes", 1, [*range(B), D, B]), "no two live places overlap in addresses"),
         (changed("addresses", D, "offset_bytes", 16), "each place lies in its tier, found 4 at 51 B, 50 B"),
-        (changed("compactions", 0, "asked_ns", 1), "what waits for compaction waits while one is asked for"),
+        (changed("compactions", 0, "asked_ns", 1), "a wait for compaction lasts while one is asked for"),
         (changed("addresses", -1, "offset_bytes", 1), "a range is freed where, and as large as, it was taken"),
         (changed("addresses", 1, "time_ns", 1), "each place has one range, as large as it"),
         (changed("compactions", 0, "is_remap", -1), "each place has one range|a compaction takes its price"),
@@ -128,7 +128,7 @@ def test_a_trace_that_was_tampered_with_is_found(spoil, law):
     [
         (-1, "compactions come one after another"),
         (0, ""),
-        (1, "what waits for compaction waits while one is asked for"),
+        (1, "a wait for compaction lasts while one is asked for"),
     ],
 )
 def test_a_wait_may_go_on_through_compactions_that_touch(gap_ns, broken):

@@ -18,21 +18,21 @@ WRONG_PLANS = {
     "reads what is only below": (
         "compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', action 0 (compute f): what an action reads is valid (hbm), found 'w' absent in hbm, "
+            "plan 'hand', action 0 (compute f): a tensor that an action reads is valid (hbm), found 'w' absent in hbm, "
             "valid in ddr; copy it into hbm before this action"
         ),
     ),
     "reads what it detached": (
         "copy w ddr hbm; detach w hbm; compute f; compute g; detach a hbm",
         (
-            "plan 'hand', action 2 (compute f): what an action reads is valid (hbm), found 'w' absent in hbm, "
+            "plan 'hand', action 2 (compute f): a tensor that an action reads is valid (hbm), found 'w' absent in hbm, "
             "valid in ddr; copy it into hbm before this action"
         ),
     ),
     "reads before it is written": (
         "compute g; copy w ddr hbm; compute f; detach w hbm; detach a hbm",
         (
-            "plan 'hand', action 0 (compute g): what an action reads is valid (hbm), found 'a' absent in hbm, "
+            "plan 'hand', action 0 (compute g): a tensor that an action reads is valid (hbm), found 'a' absent in hbm, "
             "not written before; write it before this action"
         ),
     ),
@@ -65,8 +65,8 @@ WRONG_PLANS = {
     "copies from nowhere": (
         "copy w hbm ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', action 0 (copy w hbm -> ddr): what an action reads is valid (hbm), found 'w' absent in "
-            "hbm, valid in ddr; copy it into hbm before this action"
+            "plan 'hand', action 0 (copy w hbm -> ddr): a tensor that an action reads is valid (hbm), found 'w' absent "
+            "in hbm, valid in ddr; copy it into hbm before this action"
         ),
     ),
     "copies where no link leads": (
@@ -76,14 +76,14 @@ WRONG_PLANS = {
     "detaches what is not there": (
         "copy w ddr hbm; compute f; detach w hbm; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', action 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm; "
+            "plan 'hand', action 3 (detach w from hbm): a tensor to detach is there, found 'w' absent from hbm; "
             "drop this detach, or make the tensor before it"
         ),
     ),
     "detaches what an op that is missing makes": (
         "copy w ddr hbm; detach w hbm; detach a hbm; compute g",
         (
-            "plan 'hand', action 2 (detach a from hbm): what is detached is there, found 'a' absent from hbm; "
+            "plan 'hand', action 2 (detach a from hbm): a tensor to detach is there, found 'a' absent from hbm; "
             "drop this detach, or make the tensor before it"
         ),
     ),
@@ -184,7 +184,7 @@ def test_homes_and_tiers_are_those_of_graph_and_machine(change: dict[str, Any], 
 def test_homes_fit_in_their_tiers():
     ddr = MACHINE.tiers["ddr"].model_copy(update={"capacity_bytes": 9})
     tight = MACHINE.model_copy(update={"tiers": {**MACHINE.tiers, "ddr": ddr}})
-    with pytest.raises(PlanError, match=r"what has its home in ddr fits there \(9 B\), found 10 B"):
+    with pytest.raises(PlanError, match=r"the homes in ddr fit there \(9 B\), found 10 B"):
         check_plan(GRAPH, tight, PLAN)
 
 

@@ -67,7 +67,7 @@ def test_a_step_ends_with_the_last_values():
     g = graph("w 10 persistent", "u: -> w", "v: -> w")
     judge(g, "compute v; compute u; compute v")
     said = refused(g, "compute v; compute u")
-    assert "what outlasts a training step ends it with the value that program order leaves in it" in said
+    assert "a tensor that outlasts a training step ends it with its value in program order" in said
     assert "'w' as op 'u' makes it, not as op 'v' makes it" in said
 
 
@@ -107,7 +107,7 @@ def test_after_the_last_step_nothing_that_outlasts_it_changes():
     g = graph("w 10 persistent, a 4", "u: -> w", "v: -> w", "f: -> a")
     judge(g, "compute u; compute v; compute f; detach a hbm; compute f; detach a hbm")
     said = refused(g, "compute u; compute v; compute f; detach a hbm; compute u")
-    assert "no op changes what outlasts the last training step after its end" in said
+    assert "no op after the last training step changes a tensor that outlasts it" in said
     assert "'w'" in said
 
 

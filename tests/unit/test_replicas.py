@@ -350,7 +350,7 @@ def test_what_is_not_marked_or_cannot_be_cut_is_refused(graph: Graph, stage: int
         ("{data: 2}", "parallel.ranks: all replicas of a graph are ranks, found one; set it to all"),
         ("{ranks: all, data: 2}\nreplicas: 2", "replicas: a replica is one rank that meets no other"),
         ("{ranks: all, data: 2, bucket: 0 B}", "parallel.bucket"),
-        ("{ranks: all, data: 2, gathers_ahead: 2}", "what is gathered ahead are weights that ZeRO shards"),
+        ("{ranks: all, data: 2, gathers_ahead: 2}", "only weights that ZeRO shards are gathered ahead"),
     ],
 )  # fmt: skip
 def test_fields_that_a_graph_does_not_have_are_refused(tmp_path, fields: str, message: str) -> None:  # type: ignore[no-untyped-def]

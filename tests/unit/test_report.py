@@ -229,12 +229,12 @@ def test_sentences_of_one_row():
 
 
 def test_sentences_name_the_gap_and_the_op():
-    short = Shortfall("hbm", 130, 100, "L31/fwd/loss", levers=("raise the budget",))
+    short = Shortfall("hbm", 130, 100, "op L31/fwd/loss", levers=("raise the budget",))
     fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
     assert sentences([_row("resident", shortfall=short), fast]) == [
-        "resident does not fit in hbm: short by 30 B at op 'L31/fwd/loss'.",
+        "resident does not fit in hbm: 30 B short at op L31/fwd/loss.",
         (
-            "static takes 1.00 us a step, at most 50 % above the best (link d2h); "
+            "static takes 1.00 us a step, at most 50 % above the best plan (link d2h); "
             "it overlaps 97 % of its copying with compute."
         ),
     ]
@@ -242,8 +242,8 @@ def test_sentences_name_the_gap_and_the_op():
 
 def test_a_sentence_says_why_a_policy_that_could_move_data_moved_none():
     rows = [_row(name, 1000, moved_d2h_bytes=0, peak_hbm_bytes=1500) for name in ("resident", "reactive", "static")]
-    why = "what a step holds at once, 1.50 kB, fits in the 2.00 kB of hbm."
-    assert sentences(rows)[1] == f"nothing has to move under reactive and static: {why}"
+    why = "the peak of a step, 1.50 kB, fits in the 2.00 kB of hbm."
+    assert sentences(rows)[1] == f"reactive and static move nothing: {why}"
     assert len(sentences(rows[:1])) == 1
 
 
@@ -286,7 +286,7 @@ def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_
     recompute, static = again["recompute"].summary, again["static"].summary
     assert recompute["bound_kind"] == "room or recompute at fwd/5"
     assert recompute["bound_ns"] < static["bound_ns"]
-    assert "the best for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
+    assert "the best plan for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
 
 
 def test_a_bound_that_other_homes_can_beat_says_so():
@@ -301,7 +301,7 @@ def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
     fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", slowdown_vs_fastest=1.0)
     slow = _row("recompute", 1300, slowdown_vs_fastest=1.3, recompute_ns=300, compute_ns=1000)
     first, second = sentences([fast, slow])
-    assert "the best without recompute (link d2h)" in first
+    assert "the best plan without recompute (link d2h)" in first
     assert second == "recompute takes 1.30x as long as static: it spends 300 ns on recompute."
 
 

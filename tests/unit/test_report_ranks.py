@@ -86,7 +86,7 @@ def test_folded_ranks_are_shown_by_the_one_that_stands_for_them():
     row = row_of([0] * 8 + [8] * 8, [0] * 8 + [1] * 8, slowest=14)
     assert chosen(row, 1) == [0]
     assert chosen(row, 7) == [0, 8]
-    said = "2 of 16 ranks are shown; 14 do exactly what the one does that stands for them"
+    said = "2 of 16 ranks are shown; 14 do exactly the same as one of these"
     assert omitted(row, [0, 8]) == said
 
 
@@ -216,7 +216,7 @@ def test_folded_ranks_are_named_with_how_many_they_stand_for(folded):
     assert names[0] == "static, stage 0 x4, rank"
     assert names[4] == "static, stage 1 x4, rank"
     labels = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
-    assert labels == ["2 of 8 ranks are shown; 6 do exactly what the one does that stands for them"]
+    assert labels == ["2 of 8 ranks are shown; 6 do exactly the same as one of these"]
 
 
 def test_of_a_large_job_some_ranks_are_written(whole, monkeypatch):
@@ -240,7 +240,7 @@ def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     )
     said = texts(timeline.timeline(folded).figure)
     assert "rank 4, stage 1, stands for 4 ranks" in said
-    assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
+    assert "2 of 8 ranks are shown; 6 do exactly the same as one of these" in said
 
 
 def test_ranks_that_never_meet_have_a_timeline():
@@ -262,7 +262,7 @@ def test_what_a_rank_waits_for_is_that_of_its_compute_stream(whole):
 def test_sentences_tell_how_ranks_fare(whole, folded):
     for row in (whole, folded):
         said = "".join(sentences([row]))
-        assert re.search(r"the 8 ranks compute for [\d.]+ % of the time and wait for one another for [\d.]+ %", said)
+        assert re.search(r"the 8 ranks of \w+ compute for [\d.]+ % of the time and wait for peers for [\d.]+ %", said)
 
 
 def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
@@ -287,7 +287,7 @@ def test_of_crowded_links_the_worst_is_named_in_each_row():
         for label, times in (("one", 2.0), ("two", 3.0), ("three", 1.04))
     ]
     times = "2.00x as long as alone under one and 3.00x as long as alone under two"
-    assert crowded(rows) == [f"ranks crowd what they share: transfers over in take {times}"]
+    assert crowded(rows) == [f"transfers of ranks that share in take {times}"]
 
 
 def test_a_row_that_has_not_settled_says_so(whole):
@@ -300,7 +300,7 @@ def test_a_row_that_has_not_settled_says_so(whole):
 
     assert said(step) == said(int(step / 1.004)) == []
     (warning,) = said(step // 2)
-    assert warning.startswith("warning: static has not settled, as ranks that meet take from ")
+    assert warning.startswith("warning: static has not settled: the measured step takes ")
     assert warning.endswith("set steps of the workload to more than 2.")
     graphs = tuple(replace(graph, steps=1) for graph in whole.job.graphs)
     once = replace(whole, job=replace(whole.job, graphs=graphs))

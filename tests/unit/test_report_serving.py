@@ -111,14 +111,14 @@ def test_what_was_found_is_told_with_what_it_saved():
     first, found, read, waited = said
     assert first == (
         "static: half of the requests have their first token within 1.00 ms of sending, 95 % within 1.00 ms; "
-        "a further token takes 1.00 ms, 50 tokens come out in a second."
+        "a further token takes 1.00 ms, 50 tokens/s come out."
     )
-    assert found == "static finds of all prompt tokens 20 % in hbm and 30 % in ddr; 50 % are computed."
+    assert found == "Of all prompt tokens static finds 20 % in hbm and 30 % in ddr, and computes 50 %."
     assert read == (
         "static reads a prompt in 8.00 ms if 0 % of it was found and 2.00 ms if 100 % of it was found; "
         "at 5.40 GB/s copying takes as long as computing."
     )
-    assert waited == "static waits for 0 % of the time of its iterations."
+    assert waited == "static stalls for 0 % of the time of its iterations."
 
 
 def test_requests_that_are_left_out_are_counted_once():
@@ -136,7 +136,7 @@ def test_links_that_carry_nothing_have_no_column():
 
 def test_stores_may_be_what_is_waited_for():
     said = sentences([row(stall_fraction=0.2, wait_transfer_ns=5, drain_ns=6)])
-    assert said[2] == "static waits for 20 % of the time of its iterations, most for stores."
+    assert said[2] == "static stalls for 20 % of the time of its iterations, mostly for stores."
 
 
 def test_rows_that_do_not_end_say_why():
@@ -149,7 +149,7 @@ def test_rows_that_do_not_end_say_why():
 def test_a_long_queue_is_told_with_the_rates():
     assert sentences([row(waiting_at_last=40)])[-1] == (
         "static: 40 of 100 requests waited when the last one came (in a second 9 offered and 1,585 served), "
-        "so that the latencies tell how many came."
+        "so the latencies grow with the number of requests."
     )
     assert "waited" not in sentences([row(waiting_at_last=0)])[-1]
 
@@ -202,7 +202,7 @@ def test_goodput_is_told_where_objectives_are_stated():
     lines = table([good]).split("\n\n")[1].splitlines()
     assert [line.split()[-5:] for line in lines][1] == ["12.3", "75", "%", "0", "%"]
     assert lines[0].split()[-3:] == ["goodput/s", "goodput", "stall"]
-    assert sentences([good])[-1] == "static: 75 % of the requests meet every objective, 12.3 in a second."
+    assert sentences([good])[-1] == "static: 75 % of the requests meet every objective, 12.3 requests/s."
 
 
 def test_what_is_not_there_is_a_dash():

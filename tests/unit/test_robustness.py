@@ -143,7 +143,7 @@ def test_what_is_uncertain_of_software_is_drawn_too():
 
 
 def test_a_study_that_draws_is_not_drawn_again():
-    with pytest.raises(ConfigError, match=r"a study that draws says itself what is uncertain"):
+    with pytest.raises(ConfigError, match=r"a study that draws names its own uncertain figures"):
         sweep("tiny_train_uncertain", uncertainty=2, cache=False)
 
 

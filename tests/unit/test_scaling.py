@@ -52,7 +52,7 @@ def test_what_comes_out_at_both_ends_and_what_is_waited_for_is_said():
     assert missed == "static does not fit at ranks 8."
     makes, waits = said.split("; ")
     assert makes == "resident makes 8,000,000 tokens/s at ranks 8 and 51,200,000 tokens/s at ranks 64"
-    assert waits == "it waits for 5.0 % and 24 % of a step, there most for collectives."
+    assert waits == "it stalls for 5.0 % and 24 % of a step, mostly for collectives at the last point."
 
 
 def test_a_point_that_does_not_run_has_a_line_without_numbers():
@@ -90,7 +90,7 @@ def test_points_of_one_rank_are_compared_by_tokens_per_second():
     (said,) = sentences(rows)
     assert said == (
         "static makes 1,000,000 tokens/s at batch 1 and 160,000,000 tokens/s at batch 256; "
-        "it waits for 90 % and 0.5 % of a step, there most for transfers."
+        "it stalls for 90 % and 0.5 % of a step, mostly for transfers at the last point."
     )
 
 

@@ -118,10 +118,10 @@ def test_figures_that_it_sets_have_origins():
             "a value is divided by that of a row, or by a printed figure above 0, found ",
         ),
         ({"over": "resident", "printed": "26 percent"}, "a ratio is written as '2.7x', as a change such as '-26 %', "),
-        ({"at_most": "1 s", "kind": "fitted"}, "what is fitted, shown or missed is a printed figure, found none"),
-        ({"at_most": "1 s", "missed": "unknown"}, "what is fitted, shown or missed is a printed figure, found none"),
+        ({"at_most": "1 s", "kind": "fitted"}, "only a printed figure is fitted, shown or missed, found none"),
+        ({"at_most": "1 s", "missed": "unknown"}, "only a printed figure is fitted, shown or missed, found none"),
         ({"printed": ["2 s", "1 s"]}, "printed of the column 'step_ns' is a number, or a range from less to more"),
-        ({"printed": "1 s", "kind": "shown", "missed": "why"}, "what is missed was to be predicted, found kind: shown"),
+        ({"printed": "1 s", "kind": "shown", "missed": "why"}, "only a predicted figure is missed, found kind: shown"),
         ({"printed": "1 s", "range": ["1 s", "2 s"]}, "range is of a figure that is only shown, found kind: predicted"),
         ({"printed": "1 s", "agrees_if": "so"}, "agrees_if is of a figure that is only shown, found kind: predicted"),
         (

@@ -261,7 +261,7 @@ def test_mistakes_have_one_clear_message(tmp_path, profile):
 def test_a_scenario_names_software_that_is_there(tmp_path):
     with pytest.raises(ConfigError, match="a software document has a name in the catalogue, or a path that ends in"):
         hosim.run(chain.write(tmp_path), software="nobody")
-    with pytest.raises(ConfigError, match="a change of software is one of what the scenario names, found none"):
+    with pytest.raises(ConfigError, match="only a scenario that names software can change it, found none"):
         hosim.run(chain.write(tmp_path), set={"software.host.op": "1 us"})
 
 

@@ -91,7 +91,7 @@ def test_it_stays_at_home():
     steps.copy(0, hbm, ddr)
     steps.detach(0, hbm)
     plan = Plan("story", h.tier_names, (ddr, hbm), steps)
-    with pytest.raises(PlanError, match="or several ranks read there, stays there"):
+    with pytest.raises(PlanError, match="or that ranks share there, stays there"):
         referee.check_plan(g, h, plan)
     referee.check_plan(graph(None), h, plan)
 
@@ -109,5 +109,5 @@ def test_a_trace_that_miscounts_what_is_stored_once_is_refused(told):
     again = engine.run([engine.Program(g, plan, durations_ns(g, h)) for plan in plans], h)
     assert np.array_equal(again.residencies.whole()["delta_bytes"], trace.residencies.whole()["delta_bytes"])
     referee.check_trace(Job.of(g, 4), h, plans, again)
-    with pytest.raises(InvariantError, match="what is stored once in ddr is counted once"):
+    with pytest.raises(InvariantError, match="a tensor stored once in ddr counts once"):
         referee.check_trace(Job.of(g, 4), h, plans, replace(again, stored_once=told))

@@ -337,7 +337,7 @@ def test_what_is_compiled_is_captured_as_eager_and_told(what):
     found = hosim.torch.capture(given, x, **options)
     assert [op.flops for op in found.graph.ops if op.flops] == [op.flops for op in expected.ops if op.flops]
     said = [line for line in found.derived if "torch.compile" in line]
-    assert said == ["What torch.compile was given is captured as eager: ops that it would fuse stand apart."] * (
+    assert said == ["Functions under torch.compile are captured as eager: ops that it would fuse stand apart."] * (
         what not in ("nothing", "disabled")
     )
 

@@ -134,7 +134,7 @@ def test_a_file_that_is_no_program_is_refused(program, tmp_path):
     with zipfile.ZipFile(program) as archive, zipfile.ZipFile(tmp_path / "p.pt2", "w", zipfile.ZIP_DEFLATED) as out:
         for item in archive.infolist():
             out.writestr(item.filename, bytes(1000) * 1000)
-    with pytest.raises(ConfigError, match="stored as it is, found packed"):
+    with pytest.raises(ConfigError, match="stored as they are, found packed"):
         hosim.read_torch(str(tmp_path / "p.pt2"))
     with pytest.raises(ConfigError, match=r"torch\.export\.load reads the file, found TypeError"):
         hosim.read_torch(changed(program, tmp_path / "bad.pt2", "models/model.json", b'{"a": 1}'))

@@ -236,7 +236,7 @@ def test_what_is_not_alike_on_all_ranks_is_refused_by_name():
 
 
 def test_weights_that_lie_on_the_host_are_refused():
-    with pytest.raises(ConfigError, match="what FSDP shares lies on the device, found CPUOffloadPolicy"):
+    with pytest.raises(ConfigError, match="parameters of FSDP lie on the device, found CPUOffloadPolicy"):
         captured(lambda: sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)))
 
 

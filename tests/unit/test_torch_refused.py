@@ -161,7 +161,7 @@ def test_a_step_over_weights_with_memory_is_refused_and_leaves_them():
         model(x).mean().backward()
 
     model = small()
-    with pytest.raises(ConfigError, match=r"Sequential\.0\.weight: what a step uses was made in .*fake"):
+    with pytest.raises(ConfigError, match=r"Sequential\.0\.weight: tensors of a step were made in .*fake"):
         hosim.torch.capture(step, torch.randn(16, 32))
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -76,7 +76,7 @@ def test_ranks_without_room_to_copy_ahead_take_turns(tmp_path):
     assert sum(turns[part] for part in parts) == turns["step_ns"], "also of a step in the middle of the run"
     assert turns["moved_in_bytes"] == together["moved_in_bytes"] == 8 * 4 * 4000
     assert "in place of 12.0 us" in turns["notes"]
-    crowd = "ranks crowd what they share: transfers over in take 2.00x as long as alone under static."
+    crowd = "transfers of ranks that share in take 2.00x as long as alone under static."
     assert crowd in results.sentences
 
 
@@ -138,7 +138,7 @@ def test_beginnings_that_are_no_times_are_refused(tmp_path, starts):
 def test_turns_are_for_a_policy_that_knows_what_is_shared(tmp_path, row):
     text = SCENARIO.replace("policy: static, label: in turns", row).replace("BUDGET", "5 kB")
     (tmp_path / "turns.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="turns are for a policy that knows what ranks share"):
+    with pytest.raises(ConfigError, match="turns are for a policy that knows of shared links"):
         hosim.run(tmp_path / "turns.yaml")
 
 
@@ -167,7 +167,7 @@ def test_a_plan_is_told_as_its_row_decides_it(tmp_path):
     told = plan(path, "in turns").text()
     assert "ranks begin in 4 turns, up to 9.00 us late, once: 8.00 us a step in place of 12.0 us" in told
     alone = plan(path, "as if alone")
-    assert "transfers over in take 2.00x as long as alone under as if alone" in alone.text()
+    assert "transfers of ranks that share in take 2.00x as long as alone under as if alone" in alone.text()
     assert alone.explanations[0].augmented.problem.sharers == {}
 
 

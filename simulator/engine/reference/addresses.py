@@ -74,7 +74,7 @@ class AddressedRoom(Room):
         if not size:
             return
         if not self.space.take_home(item, size):
-            room, homes = int(self.size), f"homes in {self.name}, by the rules of the row's allocator"
+            room, homes = int(self.size), "the homes, laid out by the row's allocator"
             demand, levers = max(self.space.reserved_bytes + size, room + 1), ("let the row name another allocator",)
             raise CapacityError(Shortfall(self.name, demand, room, homes, levers=levers))
         self._record_range(item, *self.space.places[item])
@@ -123,9 +123,9 @@ class AddressedRoom(Room):
     def address_text(self) -> str:
         """What a message adds: how much is reserved, and the size of the largest hole."""
         if not self.has_line:
-            return " (each place waits for the range that was chosen for it)"
+            return " (each place has its own fixed range)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
-        return f" (by address {kept} are reserved, and no hole is larger than {hole})"
+        return f" ({kept} are reserved, and the largest hole has {hole})"
 
 
 def space_for(program: Program, room: Room, figures: Allocator) -> AddressSpace:
@@ -142,8 +142,8 @@ def space_for(program: Program, room: Room, figures: Allocator) -> AddressSpace:
         capacity = int(min(room.size, _ENDLESS))
         return CachedSegments(capacity, figures) if program.allocator == "caching" else BestFit(capacity)
     if program.plan.fixed is None:
-        must, do = "offsets are fixed for a plan that is made before the run", "let the row name another allocator"
-        raise ScopeError(f"plan {program.plan.name!r}", must, "one that decides while it runs", do)
+        must, do = "only a plan made before the run has fixed offsets", "let the row name another allocator"
+        raise ScopeError(f"plan {program.plan.name!r}", must, "a plan that decides while it runs", do)
     most = int(room.size) if isfinite(room.size) else None
     layout = offsets(program.graph, program.plan, room.index, most)
     if layout.span_bytes > room.size:
@@ -160,5 +160,5 @@ def _too_wide(graph: Graph, layout: Offsets, room: Room) -> CapacityError:
     span, live = human(layout.span_bytes, "B"), human(layout.live_bytes, "B")
     less = human(int(room.size) - (layout.span_bytes - layout.live_bytes), "B")
     levers = (f"plan with at most {less} live at once", "let the row name another allocator")
-    spans = f"fixed offsets span {span}, of which {live} are live at once"
+    spans = f"the fixed offsets, which span {span} for {live} live at once"
     return CapacityError(Shortfall(room.name, layout.span_bytes, int(room.size), spans, tuple(largest), levers))

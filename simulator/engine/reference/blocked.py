@@ -92,7 +92,7 @@ class Explainer:
         way = f"from {rooms[link.source].name} to {rooms[link.target].name}"
         copy = f"the copy of {self._name(head.tensor)} {way} (action {head.key & ISSUE_MASK})"
         if rank.is_early(head):
-            yield f"{copy} waits for what was issued before it"
+            yield f"{copy} waits for actions issued before it"
         elif rank.lacks_source(head):
             yield f"{copy} waits for its source"
             yield from self._about_tensor(head.tensor, head.key)

@@ -151,7 +151,7 @@ class Order:
             compute.sources = self._sources(reads, tier)
             in_tier = tuple([tensor for tensor in reads if tensor not in compute.sources])
         if (missing := self.issued.missing(in_tier, tier)) is not None:
-            rule = "what a compute reads is valid in the tier that its device works in"
+            rule = "a tensor that a compute reads is valid in the tier of its device"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
             if tensor in self._fence:

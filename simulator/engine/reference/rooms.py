@@ -129,7 +129,7 @@ class Room(simpy.Container):
             If the homes are too large.
         """
         if size > self.level:
-            raise CapacityError(Shortfall(self.name, self.used + size, int(self.size), f"home of {tensor!r}"))
+            raise CapacityError(Shortfall(self.name, self.used + size, int(self.size), f"the home of {tensor}"))
         if size:
             Ask(self, RoomClaim(HOME, [(item, size)], Gate()))
 

@@ -120,13 +120,13 @@ class ReactiveView(Order):
     def _reads_revealed(self, op: int, is_known: Callable[[Reveals, int], bool]) -> Reveals:
         """Return all dynamic reads; refuse the question if what the op chooses is not known yet."""
         dynamic, name, reads = self.dynamic, self._graph.ops[op].name, self._graph.ops[op].dynamic
-        where = f"action {self.number} (what op {name!r} reads)"
+        where = f"action {self.number} (reads of op {name!r})"
         if dynamic is None or op not in dynamic.steps or reads is None:
-            raise PlanError(where, "what is chosen is asked of an op with dynamic reads", repr(name), "ask for another")
+            raise PlanError(where, "only an op with dynamic reads has a choice", repr(name), "ask for another")
         if not is_known(dynamic, op):
             by = self._graph.ops[reads.revealed_by].name
-            must = f"what is chosen is known once the op that reveals it ({by!r}) has ended"
-            raise PlanError(where, must, "a look before that", "sync what that op writes first")
+            must = f"a choice is known once the op that reveals it ({by!r}) has ended"
+            raise PlanError(where, must, "a look before that", "sync an output of that op first")
         return dynamic
 
     def _check_looks(self, name: str) -> None:
@@ -144,8 +144,8 @@ class ReactiveView(Order):
         if dynamic is not None and not dynamic.is_revealed(op):
             missing = self.issued.missing(dynamic.possible[op], self._columns.compute_tier)
             if missing is not None:
-                rule = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
-                do = "copy all in first, or sync what the op writes that reveals it"
+                rule = "until its choice is revealed, all candidates of a compute are valid in the compute tier"
+                do = "copy all in first, or sync an output of the op that reveals the choice"
                 self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, do)
 
     def refuse(self, action: str, must: str, tensor: int, do: str) -> None:

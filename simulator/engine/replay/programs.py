@@ -55,7 +55,7 @@ def _not_covered(program: Program, hardware: Hardware) -> str:
     reasons = {
         "the host computes": bool(graph.on_host),
         "ops may read in place": bool(graph.in_place),
-        "ops update what they choose": program.draws is not None and bool(graph.updated),
+        "ops update their choices": program.draws is not None and bool(graph.updated),
         "places have addresses": program.allocator != "ideal",
         "the host waits for copies": any(link.blocking for link in hardware.links.values()),
     }
@@ -107,7 +107,7 @@ class ReplayedProgram:
         home, tiers = np.array(plan.home, np.int32), len(hardware.tiers)
         is_home = len(home) == len(graph.tensors) and bool(((home >= NOTHING) & (home < tiers)).all())
         if not (is_home and in_range(codes, graph, tiers, _MOST_STREAMS)):
-            self.reason = "a plan names what is not there"
+            self.reason = "a plan names unknown things"
             return
         if max(*program.durations_ns, int(prices_ns.max(initial=0)), 0) > LONGEST_NS:
             self.reason = _TOO_LONG

@@ -4,22 +4,19 @@ It is the best of all plans for one compute stream that
 
 - run each op once, in program order, and never let the host wait (no `Sync`);
 - keep each tensor in the compute tier or in one tier below it, with at most one copy out of each version of a tensor,
-  and one copy in for each idle interval that it spends away;
-- free room as soon as nobody needs it, and cross no barrier with a copy in;
+  and one copy in for each idle interval spent away;
+- free memory after the last use, and cross no barrier with a copy in;
 - repeat themselves, if there are several steps.
 
-The solver chooses which intervals are spent away; where a tensor of free home lives; when each copy goes out (also
-ahead of the last use) and comes in; and the order of the copies on each link.
+The solver chooses the intervals spent away, the homes of tensors with a free home, the times of all copies (a copy out
+may precede the last use), and their order on each link. The step of `static` is the horizon of the search.
 
-The search starts from the plan of `static`: its step is the horizon beyond which nothing is searched.
+All numbers are whole, so *proved* is exact: no plan of this kind has a shorter step, and the replay of this plan takes
+just as long, to the nanosecond.
 
-All numbers are whole, so that a proof is a proof: *proved* means that no plan of this kind has a shorter step, and that
-the replay of this one takes just as long, to the nanosecond.
-
-*Several steps*: the program models the window of one step (see `window`); no step beats its minimum, whether the last
-of two or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay reaches this
-minimum is proved; where late copies make every step longer, the plan is the best that was found, and says how far it
-may be from the optimum.
+*Several steps*: the program models the window of one step (see `window`), and no step of any number beats its minimum.
+The model leaves out places and late copies of the step before. A plan whose replay reaches the minimum is proved; if
+late copies lengthen every step, the plan is the best found, and its notes bound the distance to the optimum.
 """
 
 from __future__ import annotations
@@ -47,13 +44,13 @@ MOST_OPS = 60
 
 
 class Options(Part):
-    """Options of the search: when to stop.
+    """Options of the search: its time limit.
 
     Attributes
     ----------
     time_limit_s
-        Seconds after which the fastest plan so far is returned; it says then that it is not proved optimal, and what
-        is left of the gap. Only a search that ends by itself gives the same plan on every machine.
+        Seconds after which the fastest plan so far is returned; its notes then say that it is not proved optimal, and
+        the gap left. Only a search that ends by itself gives the same plan on every machine.
     """
 
     time_limit_s: Annotated[float, Field(gt=0)] = Field(60, description="when the search stops [s]")
@@ -61,7 +58,7 @@ class Options(Part):
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """The fastest plan that was found, and what no plan beats.
+    """The fastest plan found, and a lower bound.
 
     Attributes
     ----------
@@ -97,14 +94,14 @@ def plan(problem: Problem, options: Options) -> Plan:
     Raises
     ------
     ScopeError
-        If the graph is too large, the machine is not one that the program describes, or the solver is not installed.
+        If the graph is too large, the program does not describe the machine, or the solver is not installed.
     CapacityError
         If no plan fits the budget.
     """
     best, others = optimum(problem, options.time_limit_s), "no plan over one lower tier"
     note = f"proved optimal: {others} has a shorter step"
     if not best.is_proved:
-        late = "the replay delays what the program finds best"
+        late = "the replay delays copies of the program's best plan"
         why = late if best.is_over else f"the search stopped after {options.time_limit_s:g} s"
         gap = best.step_ns / max(1, best.least_ns) - 1
         note = f"not proved optimal ({why}): {others} takes less than {best.least_ns:,} ns, a gap of at most {gap:.2%}"
@@ -152,9 +149,8 @@ def _check_scope(problem: Problem) -> None:
     strange = next(_out_of_scope(problem), "")
     if strange:
         must = (
-            f"a graph has at most {MOST_OPS} ops and no collective, the host neither computes nor takes time, and all "
-            "that moves goes to one tier with room for it, over a link each way that serves one copy at a time and "
-            "that nothing slows down"
+            f"a graph has at most {MOST_OPS} ops and no collective, the host neither computes nor takes time, and "
+            "tensors move to one tier that holds them all, over a link each way with one channel and full bandwidth"
         )
         raise ScopeError("policy 'optimal'", must, strange, "change that, or plan with 'static'")
 

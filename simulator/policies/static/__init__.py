@@ -1,9 +1,9 @@
 """`static`: a compiler that places every copy before the run, by time, bandwidth and room.
 
-Its passes are pure functions: `analyse` finds the idle intervals of tensors, `select` takes those that are best spent
-away until live bytes fit, `insert` adds a store, a detach and a prefetch for each, and `place` moves these to where
-they cost least. The resulting candidates are replayed, and the fastest is kept. If ops may run again, `mix` rewrites
-the graph first, and the same passes compile it.
+Its passes are pure functions: `analyse` finds the idle intervals of tensors; `select` picks the best intervals to spend
+away until live bytes fit; `insert` adds a store, a detach and a prefetch for each; `place` moves these to the positions
+of least cost. The candidates are replayed, and the fastest is kept. If ops may be rerun, `mix` rewrites the graph
+first, and the same passes compile it.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ MIXES = 3
 
 
 class Options(Part):
-    """Options of the compiler: what it may do, and what it must.
+    """Options of the compiler: recompute, and tensors that leave.
 
     Attributes
     ----------
     recompute
-        Whether ops may run again where that is faster than moving what they made.
+        Whether ops may be rerun where that is faster than moving their outputs.
     move
-        Kinds of tensors, or patterns of their names: these leave wherever that hides their copies, and before all
-        others where room is short.
+        Kinds of tensors, or patterns of their names, that leave wherever compute hides their copies, and first of all
+        under memory pressure.
     """
 
-    recompute: bool = Field(False, description="run ops again where that is faster than copies")
+    recompute: bool = Field(False, description="rerun ops where that is faster than copies")
     move: list[str] = Field([], description="kinds or name patterns of tensors that leave where they can")
 
     def asked(self, problem: Problem) -> frozenset[int]:
@@ -88,11 +88,11 @@ class Options(Part):
         for pattern in self.move:
             tensors = problem.graph.matching(pattern)
             if not tensors:
-                must = "what option move names is a kind, or a pattern of names, of some tensor"
+                must = "option move names kinds, or patterns of names, of tensors"
                 raise ScopeError("policy 'static'", must, repr(pattern), "take a name that `hosim plan` prints")
             may_leave = [tensor for tensor in tensors if not problem.pinned(tensor)]
             if not may_leave:
-                must, found = "what option move names may leave the compute tier", f"{pattern!r}, which is at home"
+                must, found = "tensors of option move may leave the compute tier", f"{pattern!r}, which is at home"
                 raise ScopeError("policy 'static'", must, f"{found} there", "give it another home, or free")
             asked.update(may_leave)
         return frozenset(asked)

@@ -32,9 +32,9 @@ from simulator.policies.static.room import PlannedRoom, planned_room
 from simulator.policies.static.select import Selection, exceeds
 from simulator.trace import Trace, pick, tuples
 
-IN_PASSING = "in passing: others are made of it"
-CHEAPER = "making it again takes less time than its copies"
-DEARER = "making it again takes no less time than its copies, but none of the links"
+IN_PASSING = "an input of other tensors that are remade"
+CHEAPER = "remaking it takes less time than its copies"
+DEARER = "remaking it takes as long as its copies or longer, but no time of the links"
 
 
 class Decision(StrEnum):
@@ -253,18 +253,18 @@ def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> I
 
 def _why_moved(problem: Problem, idle: PricedIdle, score: Score) -> str:
     nearest = problem.away(idle.tensor)[0]
-    further = f"; {problem.tiers[nearest]} has no room or no time for it" if idle.away != nearest else ""
-    why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
+    further = f"; {problem.tiers[nearest]} is full or too slow" if idle.away != nearest else ""
+    why = "the option move asks for it" if score.is_asked else "the budget would be exceeded without it"
     return why + further
 
 
 def _why_kept(selection: Selection, live: Profile, idle: PricedIdle, score: Score) -> str:
     if idle in selection.given_back:
-        return "taken at first; others that were taken later made it needless"
-    asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
+        return "taken at first; later choices made it needless"
+    asked = "; the option move asks for it, but its copies outlast the idle time" if score.is_asked else ""
     if not exceeds(live, idle, selection.limit_bytes - idle.size_bytes):
-        return f"there is room for it while it idles{asked}"
-    return f"others, of a better score or alike, made the room while it idles{asked}"
+        return f"it fits while it idles{asked}"
+    return f"other intervals, with a score as good or better, free the memory{asked}"
 
 
 def _remake_decisions(rewritten: Rewritten, below: PlannedRoom) -> Iterator[IdleDecision]:

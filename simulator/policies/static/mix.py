@@ -51,11 +51,11 @@ class Rewritten:
 
     @property
     def note(self) -> str:
-        """Sentence about the repeated runs."""
+        """Sentence about the reruns."""
         durations_ns = self.problem.durations_ns
         once = dict(zip(self.op_of, durations_ns, strict=True))
         again_ns = sum(durations_ns) - sum(once.values())
-        return f"{counted(len(self.op_of) - len(once), 'repeated run')} of ops, {human(again_ns, 'ns')} in all"
+        return f"{counted(len(self.op_of) - len(once), 'rerun')} of ops, {human(again_ns, 'ns')} in all"
 
     def translated(self, plan: Plan) -> Plan:
         """Return a plan for the rewritten graph as one for the original graph, action for action."""
