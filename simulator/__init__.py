@@ -17,8 +17,6 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "claims": "Validation validate",
-    "claims.choices": "enumerate_choices",
-    "claims.sensitivity": "sensitivity",
     "errors": "CapacityError ConfigError HosimError InvariantError PlanError Shortfall",
     "execute.calibrate": "calibrate",
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
@@ -39,7 +37,7 @@ _NAMES = {
     "run": "run",
     "run.grid": "sweep",
     "run.layouts": "layout_search",
-    "run.questions": "crossover frontier largest least pareto",
+    "run.questions": "crossover frontier pareto",
     "run.results": "Result Results",
     "run.sliders": "interact",
     "run.studies": "limits robustness scaling",
@@ -58,7 +56,10 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - it is a list of names
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+        from simulator.retired import FUNCTIONS  # noqa: PLC0415
+
+        now = f": {FUNCTIONS[name]}" if name in FUNCTIONS else ""
+        raise AttributeError(f"module 'simulator' has no attribute {name!r}{now}")
     from importlib import import_module  # noqa: PLC0415
 
     module = import_module(_HOMES[name])

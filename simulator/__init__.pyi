@@ -3,8 +3,6 @@
 from simulator import execute
 from simulator.claims import Validation as Validation
 from simulator.claims import validate as validate
-from simulator.claims.choices import enumerate_choices as enumerate_choices
-from simulator.claims.sensitivity import sensitivity as sensitivity
 from simulator.errors import (
     CapacityError as CapacityError,
 )
@@ -74,8 +72,6 @@ from simulator.run.grid import sweep as sweep
 from simulator.run.layouts import layout_search as layout_search
 from simulator.run.questions import crossover as crossover
 from simulator.run.questions import frontier as frontier
-from simulator.run.questions import largest as largest
-from simulator.run.questions import least as least
 from simulator.run.questions import pareto as pareto
 from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results

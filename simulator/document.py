@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
+from simulator import retired
 from simulator.units import FieldError, did_you_mean, in_yaml, nearest, parse, require, unit_of, would_divide
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -107,7 +108,8 @@ class Part(BaseModel):
             return {"kind": data}
         for key in data if isinstance(data, dict) else ():
             if key not in keys and key not in cls.model_fields:
-                raise FieldError("only known keys stand here", repr(key), nearest(str(key), keys), (str(key),))
+                do = retired.KEYS.get(cls.__name__, {}).get(key) or nearest(str(key), keys)
+                raise FieldError("only known keys stand here", repr(key), do, (str(key),))
         return data
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ Token t (from 1) of a sequence has t - 1 before it. It sees
 - of all tokens: t; within a `Reach` of r tokens (a window and its sinks, or those that were chosen): min(t, r);
 - of those of its own block of so many new ones (linear attention, which keeps a state of all before);
 - of compressed ones: those that are complete, (t - l) // d + 1 of l tokens each, d apart, if t >= l (NSA, arXiv
-  2502.11089, equation 7);
+  2502.11089, equation 7); or t // s of s tokens each, at most r of them (DeepSeek-V4);
 - of selected ones: its own block up to itself, and n - 1 others of b tokens: (n - 1) * b + (t - 1) % b + 1, or t as
   long as there are no more than n blocks.
 
@@ -58,6 +58,8 @@ class Reach(NamedTuple):
         The token sees the last `window` tokens, itself among them, and the first `sinks` ones; default: all.
     block
         In linear attention, tokens that see one another pair by pair. The layer keeps a state in place of tokens.
+    stride
+        What is seen are compressed tokens, each of so many tokens that are complete; of these the last `window` count.
     sparse, counted
         In native sparse attention, its blocks, and what the methods count in place of tokens.
     """
@@ -65,6 +67,7 @@ class Reach(NamedTuple):
     window: int | None = None
     sinks: int = 0
     block: int = 0
+    stride: int = 1
     sparse: Sparse | None = None
     counted: Counted = "compressed"
 
@@ -111,8 +114,9 @@ class Reach(NamedTuple):
 
     def seen(self, tokens: int) -> int:
         """Add up how many tokens each of the first `tokens` tokens sees, itself among them."""
-        near = tokens if self.window is None else min(tokens, self.window + self.sinks)
-        return near * (near + 1) // 2 + (tokens - near) * near
+        every = self.stride
+        near = tokens // every if self.window is None else min(tokens // every, self.window + self.sinks)
+        return every * near * (near - 1) // 2 + (tokens - every * near + 1) * near
 
     def near(self, cached: int) -> tuple[int, int]:
         """Return which cached tokens new ones see: those before the first of two positions, and from the second on."""

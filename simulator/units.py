@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
@@ -100,6 +100,12 @@ def require(holds: object, must: str, found: object, *path: str, do: str = "corr
         raise FieldError(must, str(found), do, path)
 
 
+def require_known(name: str, names: Collection[str], must: str, *path: str) -> None:
+    """Raise a fault that advises the nearest name if a name is none of these; parameters as for `require`."""
+    if name not in names:
+        raise FieldError(must, repr(name), nearest(name, tuple(names)), path)
+
+
 @contextmanager
 def in_field(*path: str) -> Iterator[None]:
     """Set the path of every fault that is raised inside."""
@@ -166,8 +172,9 @@ def parse(text: object, unit: str) -> int | float:
     if not match:
         raise FieldError(f"{noun} is a number and a unit, such as {example!r}", repr(text), f"write it as {example!r}")
     name = match[2].replace("µ", "u").replace("μ", "u")
-    do = "that counts bits: divide it by 8" if _BITS.fullmatch(name) else nearest(name, tuple(sizes))
-    require(name in sizes, f"{noun} is needed, such as {example!r}", repr(text), do=do)
+    if name not in sizes:
+        do = "that counts bits: divide it by 8" if _BITS.fullmatch(name) else nearest(name, tuple(sizes))
+        raise FieldError(f"{noun} is needed, such as {example!r}", repr(text), do)
     value = Decimal(match[1]) * sizes[name]
     whole = int(value.to_integral_value())
     must = f"{noun} is at least 0 {unit} and below 2^63"

@@ -7,6 +7,8 @@ of forward, four fit.
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 
 LAYERS = 6
@@ -95,6 +97,16 @@ def write_lines(path: Path, lines: list[dict[str, object]]) -> Path:
     """Write JSON lines."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def write_open(folder: Path, text: str, name: str = "scenario") -> Path:
+    """Write a scenario, and beside it what its claim leaves open: what follows there on the line of its source."""
+    story, opened, expected = re.fullmatch(r"(.*?  source: table \d\n)?(.*?)(expect:\n.*)?", text, re.DOTALL).groups("")
+    if not story:
+        write(folder, **{name: text})
+        return folder / f"{name}.yaml"
+    write(folder, **{name: story + expected, f"{name}.open": textwrap.dedent(opened) or "selects: []\n"})
+    return folder / f"{name}.yaml"
 
 
 def write(folder: Path, **documents: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 
 from digest_draws import RATES, Draw, budget_of, cluster_of, graph_of, machine_of, of_kind, stage_of, walk_of
 from dynamic_cases import moe
+from folding import folded
 from walks import DDR, HBM, SSD
 
 import simulator as hosim
@@ -80,6 +81,7 @@ class Drawn:
     machine: dict[str, Any]
     scenario: dict[str, Any]
     functions: Mapping[str, Callable[[Problem], Plan]] = field(default_factory=dict)
+    fold: str = "auto"
 
 
 def run(number: int, folder: Path) -> list[Result | Exception]:
@@ -105,11 +107,12 @@ def run(number: int, folder: Path) -> list[Result | Exception]:
         head = {"schema": f"hosim/{kind}/1", "name": kind, "title": f"drawn for case {number}"}
         (folder / f"{kind}.yaml").write_text(json.dumps({**head, **document}), encoding="utf-8")
     path, labels = folder / "scenario.yaml", [row["label"] for row in drawn.scenario["policies"]]
-    try:
-        return list(hosim.run(path, job=drawn.job, policies=drawn.functions or None).values())
-    except Exception:
-        alone = [*([label] for label in labels), *({name: drawn.functions[name]} for name in drawn.functions)]
-        return [_only(path, drawn.job, policies) for policies in alone]
+    with folded(drawn.fold):
+        try:
+            return list(hosim.run(path, job=drawn.job, policies=drawn.functions or None).values())
+        except Exception:
+            alone = [*([label] for label in labels), *({name: drawn.functions[name]} for name in drawn.functions)]
+            return [_only(path, drawn.job, policies) for policies in alone]
 
 
 def _only(path: Path, job: Job, policies: Any) -> Result | Exception:
@@ -240,8 +243,8 @@ def _ranks(draw: Draw, *, is_walked: bool) -> Drawn:
     labels = tuple(f"stage {part}" for part in parts)
     job = Job("drawn", tuple(graphs), tuple(rank // size for rank in range(ranks)), labels)
     machine = cluster_of(draw, ranks)
+    fold = draw.choice(("auto", "auto", "never"))
     scenario: dict[str, Any] = {
-        "fold": draw.choice(("auto", "auto", "never")),
         "switches": {"collectives": draw.choice(("own_stream", "own_stream", "compute_stream"))},
         "assumed": {"budget": "drawn"},
     }
@@ -254,7 +257,7 @@ def _ranks(draw: Draw, *, is_walked: bool) -> Drawn:
             "budget": f"{max(1, most)} B",
         }
         functions = {f"walk {i}": _by_graph(graphs, [plan for plan, _ in row]) for i, row in enumerate(made)}
-        return Drawn(job, machine, scenario, functions)
+        return Drawn(job, machine, scenario, functions, fold)
     home = draw.choice(("hbm", "ddr", "ddr"))
     ways: tuple[dict[str, bool], ...] = ({}, {"alone": True}, {"staggered": True})
     rows = [
@@ -262,7 +265,7 @@ def _ranks(draw: Draw, *, is_walked: bool) -> Drawn:
     ]
     budget = max(budget_of(draw, graph, of_kind(graph, "weight") if home == "hbm" else set()) for graph in graphs)
     scenario |= {"policies": rows, "homes": homes_of(graphs, weight=home), "budget": f"{budget} B"}
-    return Drawn(job, machine, scenario)
+    return Drawn(job, machine, scenario, fold=fold)
 
 
 def _by_graph(graphs: list[Graph], plans: list[Plan]) -> Callable[[Problem], Plan]:

@@ -23,9 +23,9 @@ from typing import Any
 import digest_cases
 import numpy as np
 from digest_cases import CASES, GROUP, KINDS, ROWS
+from stated import SCENARIOS, is_served
 
 import simulator as hosim
-from simulator import catalog
 from simulator.graph import Graph
 from simulator.plan import Plan
 from simulator.run.results import Results
@@ -151,11 +151,6 @@ def of_scenario(name: str) -> dict[str, list[Any]]:
     return of_rows(hosim.serve(name) if is_served(name) else hosim.run(name))
 
 
-def is_served(name: str) -> bool:
-    """Whether a shipped scenario is of requests."""
-    return catalog.resolve(name).workload.requests is not None
-
-
 def of_rows(results: Results | hosim.Serving) -> dict[str, list[Any]]:
     """By row: its step, or the end of what is served [ns], and a digest of each part."""
     if isinstance(results, hosim.Serving):
@@ -262,7 +257,7 @@ def renew(names: list[str], *, cases: bool) -> None:
         _say(moved_rows(name, known.get(name, {}), new), count)
         known[name] = new
         write(kept)
-    for name in sorted(set(known) - set(catalog.names("scenario"))):
+    for name in sorted(set(known) - set(SCENARIOS)):
         _say(moved_rows(name, known.pop(name), {}), count)
     for number in range(CASES // GROUP if cases else 0):
         new_group = of_group(number)
@@ -288,7 +283,7 @@ def main() -> None:
     names = parser.parse_args().names
     if not Path(hosim.__file__).is_relative_to(FILE.parents[2]):
         parser.error(f"digests are of this checkout, found {hosim.__file__}; run with PYTHONPATH=.")
-    every = sorted(catalog.names("scenario"))
+    every = sorted(SCENARIOS)
     renew([name for name in every if not names or name in names], cases=not names or "cases" in names)
 
 

@@ -109,9 +109,9 @@ def row_of(name: str) -> Row:
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(config.to_json_string(use_diff=False))
         try:
-            parts = {"decoder": hosim.read_hf(folder, phase="train", sequence=64)}
+            parts = {"decoder": hosim.read_hf(folder, phase="train", sequence=128)}
             if getattr(config, "is_encoder_decoder", False):
-                parts["encoder"] = hosim.read_hf(folder, phase="train", sequence=64, part="encoder")
+                parts["encoder"] = hosim.read_hf(folder, phase="train", sequence=128, part="encoder")
         except ConfigError as error:
             return Row(name, "refused", note=reason(error))
     counted = {part: (parameters(found.workload) or (0, 0))[0] for part, found in parts.items()}

@@ -80,6 +80,13 @@ def is_error(node: ast.AST) -> bool:
     return isinstance(node, ast.Raise) or name in {"insist", "require", "broken"} or name.endswith(("Error", "_error"))
 
 
+def guesses(tree: ast.AST) -> set[str]:
+    """Ends of columns' names by which units are guessed: a table hands over figures, which have units."""
+    ends, cuts = {"_ns", "_bytes", "_fraction"}, {"endswith", "removesuffix"}
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in cuts)
+    return {node.value for call in calls for node in ast.walk(call) if isinstance(node, ast.Constant)} & ends
+
+
 def circles(files: list[File]) -> list[list[str]]:
     """Modules of one room that import each other, directly or not, `TYPE_CHECKING` included."""
     rooms = {file.module: file.room for file in files if file.room != "simulator"}
@@ -115,6 +122,8 @@ def faults(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
             yield f"{file.module}: a file has at most 400 lines, found {file.lines}"
         yield from (f"{file.module}, {name}: a function has at most 50 lines" for name in file.long)
         yield from (f"{file.module}, {name}: a local name says what it holds; find another" for name in file.vague)
+        for end in sorted(guesses(file.tree)) if file.module != "metrics.figures" else ():
+            yield f"{file.module}, {end}: a column's unit is its figure's; ask that, or hand over one"
     rooms, budgets = counts(files), {room: [0, 0] for room in counts(files)} | allowed["rooms"]
     for table in (rooms, budgets):
         table["in all"] = [sum(column) for column in zip(*table.values(), strict=True)]

@@ -25,7 +25,9 @@ RECORDED = ROOT / "tests" / "claims" / "recorded.md"
 PAGES = "\n".join(path.read_text(encoding="utf-8") for path in (*FILES, RECORDED))
 """All of them, one after another."""
 
-_SHOWN = re.compile(r"<!-- output of: (hosim (?:(?!, |\n).)+) -->\n```text\n(.*?)```", re.DOTALL)
+_SHOWN = re.compile(
+    r"<!-- output of: ((?:hosim|python tests/\w+\.py) (?:(?!, |\n).)+) -->\n```text\n(.*?)```", re.DOTALL
+)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

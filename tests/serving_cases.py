@@ -14,7 +14,7 @@ from simulator.serving.blocks import Rooms
 from simulator.serving.data_ranks import together
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
-from simulator.workload import Request, Requests
+from simulator.workload import Arriving, Request, Requests
 
 GROUPS = st.lists(
     st.tuples(st.none() | st.integers(1, 24), st.integers(0, 6)).map(lambda reach: CachedLayers(Reach(*reach), 1)),
@@ -159,7 +159,7 @@ def told(
     names = ("hbm", "ddr", "pool")[: len(rooms)]
     replays = Told([group.reach for group in groups if group.reach != Reach()], engine, data)
     found = Rooms(names, tuple(room * block for room in rooms), keeps, groups, kept)
-    story = serve_row("told", replays, found, asked, requests, lambda *_: None)
+    story = serve_row("told", replays, found, asked, Arriving(requests), lambda *_: None)
     return story, replays
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import digests
 import pytest
 from pages import PAGES, printed
+from stated import is_served
 
 import simulator as hosim
 from simulator.run.results import Results
@@ -53,7 +54,7 @@ def happened(name: str, base: pytest.TempPathFactory) -> Happened:
 
 
 def _run(name: str) -> tuple[Any, ...]:
-    if digests.is_served(name):
+    if is_served(name):
         served = hosim.serve(name)
         return digests.of_rows(served), [], None, {str(row["policy"]): row for row in served.rows}
     results: Results = hosim.run(name)

@@ -2,14 +2,14 @@
 
 import warnings
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 
 import torch
+import transformers as hf
 from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import simulator as hosim
 from simulator.importers import torch_run
@@ -45,28 +45,28 @@ def perceptron():
 
 
 def llama(layers=2, hidden=256, tokens=512, vocabulary=1024, **more):
-    config = LlamaConfig(
+    config = hf.LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers,
         num_attention_heads=hidden // 32, num_key_value_heads=hidden // 128, max_position_embeddings=tokens, **more,
     )  # fmt: skip
     ids = torch.randint(0, vocabulary, (1, tokens))
-    return LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids, "use_cache": False}
+    return hf.LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
 def llama_8b():
     """Make Llama 3.1 8B and 16,384 tokens under fake tensors: module, and inputs and options by name."""
     with hosim.torch.fake():
-        config = LlamaConfig(
+        config = hf.LlamaConfig(
             vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
             num_key_value_heads=8, max_position_embeddings=131072,
         )  # fmt: skip
-        model, ids = LlamaForCausalLM(config).to(torch.bfloat16), torch.randint(0, 128256, (1, 16384))
+        model, ids = hf.LlamaForCausalLM(config).to(torch.bfloat16), torch.randint(0, 128256, (1, 16384))
     return model, {"input_ids": ids, "labels": ids, "use_cache": False, "optimizer": torch.optim.AdamW}
 
 
 def encoder_decoder():
     sizes = {"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 1, "num_heads": 4}
-    model = T5ForConditionalGeneration(T5Config(vocab_size=1024, decoder_start_token_id=0, **sizes))
+    model = hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=1024, decoder_start_token_id=0, **sizes))
     ids, labels = torch.randint(0, 1024, (4, 128)), torch.randint(0, 1024, (4, 64))
     return model, {"input_ids": ids, "labels": labels}
 
@@ -185,6 +185,11 @@ def captured(name, **more):
     return hosim.torch.capture(module, *inputs, **named, **options)
 
 
+def memory_tracker():
+    """PyTorch's own; importing it takes seconds, as it imports PyTorch's compiler."""
+    return import_module("torch.distributed._tools.mem_tracker").MemTracker()
+
+
 def tracked_bytes(made_parts):
     """The peak of the same step by PyTorch's memory tracker, with all states of the optimizer there [B]."""
     module, inputs, named, options = made_parts
@@ -195,7 +200,7 @@ def tracked_bytes(made_parts):
         module, optimizer = torch_run.copied(module, options["optimizer"])
         step = torch_run.step_of(module, optimizer, options.get("loss"))
         step(*inputs, **named)
-        tracker = MemTracker()
+        tracker = memory_tracker()
         tracker.track_external(module, optimizer, *tensors((inputs, named)))
         with tracker:
             step(*inputs, **named)

@@ -60,12 +60,12 @@ from typing import NamedTuple
 
 from simulator.builders.cache import Cache, own_bytes
 from simulator.builders.specs import numbered
-from simulator.builders.states import gated_state, go_through, state_inputs
+from simulator.builders.states import gated_state, go_through, kept_states, state_inputs
 from simulator.builders.tape import ID_BYTES, Tape
 from simulator.graph import DynamicReads
 from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Gqa, Indexer, Mixer, Mla, Recurrent, Sparse
+from simulator.workload import Gqa, Indexer, Mixer, Mla, Mqa, Pool, Recurrent, Sparse
 
 
 class Query(NamedTuple):
@@ -121,6 +121,11 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     attention = t.attention
     if isinstance(attention, Recurrent):
         return state_inputs(t, attention, x)
+    if isinstance(attention, Mqa):
+        q, latent = t.norm("attn.q_norm", _query(t, x)), _latent(t, x)
+        t.rotate("rope.q", q, attention.heads * attention.qk_rope)
+        t.rotate("rope.k", latent, attention.qk_rope)
+        return [q, latent, *(_pool_inputs(t, attention, attention.pool, x) if attention.pool else [])]
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
         return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
@@ -150,6 +155,8 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     attention = t.attention
     if isinstance(attention, Recurrent):
         return go_through(t, taken, cache)
+    if isinstance(attention, Mqa):
+        return _attend_to_rows(t, attention, cache, taken)
     indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
     if isinstance(attention, Gqa):
@@ -178,6 +185,9 @@ def gated_output(t: Tape, out: str, x: str) -> str:
     """Return the input of the output projection: the output of attention, gated if the layer does so."""
     if isinstance(t.attention, Recurrent):
         return gated_state(t, t.attention, out, x)
+    if isinstance(part := t.whole_attention, Mqa):
+        turned = t.vector("rope.out", [out], saves=False)
+        return t.linear("attn.o_a", turned, heads=part.out_groups * part.out_rank)
     return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 
 
@@ -224,26 +234,100 @@ def _attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: 
 
 def _index_inputs(t: Tape, mla: Mla, indexer: Indexer, x: str) -> tuple[str, str, str]:
     """Make the queries, head weights and keys of an indexer, from inputs to which no gradient goes back."""
-    x, latent = t.alias(x, "detached"), t.alias(t.name("attn.q_a_norm.out"), "detached")
-    q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
+    q, weights = _scoring(t, x := t.alias(x, "detached"))
     k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
     t.rotate("rope.index.q", q, indexer.heads * mla.qk_rope)
     t.rotate("rope.index.k", k, mla.qk_rope)
     return q, weights, k
 
 
+def _scoring(t: Tape, x: str) -> tuple[str, str]:
+    """Make the queries and the weights of heads of an indexer."""
+    latent = t.alias(t.name("attn.q_a_norm.out"), "detached")
+    return t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
+
+
 def _latents(t: Tape, mla: Mla, x: str) -> tuple[str, str]:
     """Make the queries of all heads, and each token's latent with the rotary part of its key; rope is in place."""
-    if mla.q_lora_rank:
-        q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
-    else:
-        q = t.linear("attn.q", x)
-    kv = t.to(t.linear("attn.kv_a", x), t.cut())  # each rank attends to all latents
-    latent = t.norm("attn.kv_a_norm", kv, made="attn.latent")
+    q, latent = _query(t, x), _latent(t, x)
     if mla.rotary:
         t.rotate("rope.q", q, mla.heads * mla.qk_rope)
         t.rotate("rope.k", latent, mla.views * mla.qk_rope)
     return q, latent
+
+
+def _query(t: Tape, x: str) -> str:
+    """Make the queries of all heads, perhaps of a latent."""
+    if "attn.q" in t.weights[t.block]:
+        return t.linear("attn.q", x)
+    return t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
+
+
+def _latent(t: Tape, x: str) -> str:
+    """Make the row of each token that all heads attend to, of which each rank has all."""
+    return t.norm("attn.kv_a_norm", t.to(t.linear("attn.kv_a", x), t.cut()), made="attn.latent")
+
+
+def _pool_inputs(t: Tape, part: Mqa, pool: Pool, x: str) -> list[str]:
+    """Make the rows that compressed tokens are sums of, and what weights them; then the same of an indexer."""
+    made = [t.linear(f"attn.pool.{name}", x) for name in ("rows", "weights")]
+    if indexer := pool.indexer:
+        q, weights = _scoring(t, x := t.alias(x, "detached"))
+        t.rotate("rope.index.q", q, indexer.heads * part.qk_rope)
+        made += [q, weights, *(t.linear(f"attn.index.pool.{name}", x) for name in ("rows", "weights"))]
+    return made
+
+
+def _attend_to_rows(t: Tape, part: Mqa, cache: Cache, taken: list[str]) -> str:
+    """Attend to one row of each near token, and of compressed ones."""
+    (q, latent, *made), pairs = taken, cache.pairs
+    reads, read_bytes = [q, latent, *cache.held], own_bytes(t, cache, q, latent) + cache.held_bytes
+    if part.pool:
+        stored = _compress_rows(t, part, cache, made)
+        more, seen, more_bytes = _compressed_seen(t, part.pool, cache, made[2:4], stored)
+        reads, pairs, read_bytes = [*reads, *more], pairs + seen, read_bytes + more_bytes
+    out = cache.out or t.of_heads("attn.core.out", part.width)
+    t.op(
+        "attn.core", [*reads, *of_scores(t)[1], *cache.after], [out, *cache.added], op_class="attention",
+        flops=4 * pairs * part.width, read_bytes=read_bytes,
+        write_bytes=own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
+    )  # fmt: skip
+    return out
+
+
+def _compress_rows(t: Tape, part: Mqa, cache: Cache, made: list[str]) -> list[str]:
+    """Keep the rows of tokens until their block is complete, and compress it; return all compressed tokens."""
+    dtypes, small = t.workload.dtypes, small_of_pools(t, ".pool.")
+    before, complete = (part.compress.number(n) if part.compress else 0 for n in (cache.span.cached, cache.span.length))
+    (size_bytes,) = part.kept_bytes(t.element_bytes, dtypes.state_bytes).values()
+    states, all_bytes = kept_states(t, cache, "pool", size_bytes), cache.sequences * size_bytes
+    taken, stored = [*made[:2], *made[4:]], cache.compressed.of(before, complete)
+    read_bytes = own_bytes(t, cache, *taken) + all_bytes * cache.goes_on + sum(weight.size_bytes for weight in small)
+    made_bytes = cache.sequences * (complete - before) * part.compressed_elements * dtypes.kv_bytes
+    reads = [*taken, *(t.held[weight.name] for weight in small), *(states * cache.goes_on)]
+    t.op("attn.pool", reads, [*states, *stored], read_bytes=read_bytes, write_bytes=all_bytes + made_bytes)
+    return cache.compressed.of(0, complete)
+
+
+def small_of_pools(t: Tape, part: str) -> list[Weight]:
+    """Return the weights of ops that compress tokens, which are no linears, by a part of their names."""
+    return [t.weight(name) for name in t.weights[t.block] if part in name and name.endswith((".bias", ".norm"))]
+
+
+def _compressed_seen(
+    t: Tape, pool: Pool, cache: Cache, scoring: list[str], stored: list[str]
+) -> tuple[list[str], int, int]:
+    """Return what attention reads of compressed tokens, all or chosen ones; its pairs; and how much it reads [B]."""
+    every, indexer, kv_bytes = Reach(stride=pool.stride), pool.indexer, t.workload.dtypes.kv_bytes
+    complete, row_bytes = cache.sequences * (cache.span.length // pool.stride), t.token_bytes
+    if not indexer or not stored:
+        return stored, cache.within(every)[1], complete * row_bytes
+    best = t.tensor("attn.index.out", most := min(indexer.top, cache.span.length // pool.stride), size=ID_BYTES)
+    flops = 2 * cache.within(every)[1] * indexer.heads * indexer.head_size
+    read_bytes = own_bytes(t, cache, *scoring) + complete * indexer.head_size * kv_bytes
+    t.op("attn.index", [*scoring, *stored], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
+    seen = cache.within(every._replace(window=indexer.top))[1]
+    return [best, *stored], seen, cache.tokens * most * ID_BYTES + seen * row_bytes
 
 
 def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str) -> str:

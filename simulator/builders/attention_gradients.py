@@ -40,12 +40,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads, of_scores
+from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads, of_scores, small_of_pools
 from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Compress, Gqa, Indexer, Mla, Recurrent, Sparse
+from simulator.workload import Compress, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse
 
 
 class Heads(NamedTuple):
@@ -65,6 +65,8 @@ class Heads(NamedTuple):
         Indices of the chosen tokens or blocks, if there are; and their scores, if the indexer learns.
     view
         Name of the view, if these heads see one of three.
+    scored
+        Twice the pairs that the indexer's loss is of; default: those that attend.
     """
 
     own: list[str]
@@ -74,6 +76,7 @@ class Heads(NamedTuple):
     scoring: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     view: str = ""
+    scored: int = 0
 
 
 def attend_whole(t: Tape, x: str) -> str:
@@ -94,6 +97,8 @@ def _attend_ungated(t: Tape, x: str) -> str:
     if isinstance(attention, Gqa):
         heads = Heads(inputs, [], attention.key_and_value, pairs)
         return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
+    if isinstance(attention, Mqa):
+        return _attend_to_rows(t, attention, inputs, pairs)
     q, latent, *scoring = inputs
     index = tuple([t.to(score, t.cut()) for score in scoring])
     if attention.sparse or (attention.indexer and attention.indexer.top < sequence):
@@ -204,34 +209,78 @@ def _attend_to_latents(t: Tape, mla: Mla, q: str, latent: str, index: tuple[str,
     return t.linear("attn.v_b", context, heads=mla.width)
 
 
+def _attend_to_rows(t: Tape, part: Mqa, inputs: list[str], pairs: int) -> str:
+    """Attend to one row of each near token, and of compressed ones, perhaps those that an indexer chooses."""
+    (q, latent, *made), pool, sequence = inputs, part.pool, t.workload.sequence
+    if not pool or sequence < pool.stride:
+        return _attend(t, Heads([q], [latent], part.key_and_value, pairs))
+    seen, index, chosen = (
+        Reach(pool.indexer.top if pool.indexer else None, stride=pool.stride),
+        tuple[str, ...](),
+        tuple[str, ...](),
+    )
+    shared, scored = [latent, _pooled(t, pool, "attn.pool", made[:2])], 2 * seen.seen(sequence)
+    if indexer := pool.indexer:
+        index = (*made[2:4], _pooled(t, pool, "attn.index.pool", made[4:]))
+        scores = t.own_tokens // sequence * seen._replace(window=None).seen(sequence)
+        flops = 2 * scores * indexer.heads * indexer.head_size
+        chosen = _chosen(t, index, min(indexer.top, sequence // pool.stride), flops)
+    return _attend(t, Heads([q], shared, part.key_and_value, pairs + scored, index, chosen, scored=scored))
+
+
+def _pooled(t: Tape, pool: Pool, name: str, taken: list[str]) -> str:
+    """Compress blocks of tokens into the sums of rows, weighted by others; backward makes the weights again."""
+    weights, sequence = small_of_pools(t, f"{name}."), t.workload.sequence
+    held, rows = [t.held[weight.name] for weight in weights], t.rows[0] // sequence * (sequence // pool.stride)
+    out = t.tensor(f"{name}.out", t.spread[taken[0]].width // pool.rows, rows=(rows,))
+    t.op(name, [*taken, *held], [out])
+
+    def back(dy: str) -> None:
+        grads = [t.add(f"{x}.grad", t.spread[x]) for x in taken]
+        old, new = t.weight_gradients(t.batch, *weights)
+        t.op(name, [t.to(dy, t.cut()), *taken, *held, *old], [*grads, *new])
+        t.add_gradients(taken, grads)
+
+    return t.record(out, back)
+
+
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
     sequence = t.workload.sequence
     pairs = indexer.top * (2 * sequence - indexer.top)
     if indexer.again:
         return (), pairs
-    chosen = t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
-    scores = [t.tensor("attn.index.scores", indexer.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
-    flops = t.own_tokens * sequence * indexer.heads * indexer.head_size
+    return _chosen(t, index, indexer.top, t.own_tokens * sequence * indexer.heads * indexer.head_size), pairs
+
+
+def _chosen(t: Tape, index: tuple[str, ...], most: int, flops: int) -> tuple[str, ...]:
+    """Let an indexer choose at most so many for each token: return them, with their scores if it learns."""
+    chosen = t.tensor("attn.index.out", most, size=ID_BYTES)
+    scores = [t.tensor("attn.index.scores", most, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.alias(chosen, "detached"), *scores), pairs
+    return (t.alias(chosen, "detached"), *scores)
 
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
     taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.whole_attention
-    if not taught or not isinstance(attention, Mla) or not attention.indexer:
+    indexer = attention.indexer if isinstance(attention, (Mla, Mqa)) else None
+    if not taught or not indexer:
         return
-    each, most = attention.indexer.heads * attention.indexer.head_size, min(attention.indexer.top, t.workload.sequence)
+    each, pairs = indexer.heads * indexer.head_size, heads.scored or heads.pairs
+    most = t.spread[heads.chosen[0]].width if heads.chosen else min(indexer.top, t.workload.sequence)
 
     def back(_: str) -> None:
         target = t.tensor("attn.index.target", most, t.cut(partial=layout.tensor_map[1]), FP32_BYTES)
-        keys, flops = [t.to(x, layout) for x in heads.own[:2]], _pairs(t, heads, context) * heads.sizes[0]
-        reads = [*keys, *heads.shared, *statistics, *heads.chosen[:1]]
+        keys, flops = (
+            [t.to(x, layout) for x in heads.own[:2]],
+            _pairs(t, heads._replace(pairs=pairs), context) * heads.sizes[0],
+        )
+        reads = [*keys, *heads.shared[-1:], *statistics, *heads.chosen[:1]]
         t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
         grads = [t.add(f"{x}.grad", t.spread[x]) for x in taught]
-        flops = 3 * each * (t.own_tokens * heads.pairs // t.workload.sequence)
+        flops = 3 * each * (t.own_tokens * pairs // t.workload.sequence)
         reads = [*heads.scoring, *heads.chosen, target]
         t.op("attn.index", reads, grads, op_class="attention", flops=flops, workspace_bytes=scores_bytes)
         t.add_gradients(taught, grads)

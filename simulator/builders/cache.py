@@ -168,17 +168,17 @@ class CacheRoom:
     def kept(self, layer: str) -> list[str]:
         """Return the tensors of a layer that the next token after the prompts needs."""
         cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
-        state, sizes = self.tape.attention.state, self.work.dtypes
-        states = state.kept_bytes(sizes.element_bytes, sizes.state_bytes) if state else {}
+        states = self.tape.attention.kept_bytes(self.work.dtypes.element_bytes, self.work.dtypes.state_bytes)
         return [*cache.held, *cache.compressed.of(0, self.work.sequence), *(f"{layer}/{name}" for name in states)]
 
     def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], before: int) -> None:
         """Add the tensors of spans, one each or in blocks; `before` tokens of a sequence are cached before the step."""
-        cache, work, sparse = self.cache(TokenSpan(before, 1), layer), self.work, self.tape.attention.sparse
+        cache, work, part = self.cache(TokenSpan(before, 1), layer), self.work, self.tape.attention
         for name, span in spans:
-            first, last = ((sparse.compress.number(n) if sparse else 0) for n in (span.cached, span.length))
+            first, last = (part.compress.number(n) if part.compress else 0 for n in (span.cached, span.length))
             if last > first:
-                sizes = {f"{name}.compressed": work.batch * (last - first) * self.tape.token_bytes}
+                each_bytes = part.compressed_elements * work.dtypes.kv_bytes
+                sizes = {f"{name}.compressed": work.batch * (last - first) * each_bytes}
                 self._add_segment(cache.compressed, last, sizes, lasts=span.length <= before)
         if work.kv is not None:
             self._add_blocks(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from simulator.builders.attention_gradients import given_rows
+from simulator.builders.layer import collapsed
 from simulator.builders.specs import TABLES, TENSOR, numbered
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.graph_builder import OpFields
@@ -33,7 +34,21 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
         encoded = given_rows(t)
         t.record(encoded, lambda dy: t.add_gradients([encoded], [t.to(dy, t.whole_rows)]))
     x = t.norm("norm", x) if t.model.embedding_norm else x
-    return t.linear("in", x) if t.model.embedding_width and is_late else x
+    x = t.linear("in", x) if t.model.embedding_width and is_late else x
+    return _copied(t, x) if t.model.streams > 1 else x
+
+
+def _copied(t: Tape, x: str) -> str:
+    """Make the streams of the residual, all alike at first."""
+    out = t.tensor("streams.out", t.model.streams * t.model.hidden, t.residual)
+    t.op("streams", [x], [out])
+
+    def back(dy: str) -> None:
+        dx = t.add(f"{x}.grad", t.spread[x])
+        t.op("streams", [t.to(dy, t.residual)], [dx])
+        t.add_gradients([x], [dx])
+
+    return t.record(out, back)
 
 
 def _stem(t: Tape) -> str:
@@ -102,6 +117,7 @@ def finish(t: Tape, x: str) -> list[str]:
 
 def _final(t: Tape, x: str) -> str:
     """Make the rows that the output projection takes from those of the last layer."""
+    x = collapsed(t, "streams", x)
     x = t.norm("norm", x) if t.model.final_norm else x
     if t.model.head_transform:
         x = t.norm("transform.norm", t.vector("transform.act", [t.linear("transform", x)]))

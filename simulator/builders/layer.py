@@ -68,9 +68,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
-        return attend(normed if is_shared else normalise(t, "norm1", x))
+        return attend(normed if is_shared else normalise(t, "norm1", taken))
 
     if t.layer.attention.kind != "none":
+        taken = collapsed(t, "streams1", x)
         t.begin("attention")
         context = attended()
         t.end("attention", context, attended)
@@ -78,23 +79,50 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         if beside:
             made = _with_state(t, made, attended)
         made = normalise(t, "norm1.after", made)
-        r = normed if is_parallel else normalise(t, "norm1.sum", t.vector("add1", [x, made], adds=t.residual))
+        r = normed if is_parallel else normalise(t, "norm1.sum", _joined(t, "1", x, made))
     if t.model.encoded:
         across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
         r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
         r = normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
+        fed = collapsed(t, "streams2", r)
         t.begin("feed_forward")
-        fed_forward = feed_forward(t, r)
-        t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
+        fed_forward = feed_forward(t, fed)
+        t.end("feed_forward", fed_forward, partial(feed_forward, t, fed))
         fed_forward = normalise(t, "norm2.after", fed_forward)
         if is_parallel:  # ranks add up their parts of both at once
-            both, fed = t.spread[made].layout, t.spread[fed_forward].layout
-            r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == fed else t.residual)
-        out = normalise(t, "norm2.sum", t.vector("add2", [r, fed_forward], adds=t.residual))
+            both, other = t.spread[made].layout, t.spread[fed_forward].layout
+            r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == other else t.residual)
+        out = normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
+
+
+def collapsed(t: Tape, name: str, x: str) -> str:
+    """Add up the streams of the residual, each times a weight that is made of all; as it is, where there is one."""
+    if t.model.streams == 1:
+        return x
+    weights, scale = t.linear(name, x), t.weight(f"{name}.scale")
+    out = t.tensor(f"{name}.sum.out", t.model.hidden, t.residual)
+    t.op(f"{name}.sum", [x, weights, t.held[scale.name]], [out])
+
+    def back(dy: str) -> None:
+        dy = t.to(dy, t.residual)
+        grads = [t.add(f"{y}.sum.grad", t.spread[y]) for y in (x, weights)]
+        old, new = t.weight_gradients(t.residual.cut, scale)
+        t.op(f"{name}.sum", [dy, x, weights, t.held[scale.name], *old], [*grads, *new])
+        t.add_gradients([x], grads[:1], f"{name}.sum")
+        t.add_gradients([weights], grads[1:], f"{name}.weights")
+
+    return t.record(out, back)
+
+
+def _joined(t: Tape, part: str, x: str, made: str) -> str:
+    """Add what a part made to the residual, or to each of its streams, which are mixed."""
+    if t.model.streams == 1:
+        return t.vector(f"add{part}", [x, made], adds=t.residual)
+    return t.vector(f"streams{part}.add", [x, t.to(made, t.residual), t.name(f"streams{part}.out")])
 
 
 def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
@@ -126,7 +154,7 @@ def through_matrices(t: Tape, name: str, x: str) -> str:
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
     first = "add3" if t.model.encoded else "add1"
-    return "" if t.model.parallel or t.layer.attention.kind == "none" else first
+    return "" if t.model.parallel or t.model.streams > 1 or t.layer.attention.kind == "none" else first
 
 
 def feed_forward(t: Tape, x: str) -> str:

@@ -12,7 +12,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.layout import Axes
-from simulator.workload import Absent, DecoderModel, Dense, Experts, Gqa, Layer, Merger, Mla, Recurrent
+from simulator.workload import (
+    Absent,
+    DecoderModel,
+    Dense,
+    Experts,
+    Gqa,
+    Indexer,
+    Layer,
+    Merger,
+    Mla,
+    Mqa,
+    Pool,
+    Recurrent,
+)
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -70,7 +83,8 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
     h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
     rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
-    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _norms(model, ["norm"] * model.final_norm)
+    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _streams(model, "streams", 1)
+    head |= _norms(model, ["norm"] * model.final_norm)
     stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
     embed |= _biases(stem, stem if model.stem_bias else ())
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
@@ -99,6 +113,16 @@ def _merger(model: DecoderModel, merger: Merger) -> Specs:
     return specs
 
 
+def _streams(model: DecoderModel, name: str, parts: int) -> Specs:
+    """Return what makes weights of streams from all of them.
+
+    One part is for their sum; of three, the others say what joins each, and how much of each stays in each.
+    """
+    inputs, outputs = model.streams * model.hidden, model.streams * (1 if parts == 1 else 2 + model.streams)
+    linear = _biases({name: Spec((inputs, outputs), _WHOLE)}, [name]) | {f"{name}.scale": _norm(parts)}
+    return linear if model.streams > 1 else {}
+
+
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
     """Return what norms of rows, by default of the residual, have: a scale, and a bias behind it, if any."""
     parts = {"scale": 1, "both": 2, "none": 0}[model.norm_weights]
@@ -111,6 +135,8 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
     if isinstance(part, (Recurrent, Absent)):
         attention = _recurrent(h, part) if isinstance(part, Recurrent) else {}
+    elif isinstance(part, Mqa):
+        attention = _mqa(h, part)
     else:
         attention = _gqa(model, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
@@ -123,6 +149,8 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     if model.encoded and isinstance(part, Gqa):
         plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
+    first = (_streams(model, "streams1", 3) if "norm1" in halves else {}) | first
+    between = (_streams(model, "streams2", 3) if "norm2" in halves else {}) | between
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -194,18 +222,42 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
 
 
+def _queries(h: int, part: Mla | Mqa, width: int, indexer: Indexer | None, key: Specs) -> Specs:
+    """Return what makes queries, perhaps of a latent, and scores of an indexer, whose key is made by `key`."""
+    if not (rank := part.q_lora_rank):
+        return {"q": Spec((h, width), _COLUMN)}
+    specs = {"q_a": Spec((h, rank), _WHOLE), "q_a_norm": _norm(rank), "q_b": Spec((rank, width), _COLUMN)}
+    if indexer:
+        specs |= {"index.q": Spec((rank, indexer.heads * indexer.head_size), _WHOLE), **key}
+        specs["index.weights"] = Spec((h, indexer.heads), _WHOLE)
+    return specs
+
+
+def _mqa(h: int, mqa: Mqa) -> Specs:
+    """Return weights named as those of latent attention, what compresses tokens, and the output in two linears."""
+    size, outputs, indexer = mqa.head_size, mqa.out_groups * mqa.out_rank, mqa.indexer
+    key = _pool(h, "index.pool", mqa.pool, indexer.head_size) if indexer and mqa.pool else {}
+    specs = _queries(h, mqa, mqa.width, indexer, key) | {"kv_a": Spec((h, size), _WHOLE), "kv_a_norm": _norm(size)}
+    specs |= _pool(h, "pool", mqa.pool, size) if mqa.pool else {}
+    specs |= {"sinks": _norm(mqa.heads, TENSOR)} if mqa.sink_logits else {}
+    return specs | {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
+
+
+def _pool(h: int, name: str, pool: Pool, width: int) -> Specs:
+    """Return what makes the rows that are summed and their weights, the positions of these, and the norm of a sum."""
+    wide = pool.rows * width
+    specs = {f"{name}.{part}": Spec((h, wide), _WHOLE) for part in ("rows", "weights")}
+    return specs | {f"{name}.position.bias": Spec((pool.stride, wide), _WHOLE), f"{name}.norm": _norm(width)}
+
+
 def _mla(h: int, mla: Mla) -> Specs:
     """Return weights named as published ones, but ``kv_b`` as its two halves: of keys, and of values."""
-    latent, r, q = mla.kv_lora_rank, mla.q_lora_rank or 0, mla.heads * (mla.qk_nope + mla.qk_rope)
-    queries: Specs = {"q": Spec((h, q), _COLUMN)}
-    if r:
-        queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
+    latent = mla.kv_lora_rank
+    key: Specs = {}
     if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
-        queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
-        queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
-        queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)
+        key = {"index.k": Spec((h, indexer.head_size), _WHOLE), "index.k_norm": _norm(2 * indexer.head_size)}
     return (
-        queries
+        _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
         | _gate(h, mla)
         | {
             "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),

@@ -180,18 +180,24 @@ def _run(t: Tape, kernel: Kernel, cache: Cache | None = None) -> str:
     is_last = kernel.name.endswith(".core")
     out = (is_last and cache.out) or t.of_heads(f"{kernel.name}.out", kernel.width, rows=(cache.tokens,))
     size_bytes = part.kept_bytes(t.element_bytes, t.workload.dtypes.state_bytes).get(kernel.kept, 0)
-    states, all_bytes = [cache.states or f"{t.block}/{kernel.kept}"] * bool(size_bytes), cache.sequences * size_bytes
-    for state in states if not cache.states else ():
-        if not cache.goes_on:
-            t.graph.tensor(state, all_bytes, "kv_cache")
-        elif t.phase == "decode":
-            t.declare(state, all_bytes, "kv_cache")
+    states, all_bytes = kept_states(t, cache, kernel.kept, size_bytes), cache.sequences * size_bytes
     reads = [*kernel.own, *kernel.shared, *(t.held[weight.name] for weight in weights), *(states * cache.goes_on)]
     forward["read_bytes"] = own_bytes(t, cache, *kernel.own, *kernel.shared) + cache.seen * size_bytes
     forward["read_bytes"] += sum(weight.size_bytes for weight in weights)
     forward["write_bytes"] = own_bytes(t, cache, out) + all_bytes
     t.op(kernel.name, [*reads, *(cache.after if is_last else ())], [out, *states], **forward)
     return out
+
+
+def kept_states(t: Tape, cache: Cache, name: str, size_bytes: int) -> list[str]:
+    """Return the tensor with so much of each sequence [B], if that is more than 0; the first chunk makes it."""
+    states = [cache.states or f"{t.block}/{name}"] * bool(size_bytes)
+    for state in states if not cache.states else ():
+        if not cache.goes_on:
+            t.graph.tensor(state, cache.sequences * size_bytes, "kv_cache")
+        elif t.phase == "decode":
+            t.declare(state, cache.sequences * size_bytes, "kv_cache")
+    return states
 
 
 def _work(t: Tape, part: Recurrent, cache: Cache | None) -> tuple[OpFields, OpFields]:

@@ -12,7 +12,7 @@ from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Recurrent, Workload
+from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Mqa, Recurrent, Workload
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -154,7 +154,8 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     mixers = ((mixer, part) for kind, part in model.kinds for mixer in (kind, kind.beside) if mixer is not None)
     for mixer, part in mixers:
-        whole, kv_heads = {"heads": mixer.heads}, mixer.kv_heads if isinstance(mixer, (Gqa, Recurrent)) else 0
+        whole = {"heads": mixer.heads} | ({"out_groups": mixer.out_groups} if isinstance(mixer, Mqa) else {})
+        kv_heads = mixer.kv_heads if isinstance(mixer, (Gqa, Recurrent)) else 0
         if not parallel.layouts:
             whole |= {"ffn": part.width, "vocabulary": model.vocabulary}
         elif workload.phase == "train":  # layouts say what is cut; but at inference heads always are

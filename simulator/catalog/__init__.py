@@ -6,14 +6,12 @@ A scenario is read with all documents that it names, and these are checked again
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from simulator import inputs
 from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, check_tiers, driven, sourced, unfixed
@@ -34,14 +32,15 @@ from simulator.catalog.shelf import (
 from simulator.catalog.text import MistypedError, errors_at, scalar, validated
 from simulator.document import Document
 from simulator.errors import insist
-from simulator.scenario import Frontier, Layouts, Question, Scenario, Unstated
+from simulator.scenario import Frontier, Layouts, Question, Scenario
+from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 from simulator.workload.job import JobDocument
 
 __all__ = [
     "DOCUMENTS", "KINDS", "Axis", "BudgetError", "Loaded", "MistypedError", "Named", "at", "dump", "factor", "load",
-    "measured_ratios", "names", "open_parameters", "path_of", "place_asking", "question", "read_hardware",
+    "measured_ratios", "names", "path_of", "place_asking", "question", "read_hardware",
     "read_scenario", "read_workload", "resolve", "scenario_of", "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
@@ -98,9 +97,6 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     _add_files(loaded)
     if not changes:  # with changes, figures are no longer fitted, and expectations are not checked
         _check_figures(loaded)
-        for parameter, axis, _ in open_parameters(loaded):  # check before anything runs that they can be varied
-            for value in parameter.options or parameter.tried[:: len(parameter.tried) - 1]:
-                at(loaded, {axis: value})
     return loaded
 
 
@@ -209,63 +205,6 @@ def _check_figures(loaded: Loaded) -> None:
         insist(kind != "fitted" or figure in fits, where, rule, repr(expectation.figure), do)
 
 
-class OpenParameter(NamedTuple):
-    """A parameter that the claim of a scenario leaves open.
-
-    Attributes
-    ----------
-    parameter, axis
-        The parameter as the claim states it, and its axis.
-    taken
-        The value that the scenario uses: a number of the parameter's unit, or the name of a listed value.
-    """
-
-    parameter: Unstated
-    axis: Axis
-    taken: float | str
-
-
-def open_parameters(loaded: Loaded) -> Iterator[OpenParameter]:
-    """Iterate over the parameters that the claim of a scenario leaves open; none if it has no claim.
-
-    Parameters
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-
-    Raises
-    ------
-    ConfigError
-        If a path names no field, the fields have different values, or one outside the range; or if a row sets one.
-    """
-    for index, unstated in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
-        where = loaded.place("claim", "unstated", str(index))
-        axis = Axis(unstated.parameter, unstated.fields, where, unstated.unit, unstated.options)
-        yield OpenParameter(unstated, axis, _value_taken(loaded, unstated, axis))
-
-
-def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
-    """Return the value that the scenario uses for a parameter; refuse several, and one outside its range."""
-    set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
-    paths: dict[float | str, str] = {}
-    with errors_at(axis.where):
-        for (document, *keys), value in chain.from_iterable(map(loaded.fields, unstated.fields)):
-            path = ".".join(keys)
-            paths[1.0 if unstated.is_factor else unstated.read(value)] = path
-            is_own = document == "hardware" and not unstated.is_factor
-            rule = "a field set by a row is stated, not an open parameter"  # other values would not reach it
-            do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
-            require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
-    values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
-    rule, do = "the fields of a parameter have one value", "make each a parameter of its own"
-    insist(len(paths) == 1, axis.where, rule, values, do)
-    (value,) = paths
-    is_inside = isinstance(value, str) or unstated.read(unstated.low) <= value <= unstated.read(unstated.high)
-    found = f"{axis.written(value)} outside {unstated.low} to {unstated.high}"
-    insist(is_inside, axis.where, "the scenario's value lies in the range", found, "widen the range")
-    return value
-
-
 def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Asked:
     """Complete a question about a scenario from its document and from options.
 
@@ -276,7 +215,8 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
     kind
         The class of the question.
     given
-        Fields that win over those of the scenario's question, unless they are None.
+        Fields that win over those of the scenario's question, unless they are None; if something else is searched,
+        none of those counts.
 
     Raises
     ------
@@ -285,14 +225,19 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
     """
     stated, where = getattr(loaded.scenario, kind.key, None), partial(place_asking, loaded, kind.key, given)
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
-    asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
-    if issubclass(kind, Frontier):
-        if asked.get("field") == "budget":
-            asked["field"] = "scenario.budget"
-        with errors_at(where("field")):
-            asked["start"] = _documented_value(loaded, str(asked.get("field")))
-        if asked.get("field") == "scenario.budget":  # no budget is larger than what can be used
+    is_of_it = stated is not None and new.get("of") in (None, getattr(stated, "of", None))
+    asked = {**(stated.model_dump(exclude_unset=True) if stated and is_of_it else {}), **new}
+    if issubclass(kind, Question):
+        must, do = "a question names what is searched", "write such as --of peak.hbm"
+        insist(asked.get("of"), where("of"), must, "nothing", do)
+        asked["of"] = "scenario.budget" if asked["of"] == "budget" else asked["of"]
+        with errors_at(where("of")):
+            asked["start"] = _documented_value(loaded, str(asked["of"]))
+        if asked["of"] == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
+        if asked["start"] == "1x" and unit_of(asked.get("at_most")) is not None:  # the same for all
+            asked["start"] = asked["at_most"]
+        asked.setdefault("over", COMPUTE if asked.get("slowdown") else FASTEST)
     return validated(kind, asked, kind.key, where)
 
 
@@ -323,7 +268,7 @@ def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys:
     keys
         Keys that lead to the part.
     """
-    option = "of" if keys[:1] == ("field",) else "".join(keys[:1]).replace("_", "-")
+    option = "".join(keys[:1]).replace("_", "-")
     is_given = bool(keys) and given.get(keys[0]) is not None
     is_asked = is_given or getattr(loaded.scenario, question, None) is None
     return f"--{option}" if is_asked and option else loaded.place(question, *keys)

@@ -166,7 +166,7 @@ class Loaded:
 
     def without_questions(self) -> Loaded:
         """Return the same without expectations and questions."""
-        return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
+        return replace(self, scenario=self.scenario.model_copy(update={"frontier": None, "expect": ()}))
 
     def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
         """Write the documents as they were run, by file name; put in one folder, they read back equal.
@@ -256,8 +256,9 @@ def check_tiers(loaded: Loaded) -> None:
     homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
     for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
         names = (*tiers, "free") if keys in homes else tiers
-        rule = f"{keys[0]} names tiers of the machine"
-        insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
+        if tier not in names:
+            rule = f"{keys[0]} names tiers of the machine"
+            raise ConfigError(loaded.place(*keys), rule, repr(tier), nearest(tier, names))
 
 
 def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from simulator import retired
 from simulator.catalog.text import Keys, compose, errors_at, scalar, validated
 from simulator.document import ABOUT_ITSELF, Document, Fit, amount
 from simulator.errors import insist
@@ -162,7 +163,8 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
         if not matches:
             names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
             rule = f"a change names a field of the {type(document).__name__.lower().removesuffix('document')}"
-            do = after + (nearest(part, names) if names else "there is no field")
+            gone = retired.KEYS.get(type(document).__name__, {}).get(part)
+            do = gone or after + (nearest(part, names) if names else "there is no field")
             is_of_work = isinstance(document, Hardware) and part in Workload.model_fields.keys() - Document.model_fields
             raise FieldError(rule, repr(key), f"write workload.{key}" if is_of_work else do)
     return matches

@@ -125,7 +125,7 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     why = [("", f"{'; '.join(row['claim'] for row in group)}: {reason}") for (reason,), group in missed.items()]
     noted = {"Fitted": fitted, "Chosen": chosen, "Shown in a setting that no source states": shown, "Missed": why}
     for claim in judged:
-        head = f"Counted by hosim sensitivity {claim.scenario} --choices, and recorded"
+        head = f"Counted by python tests/choices.py {claim.scenario}, and recorded"
         noted[head] = [("", line) for line in claim.counted]
     notes = [Section(head, notes=lines) for head, lines in noted.items() if lines]
     return SweepView(title, [*sections, *notes], sentences(judged, changed))
@@ -210,36 +210,10 @@ class Validation(Sweep):
 
 
 def claims(has: Callable[[Scenario], object] = attrgetter("expect")) -> list[str]:
-    """List the scenarios of the catalogue that test a claim, papers before measurements.
-
-    Parameters
-    ----------
-    has
-        Predicate that scenarios must meet; default: to have an expectation.
-    """
+    """List the scenarios of the catalogue that test a claim and meet a predicate, papers before measurements."""
     documents = map(catalog.read_scenario, catalog.names("scenario"))
     names = [scenario.name for scenario in documents if scenario.claim and has(scenario)]
     return sorted(names, key=lambda name: catalog.path_of(name, "scenario").parent.name)
-
-
-def read(scenarios: Sequence[str | Path] | None, must: str, has: Callable[[Scenario], object]) -> list[Loaded]:
-    """Read the named scenarios, or all of the catalogue that meet a predicate.
-
-    Parameters
-    ----------
-    scenarios
-        Names in the catalogue, or paths; None: see `claims`.
-    must, has
-        The rule, for the error; and the predicate, as for `claims`.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such scenario, or a document is wrong.
-    """
-    names = claims(has) if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
-    insist(names, "scenarios", must, "none", "name one, or leave them out")
-    return [catalog.resolve(name) for name in names]
 
 
 def validate(
@@ -275,8 +249,10 @@ def validate(
         If there is nothing to validate, or no machine has a figure of ``scale``.
     """
     expected: Callable[[Scenario], Scenario] = _headlines if headline else lambda scenario: scenario
-    loaded = read(scenarios, "a claim is named to be validated", lambda scenario: expected(scenario).expect)
-    loaded = [replace(base, scenario=expected(base.scenario)) for base in loaded]
+    every = claims(lambda scenario: expected(scenario).expect) if scenarios is None else map(str, scenarios)
+    names = list(dict.fromkeys(every))
+    insist(names, "scenarios", "a claim is named to be validated", "none", "name one, or leave them out")
+    loaded = [replace(base, scenario=expected(base.scenario)) for base in map(catalog.resolve, names)]
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
     studies = []
     for base in loaded:

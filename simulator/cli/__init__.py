@@ -8,15 +8,15 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from io import RawIOBase, TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from simulator import __version__, interrupts
-from simulator.cli.asking import crossover, frontier, largest, layout, least, limits
+from simulator import __version__, interrupts, retired
+from simulator.cli.asking import crossover, frontier, layout, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, list_, schema
 from simulator.cli.plans import export, lint
-from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
+from simulator.cli.run import plan, robust, run, scaling, serve, sweep, validate
 from simulator.cli.torch_steps import torch
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
@@ -168,17 +168,26 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 _COMMANDS = {
     "Run": (run, serve, plan, sweep, scaling, robust, torch, diff),
-    "Ask back": (frontier, crossover, largest, least, limits, layout),
+    "Ask back": (frontier, crossover, limits, layout),
     "Bring your own": (list_, import_, calibrate, check, lint, graph, export, schema),
-    "Compare with published figures": (validate, sensitivity),
+    "Compare with published figures": (validate,),
 }
 
 
 class _Grouped(click.Group):
+    """Groups commands by what people want, and says of a command that is gone what to say in its place."""
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, each group under its heading."""
         for heading, commands in _COMMANDS.items():
             with formatter.section(heading):
                 formatter.write_dl([(str(command.name), command.get_short_help_str(80)) for command in commands])
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, Any]:
+        """Find the command that is named first."""
+        if args and args[0] in retired.COMMANDS:
+            context.fail(f"No such command {args[0]!r}: {retired.COMMANDS[args[0]]}.")
+        return super().resolve_command(context, args)
 
 
 def _version(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:

@@ -17,15 +17,9 @@ _SEARCHED = (
     click.option("--multiple-of", metavar="VALUE", help="Try only multiples of this."),
 )
 _ASKED_BACK = (
-    click.option("--of", "field", metavar="PATH", help="Varied field: links.*.bandwidth, peak.hbm, workload.batch."),
+    click.option("--of", metavar="PATH", help="Varied field: links.*.bandwidth, peak.hbm, workload.batch."),
     *_SEARCHED,
     click.option("--resolution", type=click.IntRange(1, 5), help="Significant digits of the answer. [default: 3]"),
-)
-_ASKED = (
-    click.option("--of", "--field", "field", metavar="PATH", help="Searched field: batch, tiers.hbm.capacity."),
-    *_SEARCHED,
-    click.option("--over", metavar="ROW", help="Compare steps with those of this row, compute or unmoved."),
-    click.option("--slowdown", multiple=True, metavar="RATIO", help="Limit on the step, relative to --over: 1.01x."),
 )
 
 
@@ -42,6 +36,7 @@ def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
 )
 @click.option("--such-that", multiple=True, metavar="CONDITION", help="A condition on a row: 'stall <= 0.1 %'.")
 @click.option("--over", metavar="ROW", help="Base of ratios: a row, compute, unmoved. [default: the fastest row]")
+@click.option("--slowdown", multiple=True, metavar="RATIO", help="Instead, a limit on the step, such as 1.01x, or inf.")
 @click.option("--pareto", is_flag=True, help="Instead, trade off peaks, or with --of a cost, against steps.")
 def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for the lower bounds.
@@ -51,6 +46,9 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
       hosim frontier llama3_8b_train_910c --policy static --of "links.*.bandwidth" --such-that "stall <= 0.1 %"
       hosim frontier llama3_8b_train_910c --of peak.hbm --such-that "step <= 1.01x"
       hosim frontier mine.yaml --of workload.sequence --such-that "tokens/s >= 3000" --such-that "peak.hbm <= 32 GB"
+      hosim frontier long_context_kv_tiers --of workload.sequence --at-most 1048576 --multiple-of 1024
+      hosim frontier deepseek_v3_nsa_peak --of tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
+        --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
       hosim frontier llama3_8b_train_910c --pareto --out results/pareto
       hosim frontier long_context_pool --pareto --of "cost/1M tokens"
 
@@ -60,6 +58,9 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
 
     A condition is a figure of the table, <= or >=, and an amount with its unit. A share (0.1 %) of a time is
     relative to the step; a ratio (1.01x) is relative to the fastest row with the documents as they are, or to --over.
+    In place of conditions, each --slowdown has an answer of its own: a limit on the step relative to --over (by default
+    compute) with the same value of the workload, or with the easiest value of another field. Options default to the
+    scenario's key `frontier:`.
 
     The search starts from the values in the documents. It assumes that conditions which hold also hold with easier
     values, and tries some beside each answer to check. --pareto varies the capacity of the compute tier from the lower
@@ -67,12 +68,11 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     the limits of each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if pareto:
-        given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
+        limiting = ("such_that", "over", "slowdown", "resolution")
+        given = [f"--{key.replace('_', '-')}" for key in limiting if more.pop(key)]
         if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
             raise click.UsageError("--pareto asks for all amounts; leave out limits of a search")
-        return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("field"), **more).rows)
-    if more["field"] is None:
-        raise click.UsageError("name the field to search, for example --of peak.hbm, or say --pareto")
+        return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("of"), **more).rows)
     return _judged(common.run_and_print(hosim.frontier, scenario, **more).rows)
 
 
@@ -88,43 +88,9 @@ def crossover(scenario: str, **more: Any) -> int:
     The search scans some values, by default from an eighth of the documents' value to eight times that, and bisects
     between two with different answers. The exit code is 1 if neither row runs anywhere.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    if more["field"] is None:
+    if more["of"] is None:
         raise click.UsageError("name the field that varies, for example --of 'links.*.bandwidth'")
     return common.judged(common.run_and_print(hosim.crossover, scenario, **more).tables["points"])
-
-
-@common.command("Search the largest batch, or the longest sequence, that fits.", "scenario", "policy", "set", *_ASKED)
-def largest(scenario: str, **more: Any) -> int:
-    """Search, for each row of SCENARIO, the largest value of a field of the workload with which it still fits.
-
-    \b
-    Examples:
-      hosim largest long_context_kv_tiers --of sequence --at-most 1048576 --multiple-of 1024
-      hosim largest mine.yaml --of batch --at-most 512 --set "tiers.hbm.capacity=80 GB"
-
-    Options default to the scenario's key `largest:`. The table has one line per policy, with the tier and the op
-    that prevent the next value. The search bisects between a value that fits and one that does not, and so assumes
-    that a row which fits also fits with less.
-
-    The exit code is 1 if no row fits with any value.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    return _judged(common.run_and_print(hosim.largest, scenario, out=None, **more).rows)
-
-
-@common.command("Search the least memory, or bandwidth, that is enough.", "scenario", "policy", "set", *_ASKED)
-def least(scenario: str, **more: Any) -> int:
-    """Search, for each row of SCENARIO, the least value of a field of the machine with which it still fits.
-
-    \b
-    Examples:
-      hosim least deepseek_v3_nsa_peak --of tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
-        --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
-      hosim least llama3_8b_train_910c --of "links.*.bandwidth" --at-most "200 GB/s" --slowdown 1.001x
-
-    Options default to the scenario's key `least:`. Values that rows set for this field are ignored. All else is as in
-    hosim largest, with less in place of more.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    return _judged(common.run_and_print(hosim.least, scenario, out=None, **more).rows)
 
 
 @common.command(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simulator import retired
+
 if TYPE_CHECKING:
     from simulator.catalog import Loaded
     from simulator.report.expectations import Check, Verdict
@@ -136,13 +138,27 @@ _SHARED: dict[str, Callable[..., Any]] = {
 }
 
 
+class _Command(click.Command):
+    """Says of an option that is gone which one to say in its place."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the options."""
+        try:
+            return super().parse_args(context, args)
+        except click.NoSuchOption as error:
+            now = retired.OPTIONS.get(error.option_name)
+            if now is None:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}: write {now}.", context) from None
+
+
 def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function, with options; shared ones are given by name."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         for option in reversed(shared):
             function = _SHARED.get(option, option)(function)
-        return click.command(name, short_help=short_help)(function)
+        return click.command(name, _Command, short_help=short_help)(function)
 
     return decorate
 

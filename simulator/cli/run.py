@@ -271,35 +271,6 @@ def robust(scenario: str, headroom: list[float], **more: Any) -> int:
     return common.judged([row for row in result.tables["points"] if row["perturbation"] == "nominal"], is_whole=True)
 
 
-@common.command("Show for which values of unstated parameters a claim holds.", "workers", "json", "out")
-@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
-@click.option("--all", "every", is_flag=True, help="All scenarios of the catalogue whose claims leave something open.")
-@click.option("--choices", is_flag=True, help="Instead, try all combinations of the discrete choices that are open.")
-def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: Any) -> None:
-    """Recompute the printed figures of each SCENARIO with other values of parameters that its source does not state.
-
-    \b
-    Examples:
-      hosim sensitivity llama3_8b_2x2x2
-      hosim sensitivity --all --out results/sensitivity
-      hosim sensitivity llama3_8b_runtime_910c --choices
-
-    The key `claim: unstated:` lists parameters with the ranges in which they may lie, or their values. Each is
-    varied alone, over a few values first; between a value with which a figure holds and one with which it fails, the
-    search bisects. Nothing is fitted again.
-
-    The key `claim: choices:` lists discrete choices with their values. With --choices all combinations run. The
-    output says for how many of them each figure holds, and what those give that reproduce all figures of the key
-    `selects:` (the selected ones); also how many differ, how many fit the device, and how often figures that nobody
-    printed would have come out. Figures derived from those in `selects:` follow, and are no predictions. Scenarios of
-    the key `predicts:` run with the selected combinations only. A scenario without `selects:` is judged by the
-    selection of other scenarios with the same choices. A value that no combination can have is refused.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    if bool(scenarios) == every:
-        raise click.UsageError("name scenarios, or say --all")
-    common.run_and_print(hosim.enumerate_choices if choices else hosim.sensitivity, scenarios or None, **more)
-
-
 @common.command("Recompute published figures, and show which are reproduced.", "workers", "json", "junit", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")

@@ -29,9 +29,9 @@ LONGEST_NS = 1 << 61
 """No run may take longer: 73 years. So no sum of two times is too large for 64 bits [ns]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """What a rank runs: a graph with its plan.
+    """What a rank runs: a graph with its plan. Ranks that run the same share one.
 
     Attributes
     ----------
@@ -93,8 +93,8 @@ class Columns:
         Per op. A collective without members takes its time alone, as if the others always came in time.
     written
         Tensors that some op writes.
-    streams, is_contended
-        How many compute streams the plan uses; whether its kernels share the device.
+    streams, computes, is_contended
+        How many compute streams the plan uses, and computes it runs; whether its kernels share the device.
     compute_tier, tiers
         Id of the tier that kernels of the accelerator work in; per op, of that which its device works in.
     outputs
@@ -116,8 +116,11 @@ class Columns:
         last_stream = max((stream for _, stream in streams), default=0)
         self.is_contended = is_contended(graph, streams, shares_memory=hardware.shares_memory)
         self.compute_tier, self.streams = hardware.compute_tier_id, 1 + last_stream
+        self.computes = len(graph.ops) * graph.steps
         if fixed is None:
             self.streams = runtime_streams(graph)
+        else:
+            self.computes = fixed.kind.count(COMPUTE) * program.plan.repeats
         self.tiers = [self.compute_tier] * len(graph.ops)
         for op in graph.on_host:
             self.tiers[op] = hardware.host_tier_id
@@ -140,8 +143,8 @@ def runtime_streams(graph: Graph) -> int:
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:
     """Return for each rank the first rank with the same program."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(program), rank) for rank, program in enumerate(programs))
+    first: dict[Program, int] = {}
+    return tuple(first.setdefault(program, rank) for rank, program in enumerate(programs))
 
 
 def folding_obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
@@ -167,7 +170,7 @@ def simulated_for(programs: Sequence[Program], hardware: Hardware, fold: str) ->
         return tuple(range(len(programs)))
     reason = folding_obstacle(programs, hardware) or (fold == "always" and _drawn_apart(programs))
     if reason and fold == "always":
-        must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
+        must, do = "ranks stand for one another only if nothing tells them apart", "say auto, or never"
         raise ConfigError("fold", must, reason, do)
     return tuple(range(len(programs))) if reason else classes(programs)
 
@@ -186,7 +189,6 @@ def _drawn_apart(programs: Sequence[Program]) -> str:
 
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
     """Name shared tiers that may run out of room, for which ranks would then take turns."""
-    distinct = {id(program): program for program in programs}
     again = list(duplicates([(program.graph, program.plan.home) for program in programs], hardware))
     for index, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
@@ -194,10 +196,10 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         if name == hardware.compute_tier:
             yield f"the compute tier {name!r} is shared"
         works_here = name == (hardware.host_compute.tier if hardware.host_compute else None)
-        footprint = {key: _footprint_bytes(of, index, works_here=works_here) for key, of in distinct.items()}
+        footprint = {of: _footprint_bytes(of, index, works_here=works_here) for of in dict.fromkeys(programs)}
         sharing, needs = hardware.topology.sharing[tier.scope], Counter[int]()
         for rank, program in enumerate(programs):
-            needs[rank // sharing] += footprint[id(program)]
+            needs[rank // sharing] += footprint[program]
         for stored in again:
             needs[stored.rank // sharing] -= stored.size_bytes if stored.tier == index else 0
         if max(needs.values()) > tier.usable_bytes:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -74,10 +74,13 @@ class Meets:
     paths: list[int] = field(default_factory=list)
 
 
-def memories(devices: Mapping[int, Hardware]) -> dict[int, int | float]:
-    """Return the bandwidth of the compute tier of each rank [B/s], from the machine as it sees it."""
-    tiers = {rank: device.tiers[device.compute_tier] for rank, device in devices.items()}
-    return {rank: tier.bandwidth_bytes_per_s or math.inf for rank, tier in tiers.items()}
+class OfRank(Protocol):
+    """A compiled program, of which each engine has its own kind: what tells what its rank shares."""
+
+    device: Hardware
+    is_contended: bool
+    in_place: frozenset[int]
+    roles: Roles
 
 
 class Shared:
@@ -89,7 +92,6 @@ class Shared:
         See `simulator.engine.run`.
     contended
         Rank whose kernels share its device -> bandwidth of its compute tier [B/s].
-        Ranks whose kernels share the device.
     reads_in_place
         Whether kernels may load over links, which their copies then share with that.
 
@@ -119,9 +121,10 @@ class Shared:
         self._sharing = hardware.topology.sharing
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
         self._caps = hardware.caps
+        ports = [f"{fabric}.{way}" for fabric in hardware.fabrics for way in ("out", "in")]
         self._capping = {
             name: [cap for cap, of in self._caps.items() for capped in of.links if capped == name]
-            for name in self._wires()
+            for name in (*hardware.links, *ports)
         }
         self._is_passed = {name for name in hardware.links if len(hardware.passing((name,))) > 1}
         if reads_in_place:
@@ -147,11 +150,12 @@ class Shared:
         hardware: Hardware,
         budget_bytes: int | float | None,
         stands_in: Sequence[int],
-        contended: Mapping[int, int | float],
-        *,
-        reads_in_place: bool = False,
+        of_ranks: Mapping[int, OfRank],
     ) -> Shared:
-        """Return what ranks share, made anew unless a run before had the same."""
+        """Return what ranks share, by their compiled programs; made anew unless a run before had the same."""
+        tiers = {rank: of.device.tiers[of.device.compute_tier] for rank, of in of_ranks.items() if of.is_contended}
+        contended = {rank: tier.bandwidth_bytes_per_s or math.inf for rank, tier in tiers.items()}
+        reads_in_place = any(of.in_place for of in of_ranks.values())
         key = id(hardware), budget_bytes, tuple(stands_in), tuple(contended.items()), reads_in_place
         if key not in _kept:
             if len(_kept) == _MOST_KEPT:
@@ -184,11 +188,6 @@ class Shared:
                 (lead_ns(size, over), rate_cap(size, over)) if is_shared else (transfer_ns(size, over), 0)
             )
         return self._timings[link, size, is_shared]
-
-    def _wires(self) -> list[str]:
-        """List all that a bus may cap: links, and ports of fabrics."""
-        ports = [f"{fabric}.{way}" for fabric in self.hardware.fabrics for way in ("out", "in")]
-        return [*self.hardware.links, *ports]
 
     def _resource(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[int, int]:
         """Return the rank's instance of a resource, and for how many flows each flow of the rank counts there."""
@@ -295,18 +294,13 @@ class Shared:
             uses += [self._memory(rank)] if rank in self._contended else []
         return self._path(bandwidth, _added_up(uses))
 
-    def meetings(self, roles: Mapping[int, Roles]) -> tuple[list[Meets], dict[tuple[int, Call], int]]:
-        """Return who meets, and by simulated rank and call which of them that is.
-
-        Parameters
-        ----------
-        roles
-            By simulated rank, the collectives that it runs.
-        """
+    def meetings(self, of_ranks: Mapping[int, OfRank]) -> tuple[list[Meets], dict[tuple[int, Call], int]]:
+        """Return who meets, and by simulated rank and call which of them that is."""
         meets, position, of_call = list[Meets](), dict[tuple[str, Members], int](), dict[tuple[int, Call], int]()
         for rank in self.ranks:
-            for call in roles[rank].ops:
-                ranks = roles[rank].members[call][rank]
+            roles = of_ranks[rank].roles
+            for call in roles.ops:
+                ranks = roles.members[call][rank]
                 members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
                 if (call.group, members) not in position:
                     position[call.group, members] = len(meets)

@@ -27,7 +27,16 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
+from simulator.units import (
+    Bytes,
+    BytesPerSecond,
+    Capacity,
+    EnergyPerByte,
+    Nanoseconds,
+    PriceOfRoom,
+    require,
+    require_known,
+)  # fmt: skip
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of a tier or bus: each device, each node, or all devices together."""
@@ -308,7 +317,7 @@ def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
     """Refuse a way unless its links are wires, and each begins where the one before it ends."""
     place = link.source
     for stage in link.via:
-        require(stage in links, "a link goes via other links", repr(stage), *path, do=nearest(stage, tuple(links)))
+        require_known(stage, links, "a link goes via other links", *path)
         require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *path)
         must, source = "the links that a link goes via connect", links[stage].source
         require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *path)

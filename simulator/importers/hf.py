@@ -337,6 +337,8 @@ def _quantized(config: Any, c: Config) -> dict[str, str]:
         others = f"Some {part} are kept as {dtype}; all count as {dtypes.get(part)}, as most are."
         c.derived += [note] if note and part not in dtypes else [others] if dtypes.get(part, dtype) != dtype else []
         dtypes.setdefault(part, dtype)
+    kept = config.get("expert_dtype", c.get("expert_dtype"))  # of DeepSeek-V4
+    dtypes |= {"experts": "mxfp4"} if kept == "fp4" and "weights" in dtypes else {}
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
     return dtypes | ({"kv_cache": "fp8"} if is_fp8 else {})

@@ -72,10 +72,9 @@ def states_size(value: Any) -> bool:
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
-CODES: dict[str, list[str]] = _TABLE["codes"]
-"""Key with a number for each layer -> word for 0, and for 1."""
 WORDS: dict[str, str] = _TABLE["words"]
-"""Word for a layer -> what it is: ``full``, ``near`` (to a window), ``state``, ``mlp`` or ``moe``."""
+"""Word for a layer -> what it is: ``full``, ``near`` (to a window), that and to all (``pooled``) or some (``chosen``)
+compressed tokens, ``state``, ``mlp`` or ``moe``."""
 
 
 class Config:

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_keys import CAPTURE, CODES, PARTS, SETS, WORDS, Config
+from simulator.importers.hf_keys import CAPTURE, PARTS, SETS, WORDS, Config
 from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
@@ -174,7 +174,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
     window = c.get(c.family.window) if c.family.local != "none" or "near" in words else None
     for word, entry in (("near", c.family.near), ("full", c.family.far)):
         c.used |= {*entry.get("keys", {}).values()} if word not in words else set()
-    c.used |= set() if {"full", "near"} & {*words} else SETS["of_attention"]
+    c.used |= SETS["of_attention"] if {*words} <= {"state", "mlp", "moe"} else set()
     if "state" not in words:
         c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
@@ -187,6 +187,8 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
             return {"kind": "none"}
         if word == "state":
             return _state(view, hidden, "model.attention" if 2 * words.count("state") > len(words) else "")
+        if c.family.one_row:
+            return _row_attention(view, word)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
         part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
         is_near = window and word == "near"
@@ -240,6 +242,16 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     return part
 
 
+def _row_attention(c: Config, word: str) -> dict[str, Any]:
+    """Return attention to one row of each token in a window, and of compressed ones."""
+    path = "model.attention"
+    part: dict[str, Any] = {"kind": "mqa", **c.counts("mqa", path), **c.family.attention}
+    part["window"] = c.count(c.family.window, path=f"{path}.window")
+    pool: dict[str, Any] = c.counts(word, f"{path}.pool") if word in ("pooled", "chosen") else {}
+    pool |= {"overlap": True, "indexer": c.counts("indexer", f"{path}.pool.indexer")} if word == "chosen" else {}
+    return part | ({"pool": pool} if pool else {})
+
+
 def _layer_types(c: Config, layers: int) -> list[str]:
     """Return a word for each layer: from the keys that list them, or by the rule of the family."""
     types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers) or []
@@ -248,10 +260,11 @@ def _layer_types(c: Config, layers: int) -> list[str]:
         must = f"this has a letter for each of {layers} layers"
         insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
         types = list(pattern)[:layers]
-    for key, words in CODES.items():
-        types = types or [words[bool(code)] for code in c.list_of(key, int, layers) or ()]
-    for unknown in {*types} - {*WORDS}:
-        must, do = "a type of layer is known", nearest(unknown, tuple(WORDS))
+    for key, words in c.family.codes.items():
+        types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
+    known = [word for word, kind in WORDS.items() if c.family.one_row or kind not in ("pooled", "chosen")]
+    for unknown in sorted({*types} - {*known}):
+        must, do = "a type of layer is known", nearest(unknown, tuple(known))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
         rules = SETS["rules"]
@@ -315,10 +328,10 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     if family.single:
         words = [{"mlp": "dense", "moe": "moe"}.get(WORDS[word], "none") for word in types]
     elif family.experts and c.get(*routed):
-        dense = _dense_layers(c, len(types))
-        words = ["dense" if layer in dense else "moe" for layer in range(len(types))]
+        dense, hashed = _dense_layers(c, len(types)), _hashed_layers(c, len(types))
+        words = ["dense" if i in dense else "hash" if i in hashed else "moe" for i in range(len(types))]
     c.used |= {family.width} if "dense" not in words else set()
-    c.used |= SETS["of_experts"] | {family.expert_width} if family.experts and "moe" not in words else set()
+    c.used |= SETS["of_experts"] | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view, path = c.view({}, keys), "model.feed_forward" if word == words[-1] else "model.others"
@@ -326,8 +339,8 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
             return {"kind": "none"}
         biases = view.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
         more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
-        if word == "moe":
-            return _experts(view, path) | more
+        if word in ("moe", "hash"):
+            return _experts(view, path, has_bias=family.router_bias and word == "moe") | more
         width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
         return {"kind": "dense", "width": _adjusted(view, width), **more}
 
@@ -345,17 +358,25 @@ def _adjusted(c: Config, width: int) -> int:
     return width if times is None else -(-int(times * width) // multiple) * multiple
 
 
-def _experts(c: Config, path: str) -> dict[str, Any]:
+def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
-    more: dict[str, Any] = {"router_bias": family.router_bias, "latent": latent}
+    more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
     shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
     if shared and family.shared_width:
         wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
     if shared and (wide or not family.shared_width):
         more |= {"shared": shared, "shared_gate": family.shared_gate, "shared_width": wide}
     return part | {field: value for field, value in more.items() if value}
+
+
+def _hashed_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers in which a table says for each token of the vocabulary which experts it goes through."""
+    types = c.list_of("mlp_layer_types", str, layers)
+    if types is None:
+        return {*range(c.count("num_hash_layers", least=0, derived=0))}
+    return {layer for layer, kind in enumerate(types) if kind == "hash_moe"}
 
 
 def _dense_layers(c: Config, layers: int) -> set[int]:

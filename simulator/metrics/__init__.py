@@ -4,6 +4,7 @@ from simulator.metrics.figures import causes as causes
 from simulator.metrics.figures import columns as columns
 from simulator.metrics.figures import figure_of as figure_of
 from simulator.metrics.frames import Frames as Frames
+from simulator.metrics.frames import frame as frame
 from simulator.metrics.frames import peak_breakdown as peak_breakdown
 from simulator.metrics.frames import place_name as place_name
 from simulator.metrics.pacing import Ratios as Ratios

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ import numpy as np
 
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
+from simulator.metrics.figures import figure_of
 from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import Instances, with_steps
 from simulator.outputs import written
@@ -97,9 +98,7 @@ class Frames:
             ``program``, what it runs; and the columns of `by_rank`, where the peak of a shared tier counts only what
             the rank itself holds.
         """
-        frame = _frame(self.columns("ranks"))
-        whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
-        return frame.astype(dict.fromkeys(whole, "Int64"))
+        return frame(self._rows())
 
     def write(self, table: str, path: Path) -> None:
         """Write a table as CSV, which needs no pandas.
@@ -136,10 +135,14 @@ class Frames:
         }
         return make[table]()
 
-    def _ranks(self) -> Columns:
+    def _rows(self) -> list[dict[str, Any]]:
         job, rows = self.job, by_rank(self.job, self.hardware, self.trace)
         for rank, (by, graph_id) in enumerate(zip(self.trace.stands_in, job.graph_of, strict=True)):
             rows[rank] = {"rank": rank, "stands_in": by, "program": job.labels[graph_id], **rows[rank]}
+        return rows
+
+    def _ranks(self) -> Columns:
+        rows = self._rows()
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
@@ -185,10 +188,22 @@ class Frames:
         }
 
 
-def _frame(columns: Columns) -> pd.DataFrame:
+def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Make a table of rows; whole numbers stay whole, even if a row lacks one, and a figure that all lack is one."""
+    table = _frame(rows)
+
+    def is_whole(name: Any, kind: str) -> bool:
+        is_figure = bool(figure_of(name).meaning) and figure_of(name).unit != "text"
+        may_lack = kind == "f" or (kind == "O" and is_figure)
+        return kind == "i" or (may_lack and all(type(row.get(name)) in (int, type(None)) for row in rows))
+
+    return table.astype({name: "Int64" for name, dtype in table.dtypes.items() if is_whole(name, dtype.kind)})
+
+
+def _frame(rows: Columns | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - slow to import, and needed for nothing else
 
-    return pd.DataFrame(columns)
+    return pd.DataFrame(rows)
 
 
 def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:

@@ -16,7 +16,7 @@ from simulator.draws import Draws
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
 from simulator.metrics import summary
-from simulator.metrics.figures import figure_of
+from simulator.metrics.figures import columns
 from simulator.metrics.steps import RankRun, in_use, peaks_bytes
 from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, peak_figures, rank_figures
 from simulator.plan import COMPUTE, COPY
@@ -57,8 +57,8 @@ def summarise(
         return {**rows[0], "makespan_ns": makespan, **whole, **bound_figures(None, bound), "ranks": job.ranks}
     slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
     of_job = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
-    for column in of_job:
-        if merge := _MERGED.get(figure_of(column).over_ranks):
+    for column, figure in columns(hardware).items():
+        if (merge := _MERGED.get(figure.over_ranks)) and column in of_job:
             of_job[column] = merge(row[column] for row in rows)
     computed = [(job.graphs[graph_id].arithmetic, ranks) for graph_id, ranks in Counter(job.graph_of).items()]
     whole |= flop_rates(computed, hardware, of_job["step_ns"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,7 +34,7 @@ class PolicyEntry:
     """
 
     name: str
-    function: Callable[[Problem, Any], Plan]
+    function: Callable[..., Plan]
     options: type[Part]
     summary: str
     may_repeat: Callable[[Any], bool] = lambda _: False
@@ -81,7 +82,7 @@ class PolicyEntry:
             If no plan of this policy fits.
         """
         read = options if isinstance(options, Part) else self.read_options(options or {})
-        return woven(problem, lambda accelerated: self.function(accelerated, read))
+        return woven(problem, partial(self.function, options=read))
 
 
 _RESIDENT = "moves only tensors with a home elsewhere"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.metrics import figure_of
-from simulator.metrics.figures import present
+from simulator.metrics.figures import Figure, present
 from simulator.metrics.statistics import by
 from simulator.report.tables import WAITS, Column, figures, filled, occurring
 from simulator.report.views import Panel, Row, Rows, Section, SweepView
@@ -54,16 +54,18 @@ def frontier_view(
     columns = figures(rows, ("policy",))
     if question.slowdown:
         columns.append(Column("within", (question.within(row["within"]) for row in rows)))
-    columns.append(Column(f"{question.direction} {question.field}", map(value, rows), left=False))
+    columns.append(Column(f"{question.direction} {question.of}", map(value, rows), left=False))
     columns += figures(rows, ("step_ns",))
     columns += filled([Column("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False)])
-    columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_cost_columns(rows)))
+    held = map(figure_of, occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")))
+    columns += figures(rows, (*held, *_cost_columns(rows)))
     columns.append(Column("limited by", (row.get("limit") or ABSENT for row in rows)))
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
     columns.append(Column("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"hosim tried {question.size} from {first} to {last} by bisection"
-    assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
+    is_found = any(row[question.column] is not None for row in rows)
+    assurance = ", and checked that beside each answer" if is_found and not question.slowdown else ""
     premise = f"{tries}, assuming that a row that fits also fits with {less}{assurance}."
     sentences = [*(_reached(row, question) for row in rows), *capped, premise]
     return SweepView(title, [Section(columns=columns)], sentences, [_steps_over(tried, question)] if tried else [])
@@ -71,8 +73,8 @@ def frontier_view(
 
 def _steps_over(tried: Rows, question: Question) -> Panel:
     """Make a panel of the step over the field that was searched."""
-    ran = sorted((row for row in tried if present(row.get("step_ns"))), key=lambda row: row[question.field])
-    return Panel("one step", question.field, "ns", ran, question.field, "step_ns", question.unit or "")
+    ran = sorted((row for row in tried if present(row.get("step_ns"))), key=lambda row: row[question.of])
+    return Panel("one step", question.of, "ns", ran, question.of, "step_ns", question.unit or "")
 
 
 def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool = False) -> str:
@@ -116,17 +118,18 @@ def _reached(row: Row, question: Question) -> str:
     if is_bound(row) and row.get("limit") != "failed":
         none = "no plan" if who == BOUNDS[1] else "no plan that runs each op once"
         if not value:
-            return f"{who}: {none} {does} at any {question.field} tried."
+            return f"{who}: {none} {does} at any {question.of} tried."
         if "next" in row:
-            return f"{who}: {none} {does} {('above', 'below')[question.sign < 0]} {question.field} {value}."
-        return f"{who}: {question.field} {value}, where the search ended, rules out no plan that {does}."
-    text = f"{who} {does} at {f'{question.field} {value}' if value else f'no {question.field} tried'}"
+            return f"{who}: {none} {does} {('above', 'below')[question.sign < 0]} {question.of} {value}."
+        return f"{who}: {question.of} {value}, where the search ended, rules out no plan that {does}."
+    text = f"{who} {does} at {f'{question.of} {value}' if value else f'no {question.of} tried'}"
     text += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
         text += f", but not at {listed([*map(question.written, row['holes'])])}, and perhaps at values not tried"
     if "next" in row:
         return f"{text}; at {question.written(row['next'])} {_obstacle(row, question)}."
-    go_on = f"the {question.direction} tried; {question.further[question.sign > 0]} to go on"
+    further = ("lower --at-least", "raise --at-most")[question.sign > 0]
+    go_on = f"the {question.direction} tried; {further} to go on"
     return f"{text}, {'the least possible' if (value, question.sign) == ('1', -1) else go_on}."
 
 
@@ -161,7 +164,8 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
         The title.
     """
     is_peak, fronts = column == f"peak_{tier}_bytes", {who: front for (who,), front in by(rows, "policy").items()}
-    name = f"peak of {tier}" if is_peak else figure_of(column).head
+    figure, step = figure_of(column), figure_of("step_ns")
+    name = f"peak of {tier}" if is_peak else figure.head
     least = [front[0] for front in fronts.values()]
     paid = [cost for cost in _cost_columns(least) if cost != column]
     costs: dict[float, dict[str, float | None]] = {price: {} for price in PRICES}
@@ -170,14 +174,14 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
             within = min((row[column] for row in front if row["slowdown"] <= price), default=None)
             amounts[who] = floors[who][price] if who in floors else within
     columns = [
-        *figures(least, {"policy": "policy", column: f"least {'peak' if is_peak else name}", "step_ns": "step there"}),
+        *figures(least, ("policy", figure.headed(f"least {'peak' if is_peak else name}"), step.headed("step there"))),
         Column("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
     ]
     for price, amounts in costs.items():
         cells = (shown(column, amount) for amount in amounts.values())
         columns.append(Column(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
-    panel = Panel("one step", name, "ns", rows, column, "step_ns", figure_of(column).unit)
+    panel = Panel("one step", name, "ns", rows, column, "step_ns", figure.unit)
     tries = f"hosim tried capacities of {tier} from the lower bound of all plans to the size of all data"
     bounds = f" Lower bounds: {BOUNDS[0]!r} of plans that run each op once, {BOUNDS[1]!r} of all." if floors else ""
     premise = f"{tries}; limits such as 1.01x are multiples of compute.{bounds}"
@@ -229,15 +233,15 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
         The title.
     """
     columns = [Column(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
-    columns += figures(rows, ("faster",))
+    columns += figures(rows, (Figure("faster", "text", "faster"),))
     columns += (Column(name, (_steps(name, row) for row in rows), left=False) for name in names)
     ends = [(question.written(row["from"]), question.written(row["to"])) for row in rows]
     ranges = [f"at {low}" if low == high else f"from {low} to {high}" for low, high in ends]
     where = "; ".join(f"{place} {_faster(row, names)}" for place, row in zip(ranges, rows, strict=True))
     low, high = ends[0][0], ends[-1][1]
-    answer = f"Over {question.field}, {where}."
+    answer = f"Over {question.of}, {where}."
     if len(rows) == 1:
-        answer = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
+        answer = f"{listed(names)} do not swap between {question.of} {low} and {high}: {_faster(rows[0], names)}."
     tries = f"hosim tried {len(tried) // 2} {question.size} from {low} to {high}"
     premise = f"{tries}; two crossovers between neighbouring values would be missed."
     return SweepView(title, [Section(columns=columns)], [answer, premise], [_steps_over(tried, question)])
@@ -275,9 +279,9 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     title
         The title.
     """
-    columns = figures(rows, ("policy", "figure"))
+    columns = figures(rows, ("policy", Figure("figure", "text", "figure")))
     columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
-    columns += figures(rows, ("origin", "step_ns"))
+    columns += figures(rows, (Figure("origin", "text", "origin"), "step_ns"))
     columns.append(Column("with 10 % more", (signed(0.1 * row["elasticity"]) for row in rows), left=False))
     premise = f"hosim raised each of {tried} figures of the machine by 10 % and planned anew"
     idle = [f"{premise}; figures not listed change no step."] if usual else []
@@ -327,8 +331,8 @@ def layouts_view(rows: Rows, screened: Rows, names: Sequence[str], tier: str, ti
     peak, ran = f"peak_{tier}_bytes", [row for row in rows if row["status"] == "ok"]
     columns = [*figures(rows, ("policy",))]
     columns += [Column(name, (row.get(name, ABSENT) for row in rows), left=False) for name in names]
-    of_all = {key: figure_of(key).head for key in ("status", "step_ns", "tokens_per_s", peak)}
-    columns += figures(rows, {"estimated_step_ns": "estimate"} | of_all)
+    estimate = Figure("estimated_step_ns", "ns", "estimate")
+    columns += figures(rows, (estimate, "status", "step_ns", "tokens_per_s", figure_of(peak)))
     columns += figures(rows, occurring(rows, ("bubble_fraction", *WAITS)))
     columns.append(Column("front", ("*" if row.get("front") else "" for row in rows)))
     table = [Section(columns=filled(columns))]

@@ -14,6 +14,7 @@ from simulator.graph import HOST, PAIRED, Graph, Group, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
+from simulator.metrics.figures import local
 from simulator.metrics.statistics import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
@@ -27,6 +28,13 @@ Amounts = dict[str, tuple[str, dict[str, Any]]]
 """Name of an amount -> the amount for people, and its numbers by name, for programs."""
 
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
+_FIGURES = {
+    **local("text", "program", "ranks", "at op", "weights", "shape", "cut along", "phase", "collective", "group"),
+    **local("text", "who meets"),
+    **local("count", "ops", "how many", "ranks that hold it", "times"),
+    **local("B", "in all", "each rank", "size", *(str(kind).replace("_", " ") for kind in TensorKind), end="_bytes"),
+}
+"""The columns of the tables of a layout."""
 _MOST_MEMBERS, _MOST_RANKS = 3, 8
 """Most members of a group, and most ranks, that are listed: more do not fit in a line."""
 
@@ -237,7 +245,7 @@ def layout_text(job: Job, workload: Workload | JobDocument, weights: Mapping[str
         "how weights are cut, before ZeRO": _cuts(weights),
         "communicated in a step, by each rank": exchanged,
     }
-    tables = [f"{head}\n{aligned(figures(rows, _used(rows)), 2)}" for head, rows in parts.items() if rows]
+    tables = [f"{head}\n{aligned(figures(rows, _used(rows), _FIGURES), 2)}" for head, rows in parts.items() if rows]
     tables += [] if exchanged else ["nothing is communicated"]
     return "\n\n".join([f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}", *tables])
 
@@ -249,7 +257,7 @@ def _sizes(kinds: Counter[str]) -> dict[str, int]:
 
 def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the columns of rows, without sizes that are 0 in every row."""
-    return [column for column in rows[0] if not column.endswith("_bytes") or any(row[column] for row in rows)]
+    return [column for column in rows[0] if _FIGURES[column].unit != "B" or any(row[column] for row in rows)]
 
 
 def layout_data(job: Job, weights: Mapping[str, Weight]) -> dict[str, Any]:

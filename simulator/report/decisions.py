@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.metrics.figures import local
 from simulator.metrics.statistics import grouped
 from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
@@ -83,6 +84,14 @@ def write(explanation: Explanation, folder: Path) -> None:
 
 _COSTS = ("alone_ns", "stall_ns", "residency_ns", "waited_ns")
 """Columns of the costs of a cache operator."""
+_FIGURES = {
+    **local("text", "kind", "role", "tensors", "link", "to", "reason"),
+    **local("count", "count", "score", "slots oversubscribed"),
+    **local("B", "size", end="_bytes"),
+    **local("ns", "idle", "copies", "remake", "alone", "stall", "residency", "waited", end="_ns"),
+    **local("share", "wanted", "busy", end="_fraction"),
+}
+"""The columns of the tables."""
 
 
 def plan_text(explanation: Explanation) -> str:
@@ -127,7 +136,7 @@ def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) ->
 
 def _cut(head: str, rows: Sequence[Line], columns: Sequence[str]) -> str:
     more = f"\n  and {len(rows) - MOST_LINES} more patterns" if len(rows) > MOST_LINES else ""
-    return f"{head}\n{aligned(figures(rows[:MOST_LINES], columns), 2)}{more}"
+    return f"{head}\n{aligned(figures(rows[:MOST_LINES], columns, _FIGURES), 2)}{more}"
 
 
 def tensor_text(explanation: Explanation, name: str) -> str:
@@ -161,7 +170,7 @@ def tensor_text(explanation: Explanation, name: str) -> str:
     point = explanation.augmented.point
     for op in (line for line in cache_ops(explanation) if line["tensor"] == name):
         window = f"{point(op['first_point'])} ... {point(op['last_point'])}"
-        costs = ", ".join(f"{cost.removesuffix('_ns')} {human(op[cost], 'ns')}" for cost in _COSTS)
+        costs = ", ".join(f"{_FIGURES[cost].head} {human(op[cost], 'ns')}" for cost in _COSTS)
         texts.append(f"  {op['role']} {op['issued']}; window {window}")
         texts += [f"    {op['source']} to {op['target']}: {costs}"] if op["target"] else []
     return "\n".join(texts)

@@ -22,7 +22,7 @@ from simulator.outputs import written
 from simulator.report.views import rendered
 from simulator.report.words import ABSENT, percent, ratio, shown, signed
 from simulator.scenario import LIMITS, Claim, Expectation, Kind
-from simulator.units import FieldError, nearest, require, unit_of
+from simulator.units import FieldError, nearest, require, require_known, unit_of
 
 Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
@@ -118,15 +118,14 @@ def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
         If it can never hold, or means nothing.
     """
     for column in expected.columns:
-        must, do = "an expectation names a column of the summary", nearest(column, columns)
-        require(column in columns, must, repr(column), "column", do=do)
+        require_known(column, columns, "an expectation names a column of the summary", "column")
         if figure_of(column).unit == "text":
             other = next((key for key in ("over", *LIMITS[:-1]) if getattr(expected, key) is not None), "")
             require(not other, f"{column} is a text, which only equals compares", other, other, do="write equals")
             words, stated = _WORDS.get(column, ()), expected.equals
-            fits = stated is None or stated in words or not (words or isinstance(stated, float))
-            must, do = f"{column} is a word that rows have", nearest(str(stated), words)
-            require(fits, must, repr(stated), "equals", do=do)
+            if not (stated is None or stated in words or not (words or isinstance(stated, float))):
+                must, do = f"{column} is a word that rows have", nearest(str(stated), words)
+                raise FieldError(must, repr(stated), do, ("equals",))
         else:
             is_number = all(map(math.isfinite, map(_number, expected.ends("equals"))))
             must, do = f"{column} is a number", "write a finite number"
@@ -279,10 +278,10 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     if match is None:
         do = "write for example 'stall <= 0.1 %' or 'step <= 1.01x'"
         raise FieldError("a condition is a figure, <= or >=, and an amount", repr(text), do)
-    parts = [named(part, metrics.columns(hardware)) for part in match["figure"].split(" + ")]
+    parts = [named(part, tuple(metrics.columns(hardware))) for part in match["figure"].split(" + ")]
     limit: str | float = match["limit"]
     stated = str(limit)
-    share, is_time = _SHARE.fullmatch(stated), parts[0].endswith("_ns")
+    share, is_time = _SHARE.fullmatch(stated), figure_of(parts[0]).unit == "ns"
     over = OTHER if stated[-1] == "x" or stated[0] in "+-" else STEP if share and is_time else None
     if share:
         limit = float(share[1]) / 100
@@ -310,7 +309,7 @@ def named(text: str, columns: Sequence[str]) -> str:
     by_name, part = heads | dict(zip(columns, columns, strict=True)), text.strip().replace(" ", ".")
     begun = [column for head, column in heads.items() if head.startswith(f"{part}.")]
     part = begun[0] if part not in by_name and len(begun) == 1 else part
-    require(part in by_name, "the condition names a figure of the table", repr(part), do=nearest(part, tuple(by_name)))
+    require_known(part, by_name, "the condition names a figure of the table")
     return by_name[part]
 
 

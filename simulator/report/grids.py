@@ -72,7 +72,8 @@ def grid_view(
         by_rate = (each for each in (_pace(ran, axes),) if each not in ("", "step_ns"))
         steps = ("status", "step_ns", *by_rate, "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
-        tables = [Section(columns=[*views.point_columns(lines, axes), *figures(lines, (*steps, *held))])]
+        held_columns = figures(lines, (*steps, *held), columns_of(hardware))
+        tables = [Section(columns=[*views.point_columns(lines, axes), *held_columns])]
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
@@ -121,7 +122,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
     tables, ran = [Section(columns=columns)], [row for row in rows if row["status"] == "ok"]
     if ran and used:
-        tables.append(Section(columns=[*views.point_columns(ran, axes), *figures(ran, used)]))
+        tables.append(Section(columns=[*views.point_columns(ran, axes), *figures(ran, map(figure_of, used))]))
     for column in used:
         room = f", room {quantity(limits[column], 'B')}" if limits[column] < math.inf else ""
         panels.append(Panel(f"{figure_of(column).head}{room}", x, "B", rows, x, column, limit=limits[column]))

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from simulator.metrics import columns as columns_of
-from simulator.metrics import figure_of
+from simulator.metrics.figures import PLAIN, Figure
 from simulator.metrics.rows import Row
 from simulator.report.words import ABSENT, named, written
 from simulator.trace import CAUSES
@@ -88,15 +88,16 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
 
 
-def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
-    """Make columns of figures; `columns` may map a column to a heading other than its registered one."""
-    heads = columns if isinstance(columns, Mapping) else {}
+def figures(
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[str | Figure], on: Mapping[str, Figure] = PLAIN
+) -> list[Column]:
+    """Make columns of figures: the table's own, and by name registered ones, which are those `on` a machine or any."""
     made = []
     for column in columns:
-        figure, values = figure_of(column), [row.get(column) for row in rows]
+        figure = column if isinstance(column, Figure) else on.get(column) or PLAIN[column]
+        values = [row.get(figure.column) for row in rows]
         is_text = figure.unit == "text" or any(isinstance(value, str) for value in values)
-        cells = (written(value, figure.unit) for value in values)
-        made.append(Column(heads.get(column, figure.head), cells, left=is_text))
+        made.append(Column(figure.head, (written(value, figure.unit) for value in values), left=is_text))
     return made
 
 
@@ -119,7 +120,12 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
         The rows, in the order of the scenario. Columns without any number are left out.
     """
     summaries, machine = [row.summary | named(row) for row in rows], rows[0].hardware
-    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
+    on, bound, real_step = (
+        columns_of(machine),
+        Figure("bound", "text", "bound"),
+        Figure("real_step", "text", "real step"),
+    )
+    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", bound)
     more = occurring(summaries, ["recompute_ns", "delay_ns", "host_compute_ns"])
     times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"))
     columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]
@@ -131,8 +137,8 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     demands = (f"demand_{bus}" for bus in machine.caps)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
-    real = figures(summaries, ("paced_by", "real_step"))
-    parts = (times, real, *(figures(summaries, columns) for columns in (occurring(summaries, WAITS), held, paid)))
+    real = figures(summaries, ("paced_by", real_step))
+    parts = (times, real, *(figures(summaries, columns, on) for columns in (occurring(summaries, WAITS), held, paid)))
     return list(filter(None, map(filled, parts)))
 
 
@@ -181,13 +187,16 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     ranks
         Ranks of one row.
     """
-    peak = f"peak_{ranks[0].hardware.compute_tier}_bytes"
+    on, peak = columns_of(ranks[0].hardware), f"peak_{ranks[0].hardware.compute_tier}_bytes"
+    names = Figure("rank", "count", "rank"), Figure("runs", "text", "runs"), Figure("stands_for", "count", "stands for")
     folded = [row.stands_for if row.stands_for > 1 else None for row in ranks]
-    names = [{"rank": row.rank, "runs": row.program, "stands_for": n} for row, n in zip(ranks, folded, strict=True)]
-    rows = [name | row.summary for name, row in zip(names, ranks, strict=True)]
+    rows = [
+        {"rank": row.rank, "runs": row.program, "stands_for": n, **row.summary}
+        for row, n in zip(ranks, folded, strict=True)
+    ]
     shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
     spent = occurring(rows, ("delay_ns", *WAITS))
-    return filled(figures(rows, (*names[0], "step_ns", "compute_ns", *spent, *shares, peak)))
+    return filled(figures(rows, (*names, "step_ns", "compute_ns", *spent, *shares, peak), on))
 
 
 class ProgressBar:

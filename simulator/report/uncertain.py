@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from simulator.metrics.figures import Figure
 from simulator.metrics.statistics import CONFIDENCE, ESTIMATED, INSPECTION, NOMINAL, Summed, by, grouped
 from simulator.report.tables import Column, figures
 from simulator.report.views import Panel, Row, Rows, Section, SweepView, Varied, point, point_columns
@@ -29,7 +30,7 @@ def quantile_tables(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Sec
     """
     rows = [line for cell in cells for line in cell.quantiles]
     where = point_columns(rows, axes)
-    steps = figures(rows, ("draws",))
+    steps = figures(rows, (Figure("draws", "count", "draws"),))
     steps += (Column(head, map(partial(_step, name), rows), left=False) for name, head in _SHOWN.items())
     tables, policies = [Section(columns=[*where, *steps])], dict.fromkeys(row["policy"] for row in rows)
     if len(policies) > 1:
@@ -98,7 +99,7 @@ def robust_view(rows: Rows, policies: Sequence[str]) -> SweepView:
         The tested policy, and the one that it is compared with.
     """
     columns = [
-        *figures(rows, ("perturbation",)),
+        *figures(rows, (Figure("perturbation", "text", "perturbation"),)),
         Column("level", map(_level, rows), left=False),
         *figures(rows, ("policy",)),
         Column("median", map(_median, rows), left=False),

@@ -19,6 +19,7 @@ from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
 from simulator.run.sweep import Progress, Sweep, silent
 from simulator.run.what_if import page_parts, what_would_free
+from simulator.scenario.question import Question
 
 
 def run(  # noqa: PLR0913 - what is run, and how
@@ -164,20 +165,21 @@ def run_case(
         As for `run`; what would free the fastest row is searched when the results are first asked for it.
     """
     progress = progress or silent
-    results, question = rows_of(case, policies, progress, each, in_forks=in_forks), case.loaded.scenario.question
+    results = rows_of(case, policies, progress, each, in_forks=in_forks)
     sought: Callable[[], Sequence[str]] = tuple
     also: Callable[[], Sequence[Sweep]] = tuple
     if what_if is not False:
         sought = partial(what_would_free, results, policies, progress, is_asked=what_if)
         also = partial(page_parts, results, progress, is_asked=bool(what_if))
-    if question is None:
+    if case.loaded.scenario.frontier is None:
         return Results(case, results, None, sought, also)
-    largest = frontier(case.loaded, kind=type(question), policies=policies, progress=progress)
-    answers = {(answer["policy"], answer["within"]): answer for answer in largest.rows}
+    question = catalog.question(case.loaded, Question, {})
+    found = frontier(case.loaded, policies=policies, progress=progress)
+    answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
     for row in results:
         for column, (limit, figure) in question.columns(case.hardware.compute_tier).items():
             answer = answers[row.label, limit]
             row.summary[column] = answer.get(figure)
             if {"tried", "next"} & answer.keys() == {"tried"} and figure not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, largest, sought, also)
+    return Results(case, results, found, sought, also)

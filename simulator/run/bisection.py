@@ -22,7 +22,7 @@ from simulator.run.case import Case, Policies
 from simulator.run.grid import Cells
 from simulator.run.row import row_of, unmoved_row
 from simulator.run.sweep import Point, Row, Rows, Study, silent
-from simulator.scenario import Frontier, Question
+from simulator.scenario import Question
 from simulator.scenario.question import COMPUTE, FASTEST, UNMOVED
 from simulator.units import listed, nearest
 
@@ -48,11 +48,10 @@ class Search:
 
     Parameters
     ----------
-    loaded, kind, policies
-        The scenario, the class of the question, and its rows, as in `simulator.run`.
+    loaded, policies
+        The scenario and its rows, as in `simulator.run`.
     asked
-        Fields of the question that override the scenario's (``of`` means ``field``); messages about them name the
-        option.
+        Fields of the question that override the scenario's; messages about them name the option.
     is_bounded
         Whether to search bounds, too.
 
@@ -60,8 +59,6 @@ class Search:
     ----------
     question, axis
         The question, and the axis of its field.
-    grows
-        Whether the search starts at the documents' value and grows from there, as for a frontier.
     rows, named, bounds
         Row or bound -> function that tries a value; rows whose policies are no functions; bound -> its arguments.
 
@@ -71,30 +68,26 @@ class Search:
         If the question is wrong, or names a row that does not exist or does not run.
     """
 
-    def __init__(
-        self, loaded: Loaded, kind: type[Question], asked: Asked, policies: Policies | None, *, is_bounded: bool = True
-    ) -> None:
-        asked = {"field" if key == "of" else key: value for key, value in asked.items()}
-        self.question = question = catalog.question(loaded, kind, asked)
-        self._policies, self.grows = policies, isinstance(question, Frontier)
+    def __init__(self, loaded: Loaded, asked: Asked, policies: Policies | None, *, is_bounded: bool = True) -> None:
+        self.question = question = catalog.question(loaded, Question, asked)
+        self._policies = policies
         self._where = partial(catalog.place_asking, loaded, question.key, asked)
         rows = [row.row for row in loaded.scenario.policies]
-        names = tuple(dict.fromkeys([*rows, COMPUTE, UNMOVED, *POLICIES, *[FASTEST] * self.grows]))
+        names = tuple(dict.fromkeys([*rows, COMPUTE, UNMOVED, *POLICIES, FASTEST]))
         rule, do = "steps are compared with those of a row, compute or unmoved", nearest(question.over, names)
         insist(question.over in names, self._where("over"), rule, repr(question.over), do)
         self._documents = loaded.without_questions()
         self.base = catalog.unfixed(self._documents, question)
-        self.axis = Axis(question.field, question.paths, self._where("field"), question.unit)
+        self.axis = Axis(question.of, question.paths, self._where("of"), question.unit)
         with errors_at(self._where("such_that")):
-            texts = question.such_that if isinstance(question, Frontier) else ()
-            self._conditions = [condition(text, loaded.hardware) for text in texts]
+            self._conditions = [condition(text, loaded.hardware) for text in question.such_that]
         columns = {column for clause in self._conditions for column in clause.columns}
         is_of_bounds = not columns.isdisjoint(metrics.columns(loaded.hardware, ("bound",)))
-        self._cells = Cells(with_bounds=is_of_bounds or not self.grows)
+        self._cells = Cells(with_bounds=is_of_bounds)
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._run_compared)
         case = self.built(self.first)
         self._has_ratio = question.over != FASTEST or any(clause.over == OTHER for clause in self._conditions)
-        if self.grows and self._has_ratio and question.over != UNMOVED:
+        if self._has_ratio and question.value_for_over(self.first) is None:
             self._other(None)  # refuse before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
             label: partial(self.try_row, label, decide) for label, decide in case.rows(policies).items()
@@ -108,12 +101,10 @@ class Search:
 
     @cached_property
     def first(self) -> int | float:
-        """The first value to try: if the search grows, the documents' own."""
-        values = self.question.values
-        if not self.grows:
-            return values[-1]
-        start = self.question.read("start")
-        return start if values[0] <= start <= values[-1] else self.next_value(start)
+        """The first value to try: the documents' own, or the next one that may be tried."""
+        values, start = self.question.values, self.question.read("start")
+        is_tried = values[0] <= start <= values[-1] and not self.question.multiple_of
+        return start if is_tried else self.next_value(start)
 
     def next_value(self, value: float) -> int | float:
         """Return the least value of the question that is not below `value`; the last one if there is none."""
@@ -151,10 +142,8 @@ class Search:
         return Study(self.base, self.rows[who], (self.axis,), points, about={"policy": who}, **between)
 
     def edge(self, who: str) -> Study:
-        """Make the study that finds a row's edge: outwards from the documents' value, or inwards from both ends."""
-        values, more = self.question.values, self.more if self.grows else None
-        first = [(self.first,)] if self.grows else [(values[-1],), (values[0],)]
-        return self.study(who, first, candidates=values, differ=self.differ, more=more)
+        """Make the study that finds a row's edge, outwards from the documents' value."""
+        return self.study(who, [(self.first,)], candidates=self.question.values, differ=self.differ, more=self.more)
 
     def _built(self, value: int | float | None) -> Case:
         """Build the case with a value; None: with the documents unchanged."""
@@ -172,30 +161,37 @@ class Search:
         if over != FASTEST:
             return ran[0]
         must, do = "a ratio is of a row that runs with the documents as they are", "say --over compute"
-        insist(any(row["status"] == "ok" for row in ran), self._where("such_that"), must, "none", do)
-        return min((row for row in ran if row["status"] == "ok"), key=lambda row: row["step_ns"])
+        able = [row for row in ran if row["status"] == "ok"]
+        insist(able or value is not None, self._where("such_that"), must, "none", do)
+        return min(able, key=lambda row: row["step_ns"], default={})
 
     def differ(self, fewer: Rows, more: Rows) -> bool:
         """Tell whether an answer lies between two values, by their rows."""
         return any(_meets(fewer[0], limit) != _meets(more[0], limit) for limit in self.question.limits)
 
     def more(self, measured: Mapping[Point, Rows]) -> list[Point]:
-        """Double or halve until the answer is bracketed; then try values beside it, to check that easier ones hold."""
-        values, held = self.question.values, {value: _meets(rows[0], math.inf) for (value,), rows in measured.items()}
-        if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in measured.values()):
+        """Double or halve until each answer is bracketed; then try values beside it, to check that easier ones hold."""
+        if len(measured) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in measured.values()):
             return []
+        wanted = (value for limit in self.question.limits for value in self._beyond(measured, limit))
+        points = [(value,) for value in dict.fromkeys(map(self.next_value, wanted))]
+        return [point for point in points if point not in measured]
+
+    def _beyond(self, measured: Mapping[Point, Rows], limit: float) -> list[float]:
+        """Return where to look next for the answer within a limit on the step."""
+        values, held = self.question.values, {value: _meets(rows[0], limit) for (value,), rows in measured.items()}
         if len({*held.values()}) == 1:
             rises = next(iter(held.values())) == (self.question.sign > 0)
             edge, end = (max(held), values[-1]) if rises else (min(held), values[0])
             if edge != end:
-                return [(self.next_value(2 * edge if rises else edge / 2),)]
+                return [2 * edge if rises else edge / 2]
             ran = sorted(value for (value,), rows in measured.items() if rows[0]["status"] == "ok")
             middles = (math.sqrt(low * high) for low, high in pairwise(ran) if high > _FINE * low)
-            wanted = [] if any(held.values()) else list(middles)  # a figure may rise and fall again between neighbours
-        else:
-            answer = max((value for value in held if held[value]), key=lambda value: self.question.sign * value)
-            wanted = [times * answer for times in _BESIDE]
-        return [(value,) for value in dict.fromkeys(map(self.next_value, wanted)) if value not in held]
+            return [] if any(held.values()) else list(middles)  # a figure may rise and fall again between neighbours
+        if self.question.slowdown:  # each would be tried for each limit
+            return []
+        answer = max((value for value in held if held[value]), key=lambda value: self.question.sign * value)
+        return [times * answer for times in _BESIDE]
 
     def try_row(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
         """Run a row with a value, and add its slowdown, and the condition that it violates, if any."""
@@ -207,8 +203,6 @@ class Search:
         shortfalls = filter(None, (task.unfit(may_repeat=kind["may_repeat"]) for task in case.tasks))
         if short := max(shortfalls, key=lambda shortfall: shortfall.short_bytes, default=None):
             return [{"policy": name, "status": "infeasible", **_lacking(short)}]
-        if not self.grows and self.question.limits == (math.inf,):
-            return [{"policy": name, "status": "ok", "slowdown": None}]
         step_ns = case.bound(**kind).ns
         row = {"policy": name, "status": "ok", "step_ns": step_ns, **metrics.per_second(step_ns, **case.loaded.handled)}
         row[f"peak_{case.hardware.compute_tier}_bytes"] = case.problem.budget_bytes
@@ -223,8 +217,7 @@ class Search:
 
     def _compare(self, row: Row, value: int | float) -> Row:
         """Add a row's slowdown against the row ``over``, and the condition that it violates, if any."""
-        where = value if self.question.over == UNMOVED else self.question.value_for_over(value)
-        other = self._other(where) if self._has_ratio and row["status"] == "ok" else {}
+        other = self._other(self.question.value_for_over(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
         lack = unmet(self._conditions, row, other) if row["status"] == "ok" else None
@@ -248,13 +241,13 @@ class Search:
     def answer(self, rows: Rows, within: float) -> Row:
         """Summarise the search for one row, with a limit on its step."""
         question, label = self.question, rows[0]["policy"]
-        rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest value last
+        rows = sorted(rows, key=lambda row: question.sign * row[question.of])  # the hardest value last
         last = max((index for index, row in enumerate(rows) if _meets(row, within)), default=-1)
-        ran = {**rows[last], question.column: rows[last][question.field]} if last >= 0 else {"status": "infeasible"}
+        ran = {**rows[last], question.column: rows[last][question.of]} if last >= 0 else {"status": "infeasible"}
         answer = {"policy": label, question.column: None, **ran, "within": within}
         if refused := [row for row in rows if row["status"] == "refused"]:
             return answer | {"status": "refused", "notes": refused[0]["notes"]}
-        holes = [row[question.field] for row in rows[: last + 1] if not _meets(row, within)]
+        holes = [row[question.of] for row in rows[: last + 1] if not _meets(row, within)]
         answer |= {"tried": len(rows), "holes": holes}
         if last + 1 == len(rows):
             return answer
@@ -263,7 +256,7 @@ class Search:
         if not lacks:
             is_failed = limit["status"] == "failed"
             lacks = {"limit": "failed", "limit_at": limit["notes"]} if is_failed else {"limit": "step"}
-        return answer | {"next": limit[question.field], "next_slowdown": limit.get("slowdown"), **lacks}
+        return answer | {"next": limit[question.of], "next_slowdown": limit.get("slowdown"), **lacks}
 
 
 def _lacking(short: Shortfall) -> Row:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from simulator import bounds, engine, formats, metrics, ordering, referee
+from simulator import bounds, catalog, engine, formats, metrics, ordering, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.catalog.text import errors_at
@@ -27,6 +27,7 @@ from simulator.report.files import folder_names
 from simulator.run.placement import check_in_place, home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
+from simulator.scenario.question import Question
 from simulator.trace import Trace
 from simulator.units import FieldError, nearest
 from simulator.workload.job import JobDocument
@@ -204,7 +205,8 @@ class Case:
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
         loading = choice.in_place or ("choose" if choice.policy == "static" else "never")
-        return partial(decided, choice, partial(in_place, choice=loading, decide=partial(entry.plan, options=options)))
+        decide = partial(woven, decide=partial(entry.function, options=options))
+        return partial(decided, choice, partial(in_place, choice=loading, decide=decide))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""
@@ -250,7 +252,7 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
 
 def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
     """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
-    question = loaded.scenario.question
+    question = catalog.question(loaded, Question, {}) if loaded.scenario.frontier else None
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
     for position, expected in enumerate(loaded.scenario.expect):
         try:
@@ -374,5 +376,5 @@ def execute(
         budget_bytes=case.problem.budget_bytes,
         switches=case.problem.switches,
         progress=progress,
-        fold=case.loaded.scenario.fold,
+        fold="auto",
     )

@@ -242,7 +242,7 @@ def _of_scenario(case: Case, *, is_served: bool) -> dict[str, str]:
         if not any(op.stream for graph in graphs for op in graph.ops):
             idle["policies.*.order"] = "each rank runs all ops on one stream"
     if case.job.ranks == 1:
-        idle |= dict.fromkeys(("policies.*.alone", "fold"), "there is one rank")
+        idle["policies.*.alone"] = "there is one rank"
     if not any(task.problem.turns for task in case.tasks):
         idle["policies.*.staggered"] = "ranks meet, or share no link evenly, or run less than three steps"
     return idle
@@ -276,7 +276,7 @@ def _passing(case: Case) -> Iterator[str]:
 def _stated(scenario: Scenario) -> list[str]:
     """List the fields of a scenario that may be idle and that are stated with another value than the default."""
     usual = Scenario.model_construct(name="-", hardware="-", workload="-", policies=())
-    stated = ["kv_tiers", "slo", "seed", "switches.collectives", "fold"]
+    stated = ["kv_tiers", "slo", "seed", "switches.collectives"]
 
     def value(document: Any, path: str) -> Any:
         for key in path.split("."):

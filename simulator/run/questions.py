@@ -1,8 +1,7 @@
-"""Inverse questions: `hosim frontier`, with its presets `hosim largest` and `hosim least`, and `hosim crossover`.
+"""Inverse questions: `hosim frontier` and `hosim crossover`.
 
-*Frontier*: the last value of a field before a row violates a condition, and before every plan must. *Largest* and
-*least*: the last value before a row no longer fits, or slows down too much. *Crossover*: the value at which two rows
-swap order. All of them bisect between two values whose rows differ.
+*Frontier*: the last value of a field before a row violates a condition, and before every plan must. *Crossover*: the
+value at which two rows swap order. Both bisect between two values whose rows differ.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from simulator.run.bisection import Search
 from simulator.run.case import Case, Policies
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
-from simulator.scenario import Frontier, Largest, Least, Question
 from simulator.scenario.question import COMPUTE
 from simulator.units import exact
 
@@ -49,7 +47,6 @@ def frontier(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     progress: Progress | None = None,
-    kind: type[Question] = Frontier,
     workers: int = 1,
     **asked: str | int | Sequence[str] | None,
 ) -> Sweep:
@@ -67,14 +64,13 @@ def frontier(
         As in `simulator.run`.
     progress
         Called after each value that is tried.
-    kind
-        The class of the question; see `largest` and `least`.
     workers
         Processes that find what limits each answer when the result is written.
     asked
-        ``field`` (or ``of``): a field path, ``links.*.bandwidth``, ``workload.sequence``, or ``peak.hbm``;
-        ``such_that``: conditions, as ``["stall <= 0.1 %"]``; ``at_most``, ``at_least``, ``multiple_of``, ``over``,
-        ``resolution``: see the question's class.
+        ``of``: a field path, ``links.*.bandwidth``, ``workload.sequence``, or ``peak.hbm``; ``such_that``: conditions,
+        as ``["stall <= 0.1 %"]``, or ``slowdown``: limits on the step, as ``["1.01x", "inf"]``, each with its own
+        answer; ``at_most``, ``at_least``, ``multiple_of``, ``over``, ``resolution``: see the key ``frontier`` of a
+        scenario, which provides the defaults.
 
     Returns
     -------
@@ -106,7 +102,7 @@ def frontier(
         If a document or a condition is invalid, or no field is given.
     """
     loaded = catalog.resolve(scenario, set)
-    search, hardware = Search(loaded, kind, asked, policies), loaded.hardware
+    search, hardware = Search(loaded, asked, policies), loaded.hardware
     question = search.question
     tried = sweep([search.edge(who) for who in search.rows], progress=progress)
     by_row = grouped(tried, itemgetter("policy"))
@@ -115,37 +111,11 @@ def frontier(
     if question.sign < 0 and any(row[question.column] is None for row in answers):
         capped += without_effect(search.built(question.values[-1]).hardware, None, question.paths)
     budget = loaded.scenario.budget_bytes
-    if budget is not None and search.base.scenario.budget_bytes is None and not question.field.startswith("peak."):
+    if budget is not None and search.base.scenario.budget_bytes is None and not question.of.startswith("peak."):
         capped.append(f"All this is without the budget of the scenario, {exact(budget, 'B')}.")
-    points, tier = tried if search.grows else [], hardware.compute_tier
-    view = frontier_view(answers, points, question, tier, capped, loaded.scenario.heading)
+    view = frontier_view(answers, tried, question, hardware.compute_tier, capped, loaded.scenario.heading)
     also = _limiting(search, {row["policy"]: row for row in answers}, workers, progress)
-    return Sweep(question.key, [loaded], answers, view, {"points": points} if search.grows else {}, also=also)
-
-
-def largest(scenario: Named, **asked: Any) -> Sweep:
-    """Search the largest value of a field of the workload with which each row still fits: see `frontier`.
-
-    Parameters
-    ----------
-    scenario, asked
-        As for `frontier`; and ``slowdown``, a list of limits on the step as multiples of that of ``over``, each with
-        its own answer. The scenario's key ``largest`` provides the defaults.
-    """
-    return frontier(scenario, kind=Largest, **asked)
-
-
-def least(scenario: Named, **asked: Any) -> Sweep:
-    """Search the least value of a figure of the machine with which each row still fits: see `frontier`.
-
-    The search overrides what rows set for that figure.
-
-    Parameters
-    ----------
-    scenario, asked
-        As for `largest`; the scenario's key is ``least``.
-    """
-    return frontier(scenario, kind=Least, **asked)
+    return Sweep("frontier", [loaded], answers, view, {"points": tried}, also=also)
 
 
 def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
@@ -194,8 +164,8 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     paid = [column for column in metrics.columns(machine, ("cost",)) if figure_of(column).worse != "less"]
     with errors_at("--of"):
         column = named(of, (peak, *paid)) if of else peak
-    asked = {"field": f"peak.{tier}", "over": COMPUTE}
-    search = Search(loaded, Frontier, asked, policies, is_bounded=column == peak)
+    asked = {"of": f"peak.{tier}", "over": COMPUTE}
+    search = Search(loaded.without_questions(), asked, policies, is_bounded=column == peak)
     case = search.built(None)
     low = max(task.limits(may_repeat=True).peak_bytes(1 << 62) for task in case.tasks)
     high = max(int(live_bytes(task.graph).max()) for task in case.tasks)
@@ -261,7 +231,7 @@ def _limiting(
     """Return a function that finds what limits each row, on the machine of its answer."""
 
     def limits() -> list[Sweep]:
-        question, field = search.question, search.question.field
+        question, field = search.question, search.question.of
         title = f"What limits each row with its {question.direction} {field}"
         ran = {who: row[field] for who, row in answers.items() if who in search.named and row["status"] == "ok"}
         places = [(catalog.at(search.base, {search.axis: value}), [who]) for who, value in ran.items()]
@@ -297,7 +267,7 @@ def crossover(
     policies
         The two rows.
     asked
-        As for `frontier`: ``field`` (or ``of``), ``at_most``, ``at_least``, ``multiple_of``, ``resolution``. The ends
+        As for `frontier`: ``of``, ``at_most``, ``at_least``, ``multiple_of``, ``resolution``. The ends
         default to eight times and an eighth of the documents' value.
 
     Returns
@@ -312,7 +282,7 @@ def crossover(
         If a document or the question is invalid, or there are not exactly two rows.
     """
     loaded = catalog.resolve(scenario, set)
-    search = Search(loaded, Frontier, asked, policies, is_bounded=False)
+    search = Search(loaded.without_questions(), asked, policies, is_bounded=False)
     question, names = search.question, [*search.rows]
     rule = "a crossover is of two rows"
     insist(len(names) == 2, "--policy", rule, f"{len(names)}: {', '.join(names)}", "name two: --policy A --policy B")
@@ -331,7 +301,7 @@ def crossover(
     for faster, group in groupby(zip(tried[::2], tried[1::2], strict=True), key=_faster):
         pairs = [*group]
         first, last = pairs[0], pairs[-1]
-        ends = {"faster": faster, "from": first[0][question.field], "to": last[0][question.field]}
+        ends = {"faster": faster, "from": first[0][question.of], "to": last[0][question.of]}
         for end, pair in (("from", first), ("to", last)):
             ends |= {f"{end}_{row['policy']}_ns": row.get("step_ns") for row in pair}
         ranges.append(ends)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +24,7 @@ from simulator.report.views import Section, SweepView
 from simulator.run.case import Case
 from simulator.run.effects import hints
 from simulator.run.provenance import as_run, files_named, provenance
-from simulator.run.sweep import Progress, Sweep, frame, silent
+from simulator.run.sweep import Progress, Sweep, silent
 from simulator.trace import ISSUED, Trace
 from simulator.units import nearest
 
@@ -213,8 +212,8 @@ class Results(dict[str, Result]):
     def summary(self) -> pd.DataFrame:
         """One row per policy; times [ns] and sizes [B] are whole numbers, even where a row has none."""
         rows = list(self.summaries.values())
-        absent = {column: math.nan for column in _ALWAYS if not any(column in row for row in rows)}
-        return frame([row | absent for row in rows]).set_index("policy")
+        absent = dict.fromkeys(column for column in _ALWAYS if not any(column in row for row in rows))
+        return metrics.frame([row | absent for row in rows]).set_index("policy")
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:

@@ -148,11 +148,15 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
     begun_s, rows = monotonic(), list[Result]()
     for way in case.ways(label):
         if not rows or not rows[0].is_ok or case.compares_ways(label):
-            rows.append(_row_of(way, label, decide, progress, advice=advice))
+            rows.append(_row_of(way, label, decide, progress))
             rows.sort(key=lambda row: (not row.is_ok, row.summary.get("step_ns", 0)))
     if case.others and rows[0].is_ok:
         _tell_choice(case, rows)
-    return replace(rows[0], seconds=monotonic() - begun_s)
+    shortfall = rows[0].shortfall
+    if advice and shortfall is not None:
+        tell = partial(progress, f"{label}, how much room is enough")
+        shortfall = advised(rows[0].case, label, decide, shortfall, tell)
+    return replace(rows[0], shortfall=shortfall, seconds=monotonic() - begun_s)
 
 
 def _tell_choice(case: Case, rows: Sequence[Result]) -> None:
@@ -167,7 +171,7 @@ def _tell_choice(case: Case, rows: Sequence[Result]) -> None:
         best |= {"bound_ns": least["bound_ns"], "bound_kind": least["bound_kind"], "gap_fraction": gap}
 
 
-def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool) -> Result:
+def _row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
     plans, errors = list[Plan](), list[CapacityError]()
     try:
         if unfit := case.unfit(label):
@@ -189,8 +193,7 @@ def _row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advic
     except CapacityError as error:
         short = error.report
         summary = {"policy": label, "status": error.status, "short_bytes": short.short_bytes, "short_at": short.at}
-        tell = partial(progress, f"{label}, how much room is enough")
-        return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
+        return Result.of(case, label, summary, shortfall=short)
     except (ConfigError, PlanError, InvariantError) as error:  # other rows are sound
         if error.status == "failed" and isinstance(error, ConfigError) and not case.choice(label).is_file:
             raise  # what people wrote in Python, or in the document, is to be mended before anything is told

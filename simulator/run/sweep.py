@@ -20,7 +20,7 @@ from simulator import builders, catalog
 from simulator.catalog import Axis, BudgetError, Loaded, MistypedError
 from simulator.document import Document
 from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
-from simulator.metrics import figure_of
+from simulator.metrics import frame
 from simulator.processes import Make, spawned
 from simulator.report import files
 from simulator.report.card import Card, cards, model_amounts, texts
@@ -385,12 +385,3 @@ class Sweep:
             more: dict[str, Any] = {other.name: {**other.more, "rows": other.rows} for other in also}
             more |= {**self.more, "sentences": self.sentences, "expectations": verdicts, "provenance": origin}
             files.write_summary(folder, self.rows, more)
-
-
-def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Make a table of rows; times [ns] and sizes [B] stay integers even if a row lacks one."""
-    import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
-
-    table = pd.DataFrame(list(rows))
-    whole = [name for name in map(str, table) if figure_of(name).unit in ("ns", "B") or name.startswith("largest_")]
-    return table.astype(dict.fromkeys(whole, "Int64"))

@@ -28,7 +28,6 @@ from simulator.run.results import Result
 from simulator.run.row import row_of, unmoved_row
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Progress, Sweep, silent
-from simulator.scenario import Frontier
 from simulator.scenario.question import UNMOVED
 from simulator.units import listed
 
@@ -126,8 +125,8 @@ def _needless(row: Result, policies: Policies | None, tell: Progress) -> str:
 
 def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
     """Search the bandwidth or the capacity with which a row is free, and return the sentence."""
-    asked = {"field": field, "such_that": (f"step <= {FREE}x",), "over": UNMOVED, "resolution": 2}
-    search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
+    asked = {"of": field, "such_that": (f"step <= {FREE}x",), "over": UNMOVED, "resolution": 2}
+    search = Search(case.loaded.without_questions(), asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
     if kind == "capacity" and (homes := _homes_below(case)):
         largest = search.built(search.question.values[-1])

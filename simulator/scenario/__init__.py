@@ -12,13 +12,12 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
-from simulator.scenario.question import Frontier, Largest, Layouts, Least, Question
-from simulator.scenario.unstated import Unstated
-from simulator.units import Bytes, Nanoseconds, nearest, require
+from simulator.scenario.question import Frontier, Layouts, Question
+from simulator.units import Bytes, Nanoseconds, require, require_known
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Largest",
-    "Layouts", "Least", "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Layouts",
+    "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "label_of",
 ]  # fmt: skip
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
@@ -229,16 +228,12 @@ class Scenario(Document):
         Budget of the compute tier [B]; default: its capacity less reserved memory.
     policies
         Rows of the table. A bare name is the policy with its default options.
-    fold
-        Whether identical ranks are simulated once, which changes no time: ``auto`` where nothing tells them apart,
-        ``never``, or ``always``, which is an error if something does.
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; the n-th
         values of all fields are one point. `hosim scaling` runs all points, other commands the workload as it stands.
-    largest
-        Search the largest value of a workload field with which each row still fits: column ``largest_<field>``.
-    least
-        Search the least value of a machine field with which it does: ``tiers.hbm.capacity`` asks what memory is enough.
+    frontier
+        Search how far a field may go while each row still fits, or is fast enough: a run then has the columns
+        ``largest_<field>`` or ``least_<field>``, and what its steps are there.
     layout
         Search the layouts of the workload on so many devices: `hosim layout search`.
     draws
@@ -268,10 +263,8 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
-    fold: Literal["auto", "never", "always"] = "auto"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
-    largest: Largest | None = None
-    least: Least | None = None
+    frontier: Frontier | None = None
     layout: Layouts | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -280,11 +273,6 @@ class Scenario(Document):
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None
-
-    @property
-    def question(self) -> Question | None:
-        """The question that the scenario asks, if any."""
-        return self.least or self.largest
 
     def kv_tier(self, name: str) -> KvTier:
         """Return how a tier keeps KV blocks."""
@@ -314,12 +302,6 @@ class Scenario(Document):
             must = "each field of scaling has a value at each point"
             found = f"{len(values)} here and {points} at {first}"
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
-        figures = [expectation.figure for expectation in self.expect if expectation.figure]
-        for figure in self.claim.selects if self.claim else ():
-            must, do = "selects names printed figures of expectations", nearest(figure, tuple(figures))
-            require(figure in figures, must, repr(figure), "claim", "selects", do=do)
-        must, do = "a scenario searches one thing", "leave one of the two out"
-        require(not (self.largest and self.least), must, "largest and least", "least", do=do)
         rows = [choice.row for choice in self.policies]
         for index, row in enumerate(rows):
             must, do = "each row of the table has a label of its own", "give one of them another label"
@@ -327,8 +309,7 @@ class Scenario(Document):
         for index, expectation in enumerate(self.expect):
             path = ("expect", str(index))
             for key, named in expectation.rows.items():
-                must = "an expectation names a row of policies"
-                require(named in rows, must, repr(named), *path, key, do=nearest(named, tuple(rows)))
+                require_known(named, rows, "an expectation names a row of policies", *path, key)
             is_named = not self.claim or expectation.printed is None or expectation.figure is not None
             must = "a printed figure that puts a claim to the test has a name"
             do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"

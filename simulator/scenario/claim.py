@@ -1,4 +1,4 @@
-"""Expectations of a scenario on its rows, the published sentence that it tests, and what its source leaves open."""
+"""Expectations of a scenario on its rows, and the published sentence that it tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StrictBool
 
 from simulator.document import Key, Line, Part, Reason, flaw
-from simulator.scenario.unstated import Bound, Choice, Unstated
 from simulator.units import FieldError, in_field, parse, ratio, require, unit_of
 
+Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A quantity, a bare number (where there is no unit) or a text."""
 WITHIN = 0.05
 """The default relative error that an expectation accepts: most papers print two digits."""
 
@@ -77,8 +78,8 @@ class Expectation(Part):
         ``shown``: the source's setting or its figure is too vague to compare with; other conditions given here must
         still hold. ``by construction``: the figure is the same on every machine.
     range
-        Of a figure that is only ``shown``: the least and the largest of ours over all open parameters of the claim
-        (``unstated``), one parameter at a time, as `hosim sensitivity` finds them.
+        Of a figure that is only ``shown``: the least and the largest of ours over all parameters that the source leaves
+        open, one at a time.
     agrees_if
         Of a figure that is only ``shown``: the condition under which ours and the printed one would agree.
     missed
@@ -237,19 +238,9 @@ class Claim(Part):
         Choices that the source does not print, made because its figures do not come out without them: name -> why.
     untested
         Printed figures for which no row can be run.
-    unstated
-        Parameters that the source does not state, for `hosim sensitivity`.
-    choices
-        Discrete choices that the source does not state, for `hosim sensitivity --choices`.
-    selects
-        Names of printed figures: settings that reproduce all of them are selected, and shown with their other figures.
-    screens
-        One of the figures in `selects` that is a peak at inference where nothing moves, and so is known before a run:
-        settings that cannot reproduce it are not run.
-    predicts
-        Other scenarios, by name or path, that are run with the selected settings.
     counted
-        Sentences that `hosim sensitivity --choices` printed when it last ran; `hosim validate` shows them.
+        Sentences on how many combinations of choices that the source leaves open reproduce its figures, as they were
+        counted beside the scenario; `hosim validate` shows them.
     """
 
     sentence: str
@@ -257,14 +248,4 @@ class Claim(Part):
     setting: str = ""
     chosen: dict[Line, Reason] = {}
     untested: tuple[Untested, ...] = ()
-    unstated: tuple[Unstated, ...] = ()
-    choices: tuple[Choice, ...] = ()
-    selects: tuple[Key, ...] = ()
-    screens: Key | None = None
-    predicts: tuple[str, ...] = ()
     counted: tuple[Line, ...] = ()
-
-    def _check(self) -> None:
-        names = [choice.choice for choice in self.choices]
-        twice = next((name for name in names if names.count(name) > 1), "")
-        require(not twice, "each choice has a name of its own", f"{twice!r} twice", "choices", do="rename one")

@@ -1,4 +1,4 @@
-"""Questions about a scenario, each for the last value of a field before a row fails."""
+"""Questions that a scenario asks: how far a field may go before a row fails, and which layout is best."""
 
 from __future__ import annotations
 
@@ -10,72 +10,91 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from simulator.document import Count, Part, Ranks
-from simulator.scenario.claim import Label
-from simulator.scenario.unstated import WORKLOAD, Bound
+from simulator.scenario.claim import Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
+WORKLOAD = "workload."
+"""Prefix of paths to fields of the workload."""
 COMPUTE, FASTEST, UNMOVED = "compute", "fastest", "unmoved"
 """Names in place of a row's: the time of all computes; the fastest row, with the documents as they are; and the step
 with all data in the compute tier, whatever room that takes, so that nothing moves."""
 Amount = Literal["at_least", "at_most", "multiple_of", "start"]
 """Fields of a question that hold values of the field that is searched."""
-_STEP = {"B": 10**8, "B/s": 10**8}
-"""Unit -> the default step between values: machines are specified to a tenth of a GB."""
 _REACH = {"largest": 16, "least": 1000}
 """Default range of the search, as a factor above and below the documents: a long sequence takes long to try."""
 
 
-class Question(Part):
-    """Searches the last value of a field before a row no longer fits, is too slow, or violates a condition.
+class Frontier(Part):
+    """The last value of a field before a row violates a condition: upwards for times and the workload, down for ranks.
 
     Attributes
     ----------
-    field
-        The field that varies.
-    at_most
-        The largest value that is tried.
-    at_least
-        The smallest value that is tried, if it is a multiple.
+    of
+        Field path from the three documents: of the machine (``links.*.bandwidth``), ``workload.sequence`` or
+        ``scenario.budget``, or several, joined by `` + ``; or ``peak.TIER``: the capacity of a tier, for the peak
+        there. If the fields have different values, all are multiplied by a factor, unless `at_most` has a unit.
+    at_most, at_least
+        Ends of the search; default: so far from the values of the documents that a search hardly gets there.
     multiple_of
-        Only multiples of this are tried.
+        Only multiples of this are tried; default: values with as many significant digits as `resolution`.
     over
-        Label of the row whose step others are compared with; or ``compute``: the time of all computes; or ``unmoved``:
-        the step with the same value if nothing moved, as there was room for everything in the compute tier.
+        What ratios (``1.01x``) are relative to: a row with the documents as they are, the ``fastest`` of the rows that
+        are searched, ``compute`` (the time of all computes), or ``unmoved``: the step with the same value if nothing
+        moved, as there was room for everything in the compute tier. Default: ``fastest``; of slowdowns ``compute``.
+    such_that
+        Conditions on the row, such as ``stall <= 0.1 %``.
     slowdown
-        Limits on the step, as multiples of the step of `over`, such as ``[1.01x, 1.25x, inf]``; each has an answer of
-        its own. Default: no limit.
+        In place of conditions, limits on the step as multiples of that of `over`, such as ``[1.01x, 1.25x, inf]``; each
+        has an answer of its own. The row `over` then has the same value of a field of the workload, and the easiest
+        one of another field.
+    resolution
+        Significant digits of the answer.
     """
 
-    key: ClassVar[str]
+    key: ClassVar[str] = "frontier"
     """The command that asks it, and its key in a scenario."""
-    prefix: ClassVar[str] = ""
-    """Start of the path from the three documents to the field."""
-    assurance: ClassVar[str] = ""
-    """Words for people on how the search checks that a row only gets worse."""
-    further: ClassVar[tuple[str, str]] = ("lower at_least", "raise at_most")
-    """Advice to people on how a search for the least, or the largest, goes on where it ended."""
 
-    field: Annotated[str, Field(min_length=1)]
-    at_most: str | float | None
-    at_least: str | float | None
-    multiple_of: str | float
-    over: Label = COMPUTE
+    of: Annotated[str, Field(min_length=1)]
+    at_most: str | int | float | None = None
+    at_least: str | int | float | None = None
+    multiple_of: str | int | float = 0
+    over: Label | None = None
+    such_that: tuple[str, ...] = ()
     slowdown: tuple[Bound, ...] = ()
+    resolution: Annotated[int, Field(ge=1, le=5)] = 3
 
-    @classmethod
-    def paths_of(cls, field: str) -> tuple[str, ...]:
-        """Return the paths to fields that are joined by `` + ``, mostly one, from the three documents."""
-        return tuple((cls.prefix + field).split(" + "))
+    @staticmethod
+    def paths_of(of: str) -> tuple[str, ...]:
+        """Return the paths to fields that are joined by `` + ``, mostly one; for a tier's peak to its capacity."""
+        return tuple((f"tiers.{of.removeprefix('peak.')}.capacity" if of.startswith("peak.") else of).split(" + "))
+
+
+class Question(Frontier):
+    """A frontier that is searched, with what its documents leave to defaults.
+
+    Attributes
+    ----------
+    start
+        Value of the field in the documents.
+    """
+
+    over: Label
+    start: str | int | float
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths to the fields, from the three documents."""
-        return self.paths_of(self.field)
+        return self.paths_of(self.of)
+
+    @property
+    def is_of_load(self) -> bool:
+        """Whether the field is one of the workload, but for ranks of a program."""
+        return self.paths[0].startswith(WORKLOAD) and not self.paths[0].endswith(".ranks")
 
     @property
     def direction(self) -> str:
         """The end that is searched: ``largest`` or ``least``."""
-        return self.key
+        return "largest" if self.is_of_load or self.unit == "ns" else "least"
 
     @property
     def sign(self) -> int:
@@ -85,7 +104,7 @@ class Question(Part):
     @property
     def column(self) -> str:
         """Column of the answer."""
-        return f"{self.direction}_{self.field}"
+        return f"{self.direction}_{self.of.removeprefix(WORKLOAD)}"
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -98,7 +117,9 @@ class Question(Part):
 
     def does(self, limit: float) -> str:
         """Say what a row does that meets all conditions."""
-        return f"fits within {self.within(limit)}" if self.slowdown else "fits"
+        if self.slowdown:
+            return f"fits within {self.within(limit)}"
+        return f"meets {' and '.join(self.such_that)}" if self.such_that else "fits"
 
     def columns(self, tier: str) -> dict[str, tuple[float, str]]:
         """Map the columns that a summary gets to the limit whose answer they come from, and the column of that answer.
@@ -118,145 +139,11 @@ class Question(Part):
     @cached_property
     def values(self) -> Sequence[int | float]:
         """All values that may be tried, ascending."""
-        least, most, step = (int(self.read(key)) for key in ("at_least", "at_most", "multiple_of"))
-        return range(-(-least // step) * step, most + 1, step)
-
-    @property
-    def unit(self) -> str | None:
-        """Unit of the field that is searched; None for a number."""
-        return unit_of(self.at_most)
-
-    @property
-    def size(self) -> str:
-        """Kind of the values that are tried, for people."""
-        step = self.written(self.read("multiple_of"))
-        return "whole numbers" if step == "1" else f"multiples of {step}"
-
-    def value_for_over(self, value: int | float) -> int | float | None:
-        """Return the value with which the row `over` runs; None: with the documents as they are."""
-        return None
-
-    def read(self, key: Amount) -> int | float:
-        """Read an amount of the question as a number of its unit."""
-        stated = getattr(self, key)
-        if stated == 0:  # not stated
-            return _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
-        if isinstance(stated, int) and self.unit is None:
-            return stated
-        with in_field(key):
-            whole = parse(stated, self.unit or "B")  # refuses a number without a unit
-            require(1 <= whole < math.inf, "values tried are at least 1 and finite", repr(stated), do="correct it")
-        return int(whole)
-
-    def written(self, value: int | float | None) -> str:
-        """Write a value for people; None becomes an empty text."""
-        if value is None or self.unit in (None, "x"):
-            return "" if value is None else f"{value:,}{self.unit or ''}"
-        return exact(value, str(self.unit))
-
-    def _check(self) -> None:
+        low, high = self.read("at_least"), self.read("at_most")
+        if not self.multiple_of:
+            return _rounded(low, high, self.resolution)
         step = int(self.read("multiple_of"))
-        least = self.written(-(-int(self.read("at_least")) // step) * step)
-        must, do = f"at_most is at least {least}, the least multiple that is tried", "raise it, or lower multiple_of"
-        require(self.values, must, self.written(self.read("at_most")), "at_most", do=do)
-        with in_field("slowdown"):
-            must, shortest = "a limit on a step is more than 0x of another one", min(self.limits)
-            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write for example 1.01x")
-
-
-class Largest(Question):
-    """The largest value with which a row still fits, and is not much slower than another row with the same value.
-
-    Attributes
-    ----------
-    field
-        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names a nested field.
-    """
-
-    key: ClassVar[str] = "largest"
-    prefix: ClassVar[str] = WORKLOAD
-    at_most: Count
-    at_least: Count = 1
-    multiple_of: Count = 1
-
-    def value_for_over(self, value: int | float) -> int | float | None:
-        """Return the value with which the row `over` runs: the same."""
-        return value
-
-
-class Least(Question):
-    """The least value with which a row still fits, and is not much slower than another row with the largest value.
-
-    Attributes
-    ----------
-    field
-        Field path of a figure of the machine, such as ``tiers.hbm.capacity`` or ``links.*.bandwidth``.
-    at_most
-        The largest value that is tried: a quantity (``200 GB/s``), or a count.
-    multiple_of
-        Only multiples of this are tried; default: 100 MB, or 100 MB/s.
-    """
-
-    key: ClassVar[str] = "least"
-    at_most: str | Count
-    at_least: str | Count = 0
-    multiple_of: str | Count = 0
-
-    def value_for_over(self, value: int | float) -> int | float | None:
-        """Return the value with which the row `over` runs: the largest one."""
-        return self.values[-1]
-
-    def _check(self) -> None:
-        super()._check()
-        is_machines, do = not self.field.startswith((WORKLOAD, "scenario.")), "ask hosim largest for such fields"
-        require(is_machines, "the least value is of the machine", self.field, "field", do=do)
-
-
-class Frontier(Question):
-    """The last value of a field before a row violates a condition: upwards for times and the workload, down for ranks.
-
-    Attributes
-    ----------
-    field
-        Field path from the three documents: of the machine (``links.*.bandwidth``), ``workload.sequence`` or
-        ``scenario.budget``, or several, joined by `` + ``; or ``peak.TIER``: the capacity of a tier, for the peak
-        there. If the fields have different values, all are multiplied by a factor.
-    at_most, at_least
-        Ends of the search; default: so far from the values of the documents that a search hardly gets there.
-    multiple_of
-        Only multiples of this are tried; default: values with as many significant digits as `resolution`.
-    over
-        What ratios (``1.01x``) are relative to: a row with the documents as they are, the ``fastest`` of the rows that
-        are searched, ``compute``, or ``unmoved``.
-    such_that
-        Conditions on the row, such as ``stall <= 0.1 %``.
-    resolution
-        Significant digits of the answer.
-    start
-        Value of the field in the documents.
-    """
-
-    key: ClassVar[str] = "frontier"
-    assurance: ClassVar[str] = ", and checked that beside each answer"
-    further: ClassVar[tuple[str, str]] = ("lower --at-least", "raise --at-most")
-    at_most: str | int | float | None = None
-    at_least: str | int | float | None = None
-    multiple_of: str | int | float = 0
-    over: Label = FASTEST
-    such_that: tuple[str, ...] = ()
-    resolution: Annotated[int, Field(ge=1, le=5)] = 3
-    start: str | int | float
-
-    @classmethod
-    def paths_of(cls, field: str) -> tuple[str, ...]:
-        """Return the paths to fields; for the peak of a tier, to its capacity."""
-        return super().paths_of(f"tiers.{field.removeprefix('peak.')}.capacity" if field.startswith("peak.") else field)
-
-    @property
-    def direction(self) -> str:
-        """The end that is searched: ``largest`` or ``least``."""
-        is_load = self.paths[0].startswith(WORKLOAD) and not self.paths[0].endswith(".ranks")  # of a program
-        return "largest" if is_load or self.unit == "ns" else "least"
+        return range(-(-int(low) // step) * step, int(high) + 1, step)
 
     @property
     def unit(self) -> str | None:
@@ -266,18 +153,16 @@ class Frontier(Question):
     @property
     def size(self) -> str:
         """Kind of the values that are tried, for people."""
-        return super().size if self.multiple_of else f"values of {self.resolution} significant digits"
+        if not self.multiple_of:
+            return f"values of {self.resolution} significant digits"
+        step = self.written(self.read("multiple_of"))
+        return "whole numbers" if step == "1" else f"multiples of {step}"
 
-    def does(self, limit: float) -> str:
-        """Say what a row does that meets all conditions."""
-        return f"meets {' and '.join(self.such_that)}" if self.such_that else "fits"
-
-    @cached_property
-    def values(self) -> Sequence[int | float]:
-        """All values that may be tried, ascending."""
-        if self.multiple_of:
-            return super().values
-        return _rounded(self.read("at_least"), self.read("at_most"), self.resolution)
+    def value_for_over(self, value: int | float) -> int | float | None:
+        """Return the value with which the row `over` runs; None: with the documents as they are."""
+        if self.over == UNMOVED or (self.slowdown and self.is_of_load):
+            return value
+        return self.values[0 if self.sign > 0 else -1] if self.slowdown else None
 
     def read(self, key: Amount) -> int | float:
         """Read an amount of the question as a number of its unit."""
@@ -295,11 +180,24 @@ class Frontier(Question):
             require(is_number, must, repr(stated), do=do)
         return value
 
+    def written(self, value: int | float | None) -> str:
+        """Write a value for people; None becomes an empty text."""
+        if value is None or self.unit in (None, "x"):
+            return "" if value is None else f"{value:,}{self.unit or ''}"
+        return exact(value, str(self.unit))
+
     def _check(self) -> None:
         self.read("start")
         low, high = self.read("at_least"), self.read("at_most")
         must, do = f"at_most is more than at_least, {self.written(low)}", "raise it"
         require(low < high, must, self.written(high), "at_most", do=do)
+        must, found = "a multiple of multiple_of lies between the ends", self.written(high)
+        require(self.values, must, f"none up to {found}", "multiple_of", do="lower it, or raise at_most")
+        must, found = "a step is limited by slowdowns, or by conditions", "both"
+        require(not (self.slowdown and self.such_that), must, found, "slowdown", do="leave one of the two out")
+        with in_field("slowdown"):
+            must, shortest = "a limit on a step is more than 0x of another one", min(self.limits)
+            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
 
 
 class Layouts(Part):

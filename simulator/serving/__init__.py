@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from simulator import catalog, formats
 from simulator.catalog import Loaded, Named
 from simulator.errors import insist
+from simulator.metrics import frame
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run import scenario_to_run, with_software
 from simulator.run.case import check_expectations
 from simulator.run.effects import idle_line
-from simulator.run.sweep import Progress, Sweep, frame, silent
+from simulator.run.sweep import Progress, Sweep, silent
 from simulator.serving import latencies
 from simulator.serving.blocks import Rooms, requests_of, rooms
 from simulator.serving.replays import Replays, rows_of, smallest
@@ -111,7 +112,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     enough = size * sum(request.prompt + request.output for request in requests)  # more than all ever hold at once
     room_bytes = int(min(room.room_bytes[0], enough)) // size * size
     replays = {name: Replays(loaded, name, room_bytes, exact=exact) for name in names}
-    stories = [serve_row(name, replayed, room, asked, requests, progress) for name, replayed in replays.items()]
+    stories = [serve_row(name, replayed, room, asked, arrivals, progress) for name, replayed in replays.items()]
     rows = [summary(story, loaded, arrivals, room) for story in stories]
     view = latencies.view(loaded.scenario.heading, rows, stories)
     idle = idle_line(smallest(loaded), is_served=True)
@@ -176,7 +177,7 @@ def arriving(loaded: Loaded, progress: Progress) -> Arriving:
     if "requests" in loaded.paths:
         path = loaded.paths["requests"]
         return formats.read_requests(path, asked.count, lambda lines: progress(f"line {lines:,} of {path.name}", 0, 0))
-    return Arriving(drawn(asked, loaded.scenario.seed))
+    return Arriving(drawn(asked, loaded.scenario.seed), seed=loaded.scenario.seed)
 
 
 def drawn(asked: Requests, seed: int) -> list[Request]:

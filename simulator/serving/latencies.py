@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from simulator import catalog
-from simulator.metrics import interval
+from simulator.metrics import figure_of, interval
 from simulator.metrics.figures import LATENCIES, PREEMPTED, present
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Panel, Section, SweepView
@@ -52,8 +52,10 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
             *figures(rows, (*latency["ttft"], *latency["tpot"])),
         ],
         figures(rows, (*latency["e2e"], *rates, "stall_fraction")),
-        figures(rows, ("computed_fraction", *hits, *moved)),
-        figures(rows, (*reading, "most_waiting", *occurring(rows, PREEMPTED), "iterations", "replayed")),
+        figures(rows, ("computed_fraction", *map(figure_of, (*hits, *moved)))),
+        figures(
+            rows, (*map(figure_of, reading), "most_waiting", *occurring(rows, PREEMPTED), "iterations", "replayed")
+        ),
     ]
     (name,) = figures(rows, ("policy",))
     return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))

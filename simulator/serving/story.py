@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
+from random import Random
 from typing import Any
 
 from simulator.builders import CachedLayers
@@ -18,7 +20,7 @@ from simulator.serving.blocks import Rooms, Tiers
 from simulator.serving.data_ranks import DataRanks
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Loads, Scheduler, Served, Work
-from simulator.workload import Arriving, Clients, Request, Requests
+from simulator.workload import Arriving, Clients, Requests
 
 PERCENTS = (50, 90, 95, 99)
 """Percentiles of latencies in the summary."""
@@ -95,6 +97,8 @@ class _Senders:
         The requests: of a trace in order of arrival; of clients round by round.
     clients
         The clients; None: a trace.
+    seed
+        Seed of a random order.
 
     Attributes
     ----------
@@ -103,15 +107,21 @@ class _Senders:
         not come yet.
     """
 
-    def __init__(self, served: Sequence[Served], clients: Clients | None) -> None:
+    def __init__(self, served: Sequence[Served], clients: Clients | None, seed: int) -> None:
         self._served, self._clients, self._freed_ns, self.left = served, clients, 0, len(served)
         self._free = self._open = inf if clients is None else clients.in_flight or clients.number
         self.due = [(each.request.arrival_ns, each.number) for each in served[: clients.number if clients else None]]
+        self._draw = Random(seed) if clients and clients.order == "random" else None
+        self._ready, self._held = deque[tuple[int, int]](), list[int]()
 
     def send(self, now_ns: int) -> Iterator[Served]:
         """Yield the requests that have come by now; those for which no place was open came when one became free."""
-        while self.due and self.due[0][0] <= now_ns and self._free:
-            due_ns, index = heappop(self.due)
+        while self.due and self.due[0][0] <= now_ns:
+            self._ready.append(heappop(self.due))
+        while self._ready and self._free:
+            if self._draw:
+                self._ready.rotate(self._draw.randrange(len(self._ready)))
+            due_ns, index = self._ready.popleft()
             if self._clients:
                 arrival_ns = due_ns if self._open > 0 else max(due_ns, self._freed_ns)
                 self._served[index].request = self._served[index].request._replace(arrival_ns=arrival_ns)
@@ -123,9 +133,12 @@ class _Senders:
         """Let clients go on that have their answers now."""
         if self._clients and served:
             self._free, self._freed_ns = self._free + len(served), now_ns
-            for index in (each.number + self._clients.number for each in served):
-                if index < len(self._served):
-                    heappush(self.due, (now_ns + self._clients.think_ns, index))
+            self._held += [each.number + self._clients.number for each in served]
+            if not self._clients.barrier or len(self._held) == self._clients.number:
+                for index in self._held:
+                    if index < len(self._served):
+                        heappush(self.due, (now_ns + self._clients.think_ns, index))
+                self._held.clear()
 
 
 def serve_row(
@@ -133,7 +146,7 @@ def serve_row(
     replays: Replays,
     rooms: Rooms,
     asked: Requests,
-    requests: Sequence[Request],
+    arrivals: Arriving,
     progress: Callable[[str, int, int], None],
 ) -> Story:
     """Serve requests under one policy.
@@ -146,13 +159,13 @@ def serve_row(
     ----------
     policy, replays
         The row, and its replays of iterations.
-    rooms, asked, requests
+    rooms, asked, arrivals
         Room for blocks, limits of the scheduler, and the requests.
     progress
         Called after each iteration with the number of requests that have left.
     """
-    story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
-    senders, left = _Senders(story.served, asked.clients), 0
+    story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(arrivals.requests)])
+    senders, left, count = _Senders(story.served, asked.clients, arrivals.seed), 0, len(arrivals.requests)
 
     def replayed(works: Sequence[Work]) -> dict[str, Any]:
         took = replays.of(*(work.iteration(asked.block, len(rooms.groups), replays.reaches) for work in works))
@@ -174,7 +187,7 @@ def serve_row(
         works = ranks.next(story.end_ns)
         if before > senders.left == 0:
             story.waiting_at_last = waiting = ranks.waiting
-            if left and waiting > max(asked.max_sequences * replays.data, len(requests) - waiting):
+            if left and waiting > max(asked.max_sequences * replays.data, count - waiting):
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
         if not works:
@@ -190,7 +203,7 @@ def serve_row(
             ended = ranks.ended(each, story.end_ns)
             senders.answered(ended, story.end_ns)
             left += len(ended)
-            progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))
+            progress(f"{policy} at iteration {len(story.iterations):,}", left, count)
     story.replayed = len(replays)
     return story
 

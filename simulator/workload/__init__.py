@@ -10,7 +10,8 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mixer, Mla, Select, Sparse
+from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa
+from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.feed_forwards import Dense, Experts
 from simulator.workload.kv_blocks import KvBlocks
@@ -21,10 +22,11 @@ from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools
 from simulator.workload.sides import ADAM_FLOPS, Sides
 
 __all__ = [
-    "ADAM_FLOPS", "AXES", "Absent", "Answers", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients", "Compress",
-    "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer", "KvBlocks",
-    "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Optimizer", "Other", "Parallel",
-    "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select", "Sides", "Sparse", "Workload",
+    "ADAM_FLOPS", "AXES", "Absent", "Answers", "Arrivals", "Arriving", "Attention", "Checkpoint", "Clients",
+    "Compress", "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer",
+    "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Mqa", "Optimizer",
+    "Other", "Parallel", "Pool", "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select",
+    "Sides", "Sparse", "Workload",
 ]  # fmt: skip
 
 
@@ -327,6 +329,8 @@ class Workload(Document):
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
+            has_pools = any(isinstance(part, Mqa) and part.pool for part, _ in model.kinds)
+            require(not has_pools, "sequences without compressed tokens are served", "pool", "phase", do="set another")
             data, must = self.parallel.data, "data ranks that are served together share experts"
             found, do = f"{data} engines of their own", "add expert, or serve one with its requests alone"
             require(self.parallel.expert > 1 or data == 1, must, found, "parallel", "data", do=do)
@@ -357,6 +361,12 @@ class Workload(Document):
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
+            pool = attention.pool if isinstance(attention, Mqa) else None
+            must, found = (
+                f"a sequence has at least {pool.stride if pool else 0} tokens, of which one is compressed",
+                f"{self.sequence:,}",
+            )
+            require(not pool or self.sequence >= pool.stride, must, found, "sequence", do="raise it")
             is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
             must = "context ranks gather the keys and values of grouped-query attention"
             is_gathered = is_whole or self.parallel.context == 1

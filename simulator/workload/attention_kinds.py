@@ -1,4 +1,4 @@
-"""The kinds of attention of a decoder, and which earlier tokens each token attends to (*sees*)."""
+"""The kinds of attention of a decoder."""
 
 from __future__ import annotations
 
@@ -6,101 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool
 
-from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
+from simulator.document import Count, CountOrNone, FewOrNone, Part
 from simulator.units import require
+from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Sparse
 from simulator.workload.recurrent import Absent, Recurrent
-
-
-class Compress(Part):
-    """Compression of blocks of tokens into one token each; block i starts at i * `stride` (NSA, section 3.3.1).
-
-    Attributes
-    ----------
-    block
-        Tokens that become one.
-    stride
-        Tokens from the start of one block to the start of the next; divides `block`.
-    """
-
-    block: Count
-    stride: Count
-
-    def number(self, tokens: int) -> int:
-        """Count the compressed tokens of a sequence of `tokens` tokens."""
-        return max(0, (tokens - self.block) // self.stride + 1)
-
-    def seen(self, tokens: int) -> int:
-        """Sum over the first `tokens` tokens of a sequence how many compressed tokens each sees."""
-        whole, left = divmod(max(0, tokens - self.block + 1), self.stride)
-        return self.stride * whole * (whole + 1) // 2 + left * (whole + 1)
-
-    def _check(self) -> None:
-        self._divides("stride", "block")
-
-
-class Select(Part):
-    """Selection of blocks of tokens: each token sees the blocks that score best (NSA, section 3.3.2).
-
-    Attributes
-    ----------
-    block
-        Tokens of a block.
-    top
-        Blocks that a token sees, its own block among them.
-    first
-        Number of these that are always the first blocks of the sequence.
-    last
-        Number of these that are always the last blocks before the token, its own included.
-    """
-
-    block: Count
-    top: Few
-    first: FewOrNone = 1
-    last: Few = 2
-
-    @property
-    def chosen(self) -> int:
-        """Number of blocks that are chosen by score."""
-        return self.top - self.first - self.last
-
-    def seen(self, tokens: int) -> int:
-        """Sum over the first `tokens` tokens of a sequence how many tokens of selected blocks each sees."""
-        most = self.top * self.block
-        full = min(tokens, most)
-        whole, left = divmod(tokens - full, self.block)
-        own_blocks = whole * (self.block * (self.block + 1) // 2) + left * (left + 1) // 2
-        return full * (full + 1) // 2 + (tokens - full) * (most - self.block) + own_blocks
-
-    def _check(self) -> None:
-        found = f"{self.top} with {self.first + self.last} fixed"
-        require(self.chosen > 0, "some of the top blocks are chosen by score", found, "top", do="raise it")
-
-
-class Sparse(Part):
-    """Native sparse attention (NSA, arXiv 2502.11089): three views of earlier tokens, weighted by gates and summed.
-
-    Attributes
-    ----------
-    compress
-        The view of all earlier tokens, compressed.
-    select
-        The view of the blocks that score best.
-    window
-        The view of the last tokens: how many, the token itself included.
-    caches
-        Whether all views use one key and value of a token (``shared``), or each has its ``own``, from a projection of
-        its own, as in section 3.3.3; then all of these are cached.
-    """
-
-    compress: Compress
-    select: Select
-    window: Count
-    caches: Literal["shared", "own"] = "shared"
-
-    def _check(self) -> None:
-        found = f"{self.compress.stride} and {self.select.block}"
-        divides = self.select.block % self.compress.stride == 0
-        require(divides, "compress.stride divides select.block", found, "select", "block")
 
 
 class _Attention(Part):
@@ -134,6 +43,20 @@ class _Attention(Part):
     def state(self) -> Recurrent | None:
         """The part with a state."""
         return self.beside
+
+    @property
+    def compress(self) -> Compress | None:
+        """How blocks of tokens become one that is cached in addition."""
+        return self.sparse.compress if self.sparse else None
+
+    @property
+    def compressed_elements(self) -> int:
+        """Elements that are cached of a compressed token."""
+        return int(getattr(self, "kv_elements", 0)) if self.sparse else 0
+
+    def kept_bytes(self, element_bytes: int, state_bytes: int) -> dict[str, int]:
+        """Return what a sequence keeps beside tokens by the last part of its name [B], given the sizes of elements."""
+        return self.state.kept_bytes(element_bytes, state_bytes) if self.state else {}
 
     @property
     def views(self) -> int:
@@ -221,33 +144,6 @@ class Gqa(_Attention):
         require(fits, must, found, "v_head" if self.v_head else "values", do="remove it")
 
 
-class Indexer(Part):
-    """Scores all earlier tokens with few heads; a token attends to the best ones (DeepSeek-V3.2-Exp, section 1).
-
-    Attributes
-    ----------
-    heads
-        Heads that score; the sum of their scores decides (``index_n_heads`` of the model's ``config.json``).
-    head_size
-        Width of a query, and of the single key per token, which is cached (``index_head_dim``).
-    top
-        Tokens that each token attends to (``index_topk``).
-    again
-        Whether a token attends to the choice of an earlier layer: then this layer has no weights and no keys for it
-        (GLM-5.2). The indices are read again, but no tensor keeps them between the layers.
-    """
-
-    heads: Count
-    head_size: Count
-    top: Count
-    again: StrictBool = False
-
-    @property
-    def cached(self) -> int:
-        """Elements that it caches of a token."""
-        return 0 if self.again else self.head_size
-
-
 class Mla(_Attention):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
 
@@ -305,7 +201,76 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Mixer = Gqa | Mla | Recurrent
+class Mqa(_Attention):
+    """Attention of all heads to one row of a token, its key and its value at once (DeepSeek-V4).
+
+    Attributes
+    ----------
+    kind
+        Names this attention.
+    head_size
+        Width of a head, and of that row, which is normalised and cached (``head_dim``).
+    q_lora_rank
+        Width of the latent of queries.
+    qk_rope
+        Width of the part of each row with a rotary embedding, which the output is turned back by.
+    out_groups
+        Groups of heads, each of which a linear of its own narrows before the output projection (``o_groups``).
+    out_rank
+        Width to which it does (``o_lora_rank``).
+    sink_logits
+        Whether each head has a learned logit for attending to nothing.
+    pool
+        Compressed tokens that each token attends to beside its window; default: none.
+    """
+
+    kind: Literal["mqa"]
+    head_size: Count
+    q_lora_rank: Count
+    qk_rope: Count
+    out_groups: Count
+    out_rank: Count
+    sink_logits: StrictBool = False
+    pool: Pool | None = None
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements that the KV cache holds per token and layer."""
+        return self.head_size
+
+    @property
+    def indexer(self) -> Indexer | None:
+        """What chooses the compressed tokens that each token attends to."""
+        return self.pool.indexer if self.pool else None
+
+    @property
+    def compress(self) -> Compress | None:
+        """How tokens become one that is cached in addition."""
+        return Compress(block=self.pool.stride, stride=self.pool.stride) if self.pool else None
+
+    @property
+    def compressed_elements(self) -> int:
+        """Elements that are cached of a compressed token: its row, and the indexer's."""
+        return self.head_size * (self.pool is not None) + (self.indexer.head_size if self.indexer else 0)
+
+    def kept_bytes(self, element_bytes: int, state_bytes: int) -> dict[str, int]:
+        """Return what a sequence keeps of tokens that are to become one: of the block, and of the one before it [B]."""
+        pool = self.pool
+        rows = 2 * pool.stride * (pool.rows + pool.overlap) if pool else 0
+        return {"pool": rows * self.compressed_elements * element_bytes} if pool else {}
+
+    def _check(self) -> None:
+        super()._check()
+        fits = self.sparse is None and self.beside is None and self.gate is None and not self.sinks
+        require(fits, "heads that share a row have a window, or see all tokens", "another", "kind", do="remove it")
+        must, do = "compressed tokens stand beside a window", "add window"
+        require(self.window or not self.pool, must, "none", "pool", do=do)
+        found = f"{self.qk_rope} of {self.head_size}"
+        require(self.qk_rope <= self.head_size, "a part of a head turns", found, "qk_rope", do="lower it")
+        self._divides("out_groups", "heads")
+
+
+Mixer = Gqa | Mla | Mqa | Recurrent
 """What mixes tokens in a layer."""
 Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
 """The attention of a layer, if it has one."""

@@ -143,6 +143,9 @@ class DecoderModel(Part):
         Whether logits are made of the output.
     merger
         What makes the output of a tower, without a head.
+    streams
+        Rows of the residual of a token; before each part and behind the last one a sum of them, whose weights are made
+        from all, is its input, and its output joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
     causal
         Whether a token sees those before it alone; if not, each token sees all of its sequence: an encoder.
     tied_embeddings
@@ -174,6 +177,7 @@ class DecoderModel(Part):
     encoded: CountOrNone = 0
     head: StrictBool = True
     merger: Merger | None = None
+    streams: Few = 1
     causal: StrictBool = True
     tied_embeddings: StrictBool = False
 
@@ -221,6 +225,10 @@ class DecoderModel(Part):
         must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
         found = f"{self.embedding_rows or 0:,} rows"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
+        alone = self.norms == "before" and not self.parallel and not self.encoded and self.head
+        alone &= all(part.beside is None for part, _ in self.kinds)
+        must, do = "parts of a layer with streams have a norm before them, one behind the other", "set streams to 1"
+        require(self.streams == 1 or alone, must, "another layer", "streams", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)

@@ -19,6 +19,8 @@ class _WithoutTokens(Part):
     gate: ClassVar[None] = None
     beside: ClassVar[None] = None
     sinks: ClassVar[int] = 0
+    compress: ClassVar[None] = None
+    compressed_elements: ClassVar[int] = 0
     kv_elements: ClassVar[int] = 0
     views: ClassVar[int] = 1
 
@@ -41,6 +43,10 @@ class Absent(_WithoutTokens):
     def of_one(self, ranks: int) -> Self:
         """Return what one of several ranks has."""
         return self
+
+    def kept_bytes(self, element_bytes: int, state_bytes: int) -> dict[str, int]:
+        """Return what a sequence keeps: nothing."""
+        return {}
 
 
 class Rule(NamedTuple):

@@ -8,7 +8,7 @@ from heapq import nsmallest
 from itertools import repeat
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Part
 from simulator.units import Nanoseconds, require
@@ -102,14 +102,20 @@ class Clients(Part):
     think_ns
         Time from the last token of an answer to the client's next request [ns].
     in_flight
-        The most requests that are sent and not answered; others are sent in the order in which they would have been,
-        as places become free. Default: each client may have one.
+        The most requests that are sent and not answered; others wait at their clients until places become free.
+        Default: each client may have one.
+    order
+        Which of the requests that wait is sent next: the one that waits longest (``first``), or any (``random``).
+    barrier
+        Whether all clients have their answers of a round before any goes on to the next.
     """
 
     number: Number
     rounds: Number = 1
     think_ns: Nanoseconds = Field(0, alias="think")
     in_flight: Number | None = None
+    order: Literal["first", "random"] = "first"
+    barrier: StrictBool = False
 
     def _check(self) -> None:
         must, found = f"clients send at most {MOST:,} requests", f"{self.number:,} clients with {self.rounds:,} rounds"
@@ -118,6 +124,11 @@ class Clients(Part):
         require((self.in_flight or 0) <= self.number, must, found, "in_flight", do="lower it, or remove it")
         must, do = "clients think between rounds", "remove it, or add rounds"
         require(self.rounds > 1 or "think_ns" not in self.model_fields_set, must, "one round", "think", do=do)
+        must, do = "a barrier stands between rounds", "remove it, or add rounds"
+        require(self.rounds > 1 or not self.barrier, must, "one round", "barrier", do=do)
+        must, found = "requests have an order where fewer than all clients may send", "a place for each"
+        is_limited = self.in_flight is not None and self.in_flight < self.number
+        require(is_limited or self.order == "first", must, found, "order", do="remove it, or add in_flight")
 
 
 class Requests(Part):
@@ -234,12 +245,15 @@ class Arriving(NamedTuple):
         How many requests of a file have no prompt or add no token, and are left out.
     further, late
         How many arrive after those that are served; and how many came after a later one in the file.
+    seed
+        Seed of the order in which clients send.
     """
 
     requests: list[Request]
     unanswered: int = 0
     further: int = 0
     late: int = 0
+    seed: int = 0
 
     @classmethod
     def first(cls, requests: Iterable[Request], most: int) -> Arriving:

@@ -139,7 +139,7 @@ class Sides(Part):
         """
         kinds, path = [*decoder.kinds], ("on", "attention")
         for attention, _ in kinds if self.share("attention") else ():
-            is_whole = attention.kv_elements > 0 and attention.sparse is None
+            is_whole = attention.kv_elements > 0 and attention.compress is None
             is_whole &= not (isinstance(attention, Mla) and attention.indexer)
             must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"
             require(is_whole, must, "a state, sparse or chosen attention", *path, do=do)

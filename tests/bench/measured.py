@@ -59,9 +59,7 @@ def _ran(key: Key, policies: Sequence[str]) -> Summaries:
     loaded = catalog.resolve(scenario, json.loads(changes))
     if loaded.workload.requests:
         served = hosim.serve(loaded, policies=policies)
-        waves = served.requests.groupby(["policy", "arrival_ns"])
-        rows = [{"policy": name, "step_ns": int(wave["end_ns"].max()) - at} for (name, at), wave in waves]
-        rows = rows if is_by_point else served.rows
+        rows = _waves(served, loaded.workload.requests.clients) if is_by_point else served.rows
     elif is_by_point:
         rows = scaling(loaded, policies=policies).rows
     else:
@@ -69,6 +67,20 @@ def _ran(key: Key, policies: Sequence[str]) -> Summaries:
         rows = [{**row.summary, "policy": name, **_phases(row)} for name, row in found.items()]
     by_row = {name: [row for row in rows if row["policy"] == name] for name in policies}
     return {(name, n if is_by_point else None): row for name, each in by_row.items() for n, row in enumerate(each)}
+
+
+def _waves(served: hosim.Serving, clients: Any) -> list[dict[str, Any]]:
+    """Sum up requests that came at one time, or the rounds of clients."""
+    requests = served.requests
+    wave = requests["request"] // clients.number if clients else requests["arrival_ns"]
+    return [
+        {
+            "policy": name,
+            "step_ns": each["end_ns"].max() - each["arrival_ns"].min(),
+            "ttft_mean_ns": each["ttft_ns"].mean(),
+        }
+        for (name, _), each in requests.groupby(["policy", wave])
+    ]
 
 
 def _phases(row: hosim.Result) -> dict[str, int]:

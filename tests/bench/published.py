@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 RECORDS = Path(__file__).parent / "records"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick where it is there
 Pace = Literal["pinned copies", "framework copies", "decode kernels", "prefill kernels", "training kernels",
                "host compute", "serving engine", "memory"]  # fmt: skip
 TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
@@ -27,7 +28,7 @@ class Strict(BaseModel):
 
 
 class Part(Strict):
-    """A figure of a row of a scenario: of all of it, of one of its points, or of a wave of requests."""
+    """A figure of a row of a scenario: of all of it, of one of its points, or of a wave or a round of requests."""
 
     scenario: str
     row: str
@@ -142,7 +143,7 @@ class Found(NamedTuple):
 def read(path: Path) -> Record:
     """Read a record file; all faults are told, with their place."""
     try:
-        record = Record.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        record = Record.model_validate(yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER))
     except ValidationError as error:
         faults = [f"{path.name}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise SystemExit("\n".join(faults)) from None

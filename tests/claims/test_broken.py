@@ -90,7 +90,6 @@ def test_the_headlines_hold():
             None, {"links.*.bandwidth": 0.01}, {OFFLOADED, SAVING, NO_SLOWER, NOT_HIDDEN, NINE_SECONDS}, marks=slow
         ),
         pytest.param(None, {"allocator.compaction.per_page": 0}, {COMPACTIONS}, marks=slow),
-        (TRAINING[-1:], {"allocator.compaction.per_page": 0}, {COMPACTIONS}),
         (TRAINING[-1:], {"host.reactive.*": 100}, {HOST}),
     ],
 )

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from pages import PAGES
+from unstated import open_claim
 
 import simulator as hosim
 from simulator import catalog
@@ -26,15 +27,13 @@ def test_the_cut_of_the_workloads_is_one_that_is_selected_and_the_same_in_both()
     assert [job.batch * job.parallel.data * job.parallel.micro_batches for job in jobs] == [16, 16]
     experts, (dense,) = models[0].feed_forward, models[0].others
     cut = rf"{models[0].layers} +{experts.routed} +{dense.stop} +{jobs[0].sequence} +{jobs[0].swiglu} +2\.58 s\n"
-    assert re.search(cut, shown(f"hosim sensitivity {BASELINE} --choices"))
+    assert re.search(cut, shown(f"python tests/choices.py {BASELINE}"))
 
 
 def test_the_page_counts_all_combinations():
-    claim = catalog.read_scenario(BASELINE).claim
+    claim = open_claim(BASELINE)
     total = math.prod(len(choice.options) for choice in claim.choices)
-    assert f"16 of 201 settings that ran (8.0 %; {total} are listed)" in shown(
-        f"hosim sensitivity {BASELINE} --choices"
-    )
+    assert f"16 of 201 settings that ran (8.0 %; {total} are listed)" in shown(f"python tests/choices.py {BASELINE}")
     assert f"**16 of the 201 cuts that fit the dies (8.0 %; {total} are listed) have the printed step**" in PAGES
     assert claim.predicts == (OFFLOAD,)
 

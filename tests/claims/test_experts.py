@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pages import PAGES
+from stated import SCENARIOS
 
 import simulator as hosim
 from simulator import catalog
@@ -51,7 +52,7 @@ OTHERS = [
 
 def test_there_are_no_others():
     found = []
-    for name in catalog.names("scenario"):
+    for name in SCENARIOS:
         if catalog.path_of(name, "scenario").parent.name == "measured":
             continue
         work = catalog.resolve(name).workload

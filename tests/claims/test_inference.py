@@ -6,6 +6,7 @@ import re
 
 import pytest
 from pages import PAGES
+from unstated import open_claim
 
 import simulator as hosim
 from simulator import catalog
@@ -108,9 +109,9 @@ def test_123k_tokens_fill_with_the_cache_offloaded_what_the_page_says():
 @pytest.mark.parametrize("name", ["deepseek_v3_nsa_deployments", "deepseek_v3_nsa_deployments_chunked"])
 def test_choices_of_deployments_can_be_stated_and_so_can_those_that_they_predict(name):
     """The whole enumeration takes half an hour; its first and its last setting stand for it here."""
-    base = catalog.resolve(name)
-    for scenario in (name, *base.scenario.claim.predicts):
-        other, choices = catalog.resolve(scenario), base.scenario.claim.choices
+    base = open_claim(name)
+    for scenario in (name, *base.predicts):
+        other, choices = catalog.resolve(scenario), base.choices
         for end in (0, -1):
             axes = {Axis(one.choice, one.fields, "a test", values=one.options): [*one.options][end] for one in choices}
             if scenario.endswith("_decode"):  # one token is not cut into sixteen
@@ -137,7 +138,7 @@ def test_ranks_that_hold_copies_are_the_case_of_fewer_ranks(ranks, alike):
 
 
 def test_what_a_deployment_predicts_was_not_used_to_select_it():
-    claim = catalog.read_scenario("deepseek_v3_nsa_deployments").claim
+    claim = open_claim("deepseek_v3_nsa_deployments")
     figures = {one.figure for name in claim.predicts for one in catalog.read_scenario(name).expect if one.printed}
     assert figures
     assert figures.isdisjoint(claim.selects)

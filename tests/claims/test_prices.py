@@ -6,10 +6,10 @@ import re
 
 import pytest
 from pages import PAGES
+from stated import CLAIMS, SCENARIOS
 
 import simulator as hosim
 from simulator import catalog
-from simulator.claims import claims
 from simulator.units import human
 
 AT_A_PRICE: dict[tuple[str, str], tuple[str, ...]] = {
@@ -40,15 +40,15 @@ def has_price(one, expected):
     return any(other.row == one.row and (other.column in steps or other.faster_than) for other in expected)
 
 
-@pytest.mark.parametrize("name", claims())
+@pytest.mark.parametrize("name", CLAIMS)
 def test_whoever_needs_less_memory_says_with_which_step(name):
-    expected = catalog.read_scenario(name).expect
+    expected = SCENARIOS[name].expect
     assert [one.why for one in expected if is_of_memory(one) and not has_price(one, expected)] == []
 
 
 def hosim_rows(name):
     """Labels of a scenario's rows; the first has room for all."""
-    return [choice.row for choice in catalog.read_scenario(name).policies]
+    return [choice.row for choice in SCENARIOS[name].policies]
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_the_page_tells_missed_from_shown():
 @pytest.mark.slow
 def test_no_plan_as_fast_saves_much_more_in_decode():
     (resident,) = hosim.run("deepseek_v3_nsa_peak", policies=["resident"]).summaries.values()
-    rows = hosim.least("deepseek_v3_nsa_least_peak", policies=["offloaded"], slowdown=["1.01x"]).rows
+    rows = hosim.frontier("deepseek_v3_nsa_least_peak", policies=["offloaded"], slowdown=["1.01x"]).rows
     (least,) = (row["least_peak_bytes"] for row in rows if row["policy"] == "offloaded")
     assert (
         f"has a peak below {human(least, 'B')}, {100 - 100 * least / resident['peak_hbm_bytes']:.1f} % less"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from choices import SELECTS, _choices, judged_setting
 from pages import PAGES
+from sensitivity import count_besides
+from unstated import open_claim
 
 from simulator import builders, catalog
-from simulator.claims.choices import SELECTS, _choices, judged_setting
-from simulator.claims.sensitivity import count_besides
 from simulator.errors import HosimError
 
 SAMPLES = {
@@ -24,14 +25,14 @@ SAMPLES = {
 
 def printed(name):
     """What the PAGES show of the enumeration of a scenario."""
-    command = rf"<!-- measured by: hosim sensitivity [^\n]*\b{name}\b[^\n]* --choices -->\n.*?```text\n(.*?)```"
+    command = rf"<!-- measured by: python tests/choices.py [^\n]*\b{name}\b[^\n]* -->\n.*?```text\n(.*?)```"
     (shown,) = re.findall(command, PAGES, re.DOTALL)
     return shown
 
 
 def selected(name):
     """The settings that are shown as selected, and how many there are in all."""
-    choices = [one.choice for one in catalog.read_scenario(name).claim.choices]
+    choices = [one.choice for one in open_claim(name).choices]
     shown = printed(name).split(f"{name}: ", 1)[1]
     more, table = re.search(r"^Selected settings(?:, \d+ of (\d+))?[^\n]*\n(.*?)\n\n", shown, re.DOTALL | re.M).groups()
     found = [tuple(re.split("  +", line)[: len(choices)]) for line in table.splitlines()[1:]]
@@ -63,8 +64,8 @@ def is_selected(loaded, setting):
         rows = judged_setting(loaded, setting)
     except HosimError:
         return False
-    if loaded.scenario.claim.screens:
-        (peak,) = (row for row in rows if row["figure"] == loaded.scenario.claim.screens)
+    if screens := open_claim(loaded.scenario.name).screens:
+        (peak,) = (row for row in rows if row["figure"] == screens)
         ((told),) = count_besides(loaded, setting)
         ahead = builders.weight_bytes(loaded.workload) + told["besides_bytes"]
         assert ahead == pytest.approx((1 + peak["error"]) * 61.2e9, rel=1e-12)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from bounding import bound
 from policy_problems import DDR, machine, problem, replay
+from stated import SCENARIOS
 
 import simulator as hosim
 from simulator import catalog
@@ -49,8 +50,8 @@ def test_a_weight_streamed_decode_is_within_three_per_cent_where_compute_is_the_
 
 
 def test_one_set_of_weights_serves_all_shipped_scenarios():
-    for name in catalog.names("scenario"):
-        for choice in catalog.read_scenario(name).policies:
+    for name, scenario in SCENARIOS.items():
+        for choice in scenario.policies:
             if choice.policy == "static":
                 chosen = Options.model_validate(choice.options)
                 asked = {"recompute": False, "move": Options().move}  # what a user wants of a plan tunes nothing

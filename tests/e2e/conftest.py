@@ -41,7 +41,7 @@ def ran(tmp_path_factory):
     out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
-        patch.setattr(what_if, "_QUICK", 0)
+        patch.setattr(what_if, "_SEARCHED", frozenset())
         run(chain.write(inputs)).write(out)
     return out
 
@@ -58,7 +58,7 @@ def commands_plan_quickly():
 def runs_end_with_their_rows():
     """A run searches what would make it free only if it is asked to. Modules that are about that override this."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(what_if, "_QUICK", 0)
+        patch.setattr(what_if, "_SEARCHED", frozenset())
         yield
 
 

@@ -1,15 +1,17 @@
-"""`hosim sensitivity --choices`: for how many settings a claim holds, and what the selected ones give."""
+"""Choices: for how many settings a claim holds, and what the selected ones give."""
 
 import json
 import math
 import re
 
 import chain
+import choices
 import pytest
+from choices import enumerate_choices
+from unstated import opened
 
 import simulator as hosim_api
 from simulator import catalog
-from simulator.claims import choices
 from simulator.errors import ConfigError
 from simulator.report.words import percent
 from simulator.run import prepare, run_case
@@ -38,14 +40,14 @@ def claim(name="chain", choices=CHOICES, expect=EXPECT):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What came of one scenario."""
-    return hosim_api.enumerate_choices([chain.write(tmp_path_factory.mktemp("inputs"), scenario=claim())])
+    return enumerate_choices([chain.write_open(tmp_path_factory.mktemp("inputs"), claim())])
 
 
 def test_every_combination_is_run_and_judged_alone(found, tmp_path):
     assert len(found.tables["points"]) == 2 * 6
     for row in found.tables["points"]:
         evict = {"least recent": "lru", "oldest": "fifo"}[row["who leaves first"]]
-        path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("evict: lru", f"evict: {evict}"))
+        path = chain.write_open(tmp_path, chain.SCENARIO.replace("evict: lru", f"evict: {evict}"))
         alone = hosim_api.run(path, policies=["reactive"], set={"links.*.bandwidth": row["link"]})["reactive"].summary
         expected = {"step": alone["step_ns"] / 1_900_000, "moved": alone["moved_d2h_bytes"] / 2_000_000}
         assert row["error"] == pytest.approx(expected[row["figure"]] - 1)
@@ -61,9 +63,9 @@ def test_a_figure_is_told_with_the_least_the_median_and_the_most_of_all_settings
 
 
 def test_what_selects_is_a_figure_that_is_printed(tmp_path):
-    path = chain.write(tmp_path, scenario=claim(choices=CHOICES.replace("[step]", "[stop]")))
+    path = chain.write_open(tmp_path, claim(choices=CHOICES.replace("[step]", "[stop]")))
     with pytest.raises(ConfigError, match="found 'stop'; use one of step, moved"):
-        hosim_api.enumerate_choices([path])
+        enumerate_choices([path])
 
 
 def test_settings_that_select_are_those_that_reproduce_the_figure(found):
@@ -77,9 +79,9 @@ def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp
     other = claim("other", link, "  - {row: static, printed: 1.5 ms, figure: other_step, why: another step}\n")
     for name, scenario in (("a", claim()), ("b", other)):
         (tmp_path / name).mkdir()
-        chain.write(tmp_path / name, scenario=scenario)
+        chain.write_open(tmp_path / name, scenario)
     paths = [tmp_path / name / "scenario.yaml" for name in "ab"]
-    found = hosim_api.enumerate_choices(paths)
+    found = enumerate_choices(paths)
     points = [row for row in found.tables["points"] if row["scenario"] == "other"]
     assert {row["link"]: row["selected"] for row in points} == {"2 GB/s": False, "4 GB/s": True, "8 GB/s": False}
     said = "another step, 1.5 ms printed: holds for 1 of 1 selected setting; of all, for 1 of 3 (33 %)."
@@ -92,16 +94,16 @@ def test_a_scenario_that_selects_is_held_to_nothing_that_another_one_selects(tmp
     paths = []
     for name, scenario in (("a", claim()), ("b", claim("other", nowhere, EXPECT.replace("2 MB", "9 GB")))):
         (tmp_path / name).mkdir()
-        paths.append(chain.write(tmp_path / name, scenario=scenario))
-    found = hosim_api.enumerate_choices(paths)
+        paths.append(chain.write_open(tmp_path / name, scenario))
+    found = enumerate_choices(paths)
     selected = {row["scenario"]: row["selected"] for row in found.rows}
     assert selected == {"chain": 2, "other": 0}
 
 
 def predicting(tmp_path, other):
     """A scenario whose selected settings are to predict another one, beside it."""
-    (tmp_path / "other.yaml").write_text(other)
-    return chain.write(tmp_path, scenario=claim(choices=CHOICES + "  predicts: [other.yaml]\n"))
+    chain.write_open(tmp_path, other, "other")
+    return chain.write_open(tmp_path, claim(choices=CHOICES + "  predicts: [other.yaml]\n"))
 
 
 PREDICTED = "other with what chain selects"
@@ -109,7 +111,7 @@ STEP = "  - {row: reactive, column: stall_ns, printed: 0.69 ms, within: 0.01, fi
 
 
 def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_path):
-    found = hosim_api.enumerate_choices([predicting(tmp_path, claim("other", "", STEP))])
+    found = enumerate_choices([predicting(tmp_path, claim("other", "", STEP))])
     points = [row for row in found.tables["points"] if row["scenario"] == PREDICTED]
     assert {(row["link"], row["who leaves first"]) for row in points} == {
         ("4 GB/s", "least recent"),
@@ -118,7 +120,7 @@ def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_p
     for row in points:
         evict = {"least recent": "lru", "oldest": "fifo"}[row["who leaves first"]]
         (tmp_path / evict).mkdir()
-        path = chain.write(tmp_path / evict, scenario=chain.SCENARIO.replace("evict: lru", f"evict: {evict}"))
+        path = chain.write_open(tmp_path / evict, chain.SCENARIO.replace("evict: lru", f"evict: {evict}"))
         alone = hosim_api.run(path, policies=["reactive"])["reactive"].summary
         assert row["error"] == pytest.approx(alone["stall_ns"] / 690_000 - 1)
     told = found.rows[-1]
@@ -131,26 +133,25 @@ def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_p
 
 def test_settings_that_another_scenario_cannot_state_are_told(tmp_path):
     other = claim("other", "", STEP).replace("  - {policy: reactive, options: {evict: lru, look_ahead: 0}}\n", "")
-    found = hosim_api.enumerate_choices([predicting(tmp_path, other.replace("row: reactive", "row: static"))])
+    found = enumerate_choices([predicting(tmp_path, other.replace("row: reactive", "row: static"))])
     assert {row["scenario"] for row in found.tables["points"]} == {"chain"}
     assert found.sentences[-1].startswith("2 combinations of choices cannot be built, such as: ")
 
 
-def test_a_scenario_that_is_to_be_predicted_is_read_before_anything_runs(hosim, tmp_path):
-    path = chain.write(tmp_path, scenario=claim(choices=CHOICES + "  predicts: [deepseek_v3_nsa_decoed]\n"))
-    done = hosim("sensitivity", path, "--choices")
-    assert done.code == 1
-    assert "did you mean 'deepseek_v3_nsa_decode'?" in done.err
+def test_a_scenario_that_is_to_be_predicted_is_read_before_anything_runs(tmp_path):
+    path = chain.write_open(tmp_path, claim(choices=CHOICES + "  predicts: [deepseek_v3_nsa_decoed]\n"))
+    with pytest.raises(ConfigError, match=r"did you mean 'deepseek_v3_nsa_decode'\?"):
+        enumerate_choices([path])
 
 
 def test_a_scenario_that_is_to_be_predicted_prints_something(tmp_path):
     with pytest.raises(ConfigError, match=r"what is predicted is another .* which prints numbers .* 'other.yaml'"):
-        hosim_api.enumerate_choices([predicting(tmp_path, chain.SCENARIO.replace("name: chain", "name: other"))])
+        enumerate_choices([predicting(tmp_path, chain.SCENARIO.replace("name: chain", "name: other"))])
 
 
 def test_what_is_printed_as_nothing_holds_where_there_is_nothing(tmp_path):
     none = "  - {row: static, column: recompute_ns, printed: 0 s, figure: again, why: what runs again}\n"
-    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + none))])
+    found = enumerate_choices([chain.write_open(tmp_path, claim(expect=EXPECT + none))])
     again = found.rows[-1]
     assert (again["figure"], again["held"], again["ran"]) == ("again", 6, 6)
 
@@ -170,16 +171,15 @@ def test_rows_that_set_the_same_share_a_machine_and_its_bounds(tmp_path):
         for name, rate in (("a", 2), ("b", 2), ("c", 8))
     )
     text = chain.SCENARIO.split("policies:")[0] + rows + "assumed:\n  budget: a test\n  links.*.bandwidth: a test\n"
-    case = prepare(catalog.resolve(chain.write(tmp_path, scenario=text)))
+    case = prepare(catalog.resolve(chain.write_open(tmp_path, text)))
     assert case.for_row("a") is case.for_row("b")
     assert case.for_row("c") is not case.for_row("a")
     assert case.for_row("static") is case
 
 
-def test_the_command_prints_the_table_and_writes_the_points(hosim, tmp_path):
-    done = hosim("sensitivity", chain.write(tmp_path, scenario=claim()), "--choices", "--out", tmp_path / "out")
-    assert (done.code, done.err) == (0, "")
-    assert "Selected settings" in done.out
+def test_the_table_is_told_and_the_points_are_written(found, tmp_path):
+    found.write(tmp_path / "out")
+    assert "Selected settings" in str(found)
     assert len((tmp_path / "out" / "points.csv").read_text().splitlines()) == 13
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
 
@@ -197,7 +197,7 @@ POLICIES = """\
 
 def test_combinations_that_cannot_be_are_no_settings(tmp_path):
     scenario = claim(choices=POLICIES).replace("policy: reactive, opt", "policy: reactive, label: reactive, opt")
-    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+    found = enumerate_choices([chain.write_open(tmp_path, scenario)])
     assert {(row["policy"], row["options"]) for row in found.tables["points"]} == {
         ("reactive", "least recent"),
         ("reactive", "oldest"),
@@ -209,23 +209,23 @@ def test_combinations_that_cannot_be_are_no_settings(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("8 GB/s]", "8 furlongs]", r"claim\.choices\.0 \(link: 8 furlongs\): a rate is needed"),
+        ("8 GB/s]", "8 furlongs]", r"choices\.0 \(link: 8 furlongs\): a rate is needed"),
         ("options.evict]", "policy]", "a policy is one that hosim has, found 'lru'"),
         ("oldest: fifo", "oldest: banana", "option 'evict': .* found 'banana'"),
-        ("8 GB/s]", "4 GB/s]", r"claim\.choices\.0\.values: a value is listed once.*'?4 GB/s'? twice"),
-        ("oldest: fifo", "the same: lru", r"claim\.choices\.1\.values: a value is listed once.*'lru' twice"),
+        ("8 GB/s]", "4 GB/s]", r"choices\.0\.values: a value is listed once.*'?4 GB/s'? twice"),
+        ("oldest: fifo", "the same: lru", r"choices\.1\.values: a value is listed once.*'lru' twice"),
         ("choice: who leaves first", "choice: link", "each choice has a name of its own, found 'link' twice"),
         ("[step]", "[step]\n  predicts: [scenario.yaml]", "predicted is another scenario, .* found 'scenario.yaml'"),
     ],
 )  # fmt: skip
 def test_what_would_only_make_settings_fewer_is_refused_before_anything_runs(monkeypatch, tmp_path, old, new, message):
-    monkeypatch.setattr("simulator.claims.choices.judged_setting", None)
+    monkeypatch.setattr("choices.judged_setting", None)
     assert old in CHOICES
     scenario = claim(choices=CHOICES.replace(old, new)).replace(
         "policy: reactive,", "policy: reactive, label: reactive,"
     )
     with pytest.raises(ConfigError, match=message):
-        hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+        enumerate_choices([chain.write_open(tmp_path, scenario)])
 
 
 RATIO = "  - {row: reactive, over: 2 ms, printed: -5 %, figure: saved, why: what is saved}\n"
@@ -233,7 +233,7 @@ OTHER = "  - {row: reactive, column: moved_d2h_bytes + moved_h2d_bytes, printed:
 
 
 def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_path):
-    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + RATIO + OTHER))])
+    found = enumerate_choices([chain.write_open(tmp_path, claim(expect=EXPECT + RATIO + OTHER))])
     assert {row["figure"]: row["role"] for row in found.rows} == {
         "step": "selects",
         "moved": "alike",
@@ -248,7 +248,7 @@ def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_
 def test_a_figure_that_is_the_same_in_all_settings_depends_on_no_choice(tmp_path):
     """It is told so, and not as if it had held for one setting after another."""
     wrong = "  - {row: static, column: moved_d2h_bytes, printed: 9 MB, figure: planned, why: what a plan moves}\n"
-    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + wrong))])
+    found = enumerate_choices([chain.write_open(tmp_path, claim(expect=EXPECT + wrong))])
     assert "bytes that move, 2 MB printed: holds, and depends on none of these choices." in found.sentences
     assert "what a plan moves, 9 MB printed: does not hold, and depends on none of these choices." in found.sentences
     table = str(found).split("\n\n")[1]
@@ -265,7 +265,7 @@ def test_ratios_of_two_rows_follow_if_both_rows_select(tmp_path):
     ratio = "  - {row: reactive, over: static, printed: 1.2x, within: 0.4, figure: slower, why: slower}\n"
     for selects, role in (("[step, planned]", "follows"), ("[step]", "")):
         scenario = claim(choices=CHOICES.replace("[step]", selects), expect=EXPECT + rest + ratio)
-        found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+        found = enumerate_choices([chain.write_open(tmp_path, scenario)])
         assert found.rows[-1]["role"] == role
 
 
@@ -290,7 +290,7 @@ def test_settings_whose_peak_is_above_what_the_device_has_are_told_apart(tmp_pat
     scenario = claim(choices=room, expect=peak).replace("budget: 4.3 MB\n", "")
     scenario = scenario.replace("- resident\n", "- {policy: resident, set: {tiers.hbm.capacity: 90 MB}}\n")
     scenario = scenario.replace("  budget: room for four activations\n", "  tiers.hbm.capacity: a test\n")
-    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+    found = enumerate_choices([chain.write_open(tmp_path, scenario)])
     assert [(row["device"], row["fits"], row["selected"]) for row in found.tables["points"]] == [
         ("5 MB", False, True),
         ("5 MB", False, True),
@@ -340,15 +340,13 @@ def test_no_placebo_where_there_is_no_range(errors):
 
 def test_what_was_counted_before_is_held_against_what_is_counted_now(tmp_path, found):
     same, other = found.sentences[0], "chain: 3 of 6 settings (50 %) reproduce the step together."
-    record = f"  counted:\n    - '{same}'\n    - '{other}'\n"
-    again = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=CHOICES + record))])
+    record = f"  counted:\n    - '{same}'\n    - '{other}'\n  source"
+    again = enumerate_choices([chain.write_open(tmp_path, claim().replace("  source", record, 1))])
     assert again.sentences[len(found.sentences) :] == [f"chain records otherwise: {other}"]
 
 
 def test_without_figures_that_select_settings_are_counted(tmp_path):
-    found = hosim_api.enumerate_choices(
-        [chain.write(tmp_path, scenario=claim(choices=CHOICES.replace("[step]", "[]")))]
-    )
+    found = enumerate_choices([chain.write_open(tmp_path, claim(choices=CHOICES.replace("[step]", "[]")))])
     assert found.sentences == ["chain: 6 settings."]
 
 
@@ -357,14 +355,12 @@ def test_without_figures_that_select_settings_are_counted(tmp_path):
     [
         ("  choices: []\n", "a claim lists choices, and prints numbers"),
         (CHOICES.replace("links.*", "lines.*"), "did you mean 'links'"),
-        (CHOICES.replace("[2 GB/s, 4 GB/s, 8 GB/s]", "[2 GB/s]"), "claim.choices.0.values"),
+        (CHOICES.replace("[2 GB/s, 4 GB/s, 8 GB/s]", "[2 GB/s]"), "choices.0.values"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(hosim, tmp_path, choices, message):
-    done = hosim("sensitivity", chain.write(tmp_path, scenario=claim(choices=choices)), "--choices")
-    assert done.code == 1
-    assert message in done.err
-    assert "Traceback" not in done.err
+def test_what_cannot_be_chosen_is_refused(tmp_path, choices, message):
+    with pytest.raises(ConfigError, match=message):
+        enumerate_choices([chain.write_open(tmp_path, claim(choices=choices))])
 
 
 DEPLOYMENT = """\
@@ -400,15 +396,14 @@ def deployment(tmp_path, *changes):
         assert old in text
         text = text.replace(old, new)
     tmp_path.mkdir(exist_ok=True)
-    (tmp_path / "deployment.yaml").write_text(text)
-    return tmp_path / "deployment.yaml"
+    return chain.write_open(tmp_path, text, "deployment")
 
 
 def test_settings_that_cannot_have_a_peak_are_not_run(tmp_path):
     """By what moves nothing, and by what a plan that moves the cache alone leaves; the same are selected."""
-    every = hosim_api.enumerate_choices([deployment(tmp_path / "a", ("  screens: peak\n", ""))])
-    found = hosim_api.enumerate_choices([deployment(tmp_path / "b")])
-    names = [one.choice for one in catalog.resolve(tmp_path / "b" / "deployment.yaml").scenario.claim.choices]
+    every = enumerate_choices([deployment(tmp_path / "a", ("  screens: peak\n", ""))])
+    found = enumerate_choices([deployment(tmp_path / "b")])
+    names = [one.choice for one in opened(catalog.resolve(tmp_path / "b" / "deployment.yaml")).claim.choices]
 
     def settings_of(one, figure, key):
         rows = [row for row in one.tables["points"] if row["figure"] == figure and row[key]]
@@ -424,7 +419,7 @@ def test_settings_that_cannot_have_a_peak_are_not_run(tmp_path):
 
 
 def test_where_no_setting_has_the_peak_nothing_runs(tmp_path):
-    found = hosim_api.enumerate_choices([deployment(tmp_path, ("47 GB, figure: peak", "9 TB, figure: peak"))])
+    found = enumerate_choices([deployment(tmp_path, ("47 GB, figure: peak", "9 TB, figure: peak"))])
     assert found.sentences == ["deployment: 0 of 16 settings may have the peaks that select."]
     assert found.tables["points"] == []
 
@@ -439,8 +434,6 @@ def test_where_no_setting_has_the_peak_nothing_runs(tmp_path):
     ],
 )
 def test_what_screens_is_a_peak_of_what_moves_nothing_and_selects(monkeypatch, tmp_path, old, new):
-    monkeypatch.setattr("simulator.claims.choices.judged_setting", None)
-    with pytest.raises(
-        ConfigError, match=r"claim\.screens: a screening figure is one of selects: peak_hbm_bytes of one row"
-    ):
-        hosim_api.enumerate_choices([deployment(tmp_path, (old, new))])
+    monkeypatch.setattr("choices.judged_setting", None)
+    with pytest.raises(ConfigError, match=r"screens: a screening figure is one of selects: peak_hbm_bytes of one row"):
+        enumerate_choices([deployment(tmp_path, (old, new))])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import documents
 import pytest
+from folding import folded
 
 import simulator as hosim
 from simulator.cli.check import describe
@@ -281,7 +282,7 @@ def test_what_one_op_reads_late_and_another_for_certain_is_refused_by_hybrid_alo
     assert "'e1' by 'both'" in rows["hybrid"].summary["notes"]
 
 
-def of_three(path: Path, draws: str, **files: str) -> Path:
+def of_three(path: Path, draws: str = "", **files: str) -> Path:
     """The same on three ranks of a node, each with the whole model, which share what comes in from DDR."""
     box = documents.BOX.replace(
         "assumed:\n",
@@ -318,8 +319,8 @@ def test_ranks_that_read_their_choices_from_a_file_stand_for_one_another(tmp_pat
     rows = "".join(f"{step},{op},{step} {step + 1}\n" for step in range(4) for op in OPS)
     found = {}
     for fold in ("never", "always"):
-        draws = f"fold: {fold}\ndraws: {{file: r.csv}}\n"
-        found[fold] = hosim.run(of_three(tmp_path, draws, r_csv=f"step,op,chosen\n{rows}"))
+        with folded(fold):
+            found[fold] = hosim.run(of_three(tmp_path, "draws: {file: r.csv}\n", r_csv=f"step,op,chosen\n{rows}"))
     for label, row in found["always"].items():
         whole = found["never"][label]
         assert (whole.trace.stands_in, row.trace.stands_in) == ((0, 1, 2), (0, 0, 0))
@@ -327,9 +328,8 @@ def test_ranks_that_read_their_choices_from_a_file_stand_for_one_another(tmp_pat
 
 
 def test_ranks_that_draw_for_themselves_are_not_folded(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="ranks 0 and 1 run the same, but each draws the choices of its dynamic reads"
-    ):
-        hosim.run(of_three(tmp_path, "fold: always\n"))
-    results = hosim.run(of_three(tmp_path, "fold: auto\n"), policies=["hybrid"])
+    why = "ranks 0 and 1 run the same, but each draws the choices of its dynamic reads"
+    with folded("always"), pytest.raises(ConfigError, match=why):
+        hosim.run(of_three(tmp_path))
+    results = hosim.run(of_three(tmp_path), policies=["hybrid"])
     assert results["hybrid"].trace.stands_in == (0, 1, 2)

@@ -24,8 +24,8 @@ from simulator.hardware import Compaction, Hardware
 from simulator.run.case import prepare
 from simulator.run.effects import hints
 from simulator.run.row import rows_of
-from simulator.scenario import Claim, Expectation, Largest, Least, PolicyChoice, Scenario, Slo, Unstated
-from simulator.scenario.claim import Choice, Untested
+from simulator.scenario import Claim, Expectation, Frontier, PolicyChoice, Slo
+from simulator.scenario.claim import Untested
 from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, parse, unit_of
 from simulator.workload import Workload
@@ -264,11 +264,10 @@ class Walk:
 
 NO_FIGURE = {
     *((Document, field) for field in ABOUT_ITSELF),  # prose
-    (Scenario, "fold"),  # changes no figure, as its description says
     (PolicyChoice, "label"),  # a name
 }
 """Fields that no figure follows from, and why."""
-ELSEWHERE = {Citation, Fit, Claim, Untested, Unstated, Choice, Expectation, Largest, Least, Slo, StudyDocument}
+ELSEWHERE = {Citation, Fit, Claim, Untested, Expectation, Frontier, Slo, StudyDocument}
 """Parts that describe, judge or ask; their own tests hold what comes of them."""
 
 
@@ -325,7 +324,7 @@ def test_every_field_of_a_machine_has_an_effect_or_is_named(walk):
 @pytest.mark.parametrize("case", SCENARIOS)
 def test_every_field_of_a_scenario_has_an_effect_or_is_named(walk, case):
     scenario = catalog.resolve(walk.paths[case]).scenario
-    not_changed = {"hardware", "workload", "set_", "expect", "claim", "scaling", "largest", "least"}
+    not_changed = {"hardware", "workload", "set_", "expect", "claim", "scaling", "frontier"}
     found = {of: paths for of, paths in fields_of(scenario).items() if of[1] not in not_changed}
     assert dead(walk, "scenario", found) == []
 

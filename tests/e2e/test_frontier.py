@@ -22,7 +22,7 @@ from simulator.run.bisection import Search
 from simulator.run.case import prepare
 from simulator.run.questions import undominated
 from simulator.run.sweep import sweep
-from simulator.scenario import Frontier
+from simulator.scenario import Question
 from simulator.units import FieldError
 
 STORY = """\
@@ -158,7 +158,7 @@ def test_what_is_met_only_between_two_values_that_were_tried_is_found():
     """Tokens in a second rise with the sequence up to 800 or so, and fall behind; 512 and 1,024 are tried first."""
     asked = {"of": "workload.sequence", "such_that": ["tokens/s >= 1250000"], "policies": ["static"]}
     (row, _) = hosim_api.frontier("tiny_train_910c", **asked).rows
-    assert 724 <= row["largest_workload.sequence"] < 1024
+    assert 724 <= row["largest_sequence"] < 1024
     assert 512 in row["holes"]
 
 
@@ -166,7 +166,7 @@ def test_what_is_met_only_between_two_values_that_were_tried_is_found():
 def test_the_largest_of_a_workload_and_several_conditions(laid):
     asked = {"of": "workload.sequence", "such_that": ["step <= 2x", "stall <= 20 %"], "policies": ["static"]}
     (row, _) = hosim_api.frontier(laid, **asked, resolution=2).rows
-    value = row["largest_workload.sequence"]
+    value = row["largest_sequence"]
     pace_ns = hosim_api.run(laid, policies=["static"])["static"].summary["step_ns"]
 
     def meets(sequence):
@@ -249,7 +249,7 @@ class Smooth(Jagged):
 def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
     """The search finds 30 GB/s, and tries 1.25 times that: of what is found not to do the ends are searched, too."""
     loaded = catalog.resolve(laid)
-    search = row(loaded, Frontier, {"of": WIRE, "such_that": (STALL,)}, ["static"], is_bounded=False)
+    search = row(loaded, {"of": WIRE, "such_that": (STALL,)}, ["static"], is_bounded=False)
     question = search.question
     found = search.answer(sweep([search.edge("static")]), float("inf"))
     assert found[f"least_{WIRE}"] == 30_000_000_000
@@ -294,7 +294,7 @@ def test_what_is_no_condition_is_refused(laid, text):
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
         (("--of", WIRE, "--over", "nobody"), "--over: steps are compared with those of a row"),
-        ((), "say what is searched"),
+        ((), "--of: a question names what is searched"),
         (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
         (("--pareto", "--of", "cost"), "--of: the condition names a figure of the table, found 'cost'"),
     ],
@@ -492,7 +492,7 @@ def test_a_crossover_is_where_the_faster_row_changes(laid):
 
 
 def test_a_range_of_one_value_is_told_as_one(laid):
-    question = catalog.question(catalog.resolve(laid), Frontier, {"field": "workload.batch"})
+    question = catalog.question(catalog.resolve(laid), Question, {"of": "workload.batch"})
     rows = [{"faster": who, "from": low, "to": high} for who, low, high in (("a", 1, 1), ("tie", 2, 3))]
     told = crossover_view(rows, [], ["a", "b"], question, "").sentences[0]
     assert told == "Over workload.batch, at 1 a is faster; from 2 to 3 both take equally long."

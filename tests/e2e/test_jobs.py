@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from folding import folded
 from rank_stories import cluster, team
 from small_job import SCENARIO, written
 
@@ -45,7 +46,8 @@ def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
 def test_folded_and_unfolded_give_the_same_row(tmp_path, parallel):
     rows = []
     for fold in ("auto", "never"):
-        results = hosim.run(written(tmp_path, parallel, f"{SCENARIO}fold: {fold}\n"))
+        with folded(fold):
+            results = hosim.run(written(tmp_path, parallel))
         rows.append([row.summary for row in results.values()])
         steps = results["static"].ranks.drop(columns="stands_in")
         rows[-1].append(steps.to_dict())

@@ -1,4 +1,4 @@
-"""`hosim largest`, `least` and the keys `largest:` and `least:`: how far a row fits, and what its step is there."""
+"""`hosim frontier` with slowdowns, and the key `frontier:`: how far a row fits, and what its step is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from simulator.errors import ConfigError
 from simulator.report.answers import frontier_view
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
-from simulator.scenario import Largest
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -46,7 +45,7 @@ hardware: machine.yaml
 workload: workload.yaml
 homes: {kv_cache: free}
 policies: [resident, static]
-largest: {field: sequence, at_most: 8192, multiple_of: 256}
+frontier: {of: workload.sequence, at_most: 8192, multiple_of: 256, slowdown: [inf]}
 assumed: {}
 """
 TOKEN_BYTES = 4 * 256 * 2
@@ -69,14 +68,14 @@ def fits(path, sequence, policy):
     """Whether a row runs with a sequence as long."""
     workload = path.parent / "workload.yaml"
     workload.write_text(WORKLOAD.replace("sequence: 512", f"sequence: {sequence}"))
-    (path.parent / "one.yaml").write_text(SCENARIO.replace("largest:", "#"))
+    (path.parent / "one.yaml").write_text(SCENARIO.replace("frontier:", "#"))
     return hosim_api.run(path.parent / "one.yaml", policies=[policy])[policy].status == "ok"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What comes of it as it is written."""
-    return hosim_api.largest(write(tmp_path_factory.mktemp("longest")))
+    return hosim_api.frontier(write(tmp_path_factory.mktemp("longest")))
 
 
 @pytest.mark.parametrize("policy", ["resident", "static"])
@@ -95,7 +94,8 @@ def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(fou
     assert 10e6 - 256 * TOKEN_BYTES < resident["peak_hbm_bytes"] <= 10e6
     assert resident["limit"] == "hbm"
     assert resident["limit_demand_bytes"] > resident["limit_capacity_bytes"] == 10_000_000
-    assert list(found.table["largest_sequence"]) == [row["largest_sequence"] for row in found.rows]
+    tried = [row["workload.sequence"] for row in found.tables["points"] if row["policy"] == "resident"]
+    assert resident["largest_sequence"] in tried
 
 
 def test_no_plan_goes_beyond_the_bound(found, longest):
@@ -112,46 +112,47 @@ def test_no_plan_goes_beyond_the_bound(found, longest):
 
 
 def test_the_search_halves(longest):
-    row, _ = hosim_api.largest(longest(), policies=["resident"]).rows
+    row, _ = hosim_api.frontier(longest(), policies=["resident"]).rows
     assert row["tried"] <= 1 + (8192 // 256).bit_length()
 
 
 def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
-    done = hosim("largest", longest(), "--policy", "resident")
+    done = hosim("frontier", longest(), "--policy", "resident")
     assert done.code == 0
     head, row, bound, _, why, proved, premise = done.out.splitlines()
-    assert head.split()[:4] == ["policy", "largest", "sequence", "step"]
-    value, most = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
-    assert row.split()[:2] == ["resident", f"{value:,}"]
-    assert bound.split()[:2] == ["bound", f"{most:,}"]
-    assert proved == f"bound: no plan that runs each op once fits above sequence {most:,}."
+    assert head.split()[:4] == ["policy", "within", "largest", "workload.sequence"]
+    value, most = (row["largest_sequence"] for row in hosim_api.frontier(longest(), policies=["resident"]).rows)
+    assert row.split()[:4] == ["resident", "any", "step", f"{value:,}"]
+    assert bound.split()[:4] == ["bound", "any", "step", f"{most:,}"]
+    assert proved == f"bound: no plan that runs each op once fits within any step above workload.sequence {most:,}."
     assert why.startswith(
-        f"resident fits at sequence {value:,}, with a step of 1.00x compute; at {value + 256:,} hbm is "
+        f"resident fits within any step at workload.sequence {value:,}, with a step of 1.00x compute; "
+        f"at {value + 256:,} hbm is "
     )
     assert "assuming that a row that fits also fits with less" in premise
 
 
 def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
-    done = hosim("largest", longest(), "--policy", "resident", "--at-most", 768)
+    done = hosim("frontier", longest(), "--policy", "resident", "--at-most", 768)
     assert "768 or more" in done.out
-    assert "sequence 768, with a step of 1.00x compute, the largest tried; raise at_most to go on." in done.out
-    done = hosim("largest", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
+    assert "sequence 768, with a step of 1.00x compute, the largest tried; raise --at-most to go on." in done.out
+    done = hosim("frontier", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
     assert done.code == 1
-    assert "resident fits at no sequence tried; at 256 hbm is " in done.out
+    assert "resident fits within any step at no workload.sequence tried; at 256 hbm is " in done.out
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--at-most", "3 parsecs"), "--at-most: input should be a valid integer, found '3 parsecs'"),
+        (("--at-most", "3 parsecs"), "--at-most: what is searched is a finite number above 0, found '3 parsecs'"),
         (("--over", "nosuch"), "--over: steps are compared with those of a row, compute or unmoved, found 'nosuch'"),
         (("--slowdown", "soon"), "--slowdown: a ratio is written as '2.7x'"),
         (("--slowdown", "0x"), "--slowdown: a limit on a step is more than 0x"),
-        (("--field", "sequense"), "--of (sequense: 8,192): a change names a field of the workload"),
+        (("--of", "workload.sequense"), "--of: a change names a field of the workload"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_option_is_said_of_the_option(hosim, longest, options, message):
-    done = hosim("largest", longest(), *options)
+    done = hosim("frontier", longest(), *options)
     assert done.code == 1
     assert done.err.startswith(f"hosim: {message}")
     assert ".yaml" not in done.err
@@ -160,23 +161,23 @@ def test_what_is_wrong_with_an_option_is_said_of_the_option(hosim, longest, opti
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("at_most: 8192", "at_most: 8192, over: nosuch", "largest.over: steps are compared with those of a row"),
-        ("field: sequence", "field: sequense", "largest.field (sequense: 8,192): a change names a field"),
-        ("at_most: 8192", "at_most: 8192, slowdown: [soon]", "slowdown: a ratio is written as '2.7x'"),
+        ("at_most: 8192", "at_most: 8192, over: nosuch", "frontier.over: steps are compared with those of a row"),
+        ("of: workload.sequence", "of: workload.sequense", "frontier.of: a change names a field"),
+        ("[inf]", "[soon]", "slowdown: a ratio is written as '2.7x'"),
     ],
 )
 def test_what_is_wrong_in_the_scenario_is_said_of_its_line(hosim, longest, old, new, message):
-    done = hosim("largest", longest(old, new))
+    done = hosim("frontier", longest(old, new))
     assert done.code == 1
     assert "longest.yaml:" in done.err
     assert message in done.err
 
 
 def test_it_may_be_another_field(hosim, longest):
-    path = longest("largest:", "#")
-    done = hosim("largest", path, "--field", "batch", "--at-most", 64, "--policy", "resident")
+    path = longest("frontier:", "#")
+    done = hosim("frontier", path, "--of", "workload.batch", "--at-most", 64, "--policy", "resident")
     assert done.code == 0
-    assert done.out.startswith("policy    largest batch")
+    assert done.out.startswith("policy    largest workload.batch")
 
 
 def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
@@ -185,7 +186,7 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
     done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--json")
     assert done.code == 0
     summary = json.loads(done.out)
-    assert any("resident fits at sequence" in sentence for sentence in summary["sentences"])
+    assert any("resident fits within any step at workload.sequence" in sentence for sentence in summary["sentences"])
     assert [judged["holds"] for judged in summary["expectations"]] == [True]
     assert summary["rows"][0]["largest_sequence"] == value
     assert (
@@ -194,16 +195,16 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
 
 
 def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
-    hosim("plan", longest("largest:", "#"), "--policy", "static", "--out", tmp_path / "out")
+    hosim("plan", longest("frontier:", "#"), "--policy", "static", "--out", tmp_path / "out")
     plan = tmp_path / "out" / "plan.jsonl"
-    done = hosim("largest", longest("[resident, static]", f"[{plan}]"))
+    done = hosim("frontier", longest("[resident, static]", f"[{plan}]"))
     assert done.code == 1
     assert "was not searched: a plan from a file is of one graph" in done.out
 
 
 LEAST = """\
-least:
-  field: tiers.hbm.capacity
+frontier:
+  of: tiers.hbm.capacity
   at_least: 5 MB
   at_most: 12 MB
   multiple_of: 100 kB
@@ -217,9 +218,9 @@ LIMITS = (1.01, 2, float("inf"))
 def least(tmp_path_factory):
     """The least memory for the same: the scenario, and what is answered."""
     path = write(tmp_path_factory.mktemp("least"), "bandwidth: 4 GB/s", "bandwidth: 100 GB/s")
-    largest = "largest: {field: sequence, at_most: 8192, multiple_of: 256}\n"
+    largest = "frontier: {of: workload.sequence, at_most: 8192, multiple_of: 256, slowdown: [inf]}\n"
     path.write_text(path.read_text().replace(largest, LEAST).replace("static", "reactive"))
-    return path, hosim_api.least(path)
+    return path, hosim_api.frontier(path)
 
 
 def answers(found, policy):
@@ -287,8 +288,8 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
         longest("[resident, static]", f"[{own}, static]").read_text().replace("assumed: {}", "assumed: {tiers: a test}")
     )
     (one := longest().parent / "own.yaml").write_text(path)
-    asked = ("--field", "tiers.hbm.capacity", "--at-least", "9 MB", "--at-most", "12 MB", "--multiple-of", "1 MB")
-    done = hosim("least", one, *asked, "--over", "resident", "--slowdown", "+1 %", "--policy", "resident")
+    asked = ("--of", "tiers.hbm.capacity", "--at-least", "9 MB", "--at-most", "12 MB", "--multiple-of", "1 MB")
+    done = hosim("frontier", one, *asked, "--over", "resident", "--slowdown", "+1 %", "--policy", "resident")
     assert done.code == 0, done.err
     head, row, bound, why, rest, premise = filter(None, done.out.splitlines())
     assert bound.startswith("bound     1.01x resident")
@@ -296,10 +297,10 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
     assert "within" in head
     assert row.startswith("resident  1.01x resident")
     assert "9 MB or less" in row
-    assert why.endswith("the least tried; lower at_least to go on.")
+    assert why.endswith("the least tried; lower --at-least to go on.")
     assert "from 9 MB to 12 MB" in premise
     assert "assuming that a row that fits also fits with more" in premise
-    done = hosim("least", one, *asked, "--over", "resident", "--slowdown", "0x")
+    done = hosim("frontier", one, *asked, "--over", "resident", "--slowdown", "0x")
     assert (done.code, "is more than 0x of another one, found 0x; write for example 1.01x" in done.err) == (1, True)
 
 
@@ -315,7 +316,7 @@ def test_where_a_search_ends_is_no_answer(hosim, longest):
 def test_what_fits_with_more_and_not_with_less_is_told(longest):
     """Halving sees it by chance only: of rows as they may turn out, the hardest that fits counts; the gap is told."""
     loaded = catalog.resolve(longest())
-    search = Search(loaded, Largest, {}, None)
+    search = Search(loaded, {}, None)
     question = search.question
     lacks = {
         "status": "infeasible",
@@ -325,19 +326,19 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
         "limit_capacity_bytes": 1,
     }
     states = {256: {"status": "ok"}, 512: lacks, 768: {"status": "ok"}, 1024: lacks}
-    rows = [{"policy": "resident", "sequence": at, "slowdown": None, **state} for at, state in states.items()]
+    rows = [{"policy": "resident", "workload.sequence": at, "slowdown": None, **state} for at, state in states.items()]
     answer = search.answer(rows, float("inf"))
     assert (answer["largest_sequence"], answer["next"], answer["holes"]) == (768, 1024, [512])
     (said, _) = frontier_view([answer], [], question, "hbm", [], "a test").sentences
-    assert "at sequence 768, but not at 512, and perhaps at values not tried; at 1,024 hbm is " in said
+    assert "at workload.sequence 768, but not at 512, and perhaps at values not tried; at 1,024 hbm is " in said
 
 
 @pytest.mark.slow
 def test_a_row_that_others_are_held_against_must_run(longest):
     """At lengths at which all does not stay there is no step to hold others against, so that none is short enough."""
-    found = hosim_api.largest(longest(), policies=["reactive"], over="resident", slowdown=["1.5x", "inf"])
+    found = hosim_api.frontier(longest(), policies=["reactive"], over="resident", slowdown=["1.5x", "inf"])
     held, free, *_ = found.rows
-    resident = hosim_api.largest(longest(), policies=["resident"]).rows[0]["largest_sequence"]
+    resident = hosim_api.frontier(longest(), policies=["resident"]).rows[0]["largest_sequence"]
     assert held["largest_sequence"] == resident < free["largest_sequence"]
     assert held["next_slowdown"] is None
     assert free["slowdown"] is None
@@ -346,21 +347,21 @@ def test_a_row_that_others_are_held_against_must_run(longest):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("largest:", "#", "--of: the key 'field' is needed here, found none"),
-        ("field: sequence", "field: sequense", "a change names a field of the workload, found 'sequense'"),
-        ("field: sequence", "field: phase", "(phase: 8,192): "),
+        ("frontier:", "#", "--of: a question names what is searched, found nothing"),
+        ("of: workload.sequence", "of: workload.sequense", "a change names a field of the workload, found 'sequense'"),
+        ("of: workload.sequence", "of: sequence", "found 'sequence'; write workload.sequence"),
+        ("of: workload.sequence", "of: workload.phase", "what is searched is a quantity or a number"),
         ("at_most: 8192", "at_most: 0", "at_most"),
-        ("at_most: 8192", "at_most: 32", "at_most is at least 256, the least multiple that is tried, found 32"),
-        ("at_most: 8192", "at_most: 64000000", "a KV cache has at most 500,000 blocks"),
+        ("at_most: 8192", "at_most: 32", "at_most is more than at_least, 32, found 32"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
-        ("at_most: 8192", "at_most: 8 kB", "largest.at_most"),
-        ("at_most: 8192", "at_most: 8192, slowdown: [fast]", "largest.slowdown: a ratio is written as"),
-        ("at_most: 8192", "at_most: 8192, over: nobody, slowdown: [1.1x]", "nobody"),
-        ("homes:", "least: {field: tiers.hbm.capacity, at_most: 1 GB}\nhomes:", "a scenario searches one thing"),
+        ("at_most: 8192", "at_most: 8 kB", "frontier.at_most"),
+        ("[inf]", "[fast]", "frontier.slowdown: a ratio is written as"),
+        ("[inf]", "[1.1x], over: nobody", "nobody"),
+        ("[inf]", "[inf], such_that: [stall <= 1 %]", "by slowdowns, or by conditions, found both"),
     ],
 )
 def test_a_wrong_question_is_one_message(old, new, said, hosim, longest):
-    done = hosim("largest", longest(old, new))
+    done = hosim("frontier", longest(old, new))
     assert done.code == 1
     assert said in done.err
     assert done.err.count("hosim: ") == 1
@@ -368,10 +369,12 @@ def test_a_wrong_question_is_one_message(old, new, said, hosim, longest):
 
 @pytest.mark.parametrize("field", ["links.*.bandwidth", pytest.param("links.h2d.bandwidth", marks=pytest.mark.slow)])
 def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
-    path = longest("largest: {field: sequence, at_most: 8192, multiple_of: 256}", "budget: 9 MB")
+    path = longest(
+        "frontier: {of: workload.sequence, at_most: 8192, multiple_of: 256, slowdown: [inf]}", "budget: 9 MB"
+    )
     path.with_name("workload.yaml").write_text(WORKLOAD.replace("sequence: 512", "sequence: 2048"))
-    asked = {"field": field, "at_most": "500 GB/s", "multiple_of": "1 GB/s", "slowdown": ["2x"]}
-    row, _ = hosim_api.least(path, policies=["static"], **asked).rows
+    asked = {"of": field, "at_most": "500 GB/s", "multiple_of": "1 GB/s", "slowdown": ["2x"]}
+    row, _ = hosim_api.frontier(path, policies=["static"], **asked).rows
     value = row[f"least_{field}"]
     assert 10**9 < value < 500 * 10**9
     assert row["next"] == value - 10**9
@@ -389,15 +392,17 @@ def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
         ({"at_most": "3 parsecs"}, "--at-most"),
         ({"at_most": "200 GB/s", "at_least": "1 GB"}, "--at-least"),
         ({"at_most": "200 GB/s", "at_least": 10}, "--at-least: a rate is a number and a unit"),
-        ({"at_most": "inf"}, "what is tried is at least 1 and finite"),
+        ({"at_most": "inf"}, "what is searched is a finite number above 0"),
     ],
 )
 def test_amounts_that_are_none_are_told_at_the_option(longest, asked, told):
     with pytest.raises(ConfigError, match=told):
-        hosim_api.least(longest(), field="links.*.bandwidth", **asked)
+        hosim_api.frontier(longest(), of="links.*.bandwidth", **asked)
 
 
-def test_the_least_of_a_field_of_the_workload_is_refused(hosim, longest):
-    done = hosim("least", longest(), "--field", "workload.batch", "--at-most", 8)
-    assert done.code == 1
-    assert "--of: the least value is of the machine, found workload.batch; ask hosim largest" in done.err
+def test_the_key_of_a_scenario_is_about_what_it_searches(hosim, longest):
+    """Who searches another field does not get its multiples, nor its slowdowns."""
+    done = hosim("frontier", longest(), "--of", "workload.batch", "--at-most", 8, "--policy", "resident")
+    assert done.code == 0
+    assert done.out.startswith("policy    largest workload.batch")
+    assert "hosim tried values of 3 significant digits from 1 to 8" in done.out

@@ -124,8 +124,8 @@ def test_a_search_of_the_largest_goes_on_over_a_value_that_cannot_be(hosim, scen
     """Two tensor ranks cut the tokens, so that only even lengths can be; the middle ones that are tried are odd."""
     work = scenario.with_name("workload.yaml")
     work.write_text(work.read_text().replace("data: 2", "tensor: 2, sequence: true"))
-    asked = ("--field", "sequence", "--at-least", "2", "--at-most", "4096", "--set", "tiers.hbm.capacity=16 MB")
-    done = hosim("largest", scenario, *asked)
+    of = ("--of", "workload.sequence", "--multiple-of", "1", "--slowdown", "inf")
+    done = hosim("frontier", scenario, *of, "--at-least", "2", "--at-most", "4096", "--set", "tiers.hbm.capacity=16 MB")
     assert (done.code, done.err) == (0, "")
     assert "tensor divides heads, ffn, vocabulary, tokens of a micro-batch" in done.out
 

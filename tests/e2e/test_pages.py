@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ import pytest
 from pages import FILES, PAGES, ROOT, blocks, commands, without_blocks
 
 from simulator.cli import hosim, main
+from simulator.run import what_if
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _GIVEN = re.compile(
@@ -24,25 +26,23 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", without_blocks(path.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", re.sub(r"[`*]", "", heading).lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
-def test_every_link_leads_to_a_page_and_a_heading(path):
-    for link in _LINK.findall(without_blocks(path.read_text(encoding="utf-8"))):
+def test_links_lead_to_a_page_and_a_heading_and_modules_are_there(path):
+    text = path.read_text(encoding="utf-8")
+    for link in _LINK.findall(without_blocks(text)):
         if "://" in link:
             continue
         file, _, anchor = link.partition("#")
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), f"{name(path)}: {link}"
         assert not anchor or anchor in anchors(target), f"{name(path)}: {link}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_every_module_that_a_page_names_is_there(path):
-    found = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", path.read_text(encoding="utf-8"))
+    found = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text)
     mine = {"simulator/policies/yours.py"}  # what a reader is to write
     for module in set(found) - mine:
         assert (ROOT / module).exists() or (ROOT / "simulator" / module).exists(), f"{name(path)}: {module}"
@@ -108,9 +108,10 @@ What a command prints that pages show is compared elsewhere, and so is what ship
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", RUN)
-def test_every_command_runs_from_an_empty_folder(line, tmp_path, monkeypatch):
-    """Those that need a file which a page tells the reader to write run in the test of that page."""
+def test_every_command_runs_from_an_empty_folder(line, quick_plans, tmp_path, monkeypatch):
+    """Those that need a file which a page tells the reader to write run in the test of that page; with quick plans."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(what_if, "_SEARCHED", frozenset())
     words = shlex.split(line, comments=True)[1:]
     with pytest.raises(SystemExit) as ended:
         main([*words, *(["--draws", "1"] if words[0] == "robust" else [])])  # more draws take minutes

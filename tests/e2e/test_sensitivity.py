@@ -1,14 +1,17 @@
-"""`hosim sensitivity`: where a claim holds, found by halving; what it prints and draws; and what it refuses."""
+"""Sensitivities: where a claim holds, found by halving; what it prints and draws; and what it refuses."""
 
 import json
 import re
 
 import chain
 import pytest
+import sensitivity as program
+from sensitivity import sensitivity
+from unstated import names, open_parameters, opened
 
 import simulator as hosim_api
 from simulator import catalog
-from simulator.cli import main
+from simulator.errors import ConfigError
 
 UNSTATED = """\
     - {parameter: the links, fields: ["links.*.bandwidth"], from: 2 GB/s, to: 8 GB/s, why: a test}
@@ -27,7 +30,7 @@ def claim(expect: str = "", unstated: str = UNSTATED) -> str:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What came of it."""
-    return hosim_api.sensitivity([chain.write(tmp_path_factory.mktemp("inputs"), scenario=claim())])
+    return sensitivity([chain.write_open(tmp_path_factory.mktemp("inputs"), claim())])
 
 
 def test_the_ends_of_a_stretch_are_where_the_figure_turns(found):
@@ -76,10 +79,11 @@ def test_the_picture_has_a_panel_for_each_parameter(found):
     assert found.figure().figure.png() == found.figure().figure.png()
 
 
-def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
-    path = chain.write(tmp_path, scenario=claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
-    done = hosim("sensitivity", path, "--workers", "1", "--out", tmp_path / "out")
-    assert (done.code, done.err) == (0, "")
+def test_the_command_prints_the_table_and_writes_page_table_and_picture(monkeypatch, capsys, tmp_path):
+    path = chain.write_open(tmp_path, claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
+    monkeypatch.setattr("sys.argv", ["sensitivity.py", str(path), "--workers", "1", "--out", str(tmp_path / "out")])
+    program.main(sensitivity)
+    assert capsys.readouterr().out == f"{sensitivity([path])}\n"
     said = json.loads((tmp_path / "out" / "summary.json").read_text())
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert (
@@ -89,29 +93,25 @@ def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
     assert page.count("data:image/png;base64,") == 1
     assert "<p>One parameter varies at a time, and nothing is fitted again." in page
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
-    again = hosim("sensitivity", path, "--workers", "1", "--json")
-    said = json.loads(again.out)
-    assert said["schema"] == "hosim-sensitivity/1"
-    assert said["rows"] == json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
 
 
-def test_the_report_of_a_run_says_what_is_left_open(hosim, tmp_path):
-    path = chain.write(tmp_path, scenario=claim())
-    assert hosim("run", path, "--policy", "reactive", "--out", tmp_path / "out").code == 0
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "<li>the links, 2 GB/s to 8 GB/s: a test</li>" in page
-    assert "<code>hosim sensitivity chain</code>" in page
+@pytest.mark.parametrize("said", [[], ["x", "--all"], ["nosuch"]])
+def test_the_command_refuses_in_words(monkeypatch, capsys, said):
+    monkeypatch.setattr("sys.argv", ["sensitivity.py", *said])
+    with pytest.raises(SystemExit) as ended:
+        program.main(sensitivity)
+    assert "name scenarios, or say --all" in capsys.readouterr().err or "'nosuch'" in str(ended.value.code)
 
 
-def test_two_workers_find_the_same(hosim, tmp_path):
-    path = chain.write(tmp_path, scenario=claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
-    alone, both = (hosim("sensitivity", path, "--workers", workers) for workers in (1, 2))
-    assert (alone.code, alone.out) == (both.code, both.out)
+def test_two_workers_find_the_same(tmp_path):
+    path = chain.write_open(tmp_path, claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
+    alone, both = (sensitivity([path], workers=workers) for workers in (1, 2))
+    assert alone.rows == both.rows
 
 
 def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     shown = claim().replace("printed: 1.9 ms", "printed: 1.9 ms, kind: shown, about: 1.9 ms")
-    near = hosim_api.sensitivity([chain.write(tmp_path, scenario=shown)])
+    near = sensitivity([chain.write_open(tmp_path, shown)])
     assert [row["holds"] for row in near.rows] == [row["holds"] for row in found.rows]
     text = str(near)
     assert text.startswith("the step: shown, 1.9 ms printed, 1.90 ms obtained, 5.0 % accepted\n")
@@ -121,7 +121,7 @@ def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
 
 def test_the_range_of_what_is_only_shown_is_found(tmp_path):
     stated = "printed: 1.9 ms, kind: shown, about: 1.9 ms, range: [1 ms, 4 ms]"
-    found = hosim_api.sensitivity([chain.write(tmp_path, scenario=claim().replace("printed: 1.9 ms", stated))])
+    found = sensitivity([chain.write_open(tmp_path, claim().replace("printed: 1.9 ms", stated))])
     least, largest = re.search(r" obtained, (.+?) to (.+?) in all, 5.0 % accepted", str(found)).groups()
     ends = [row[f"obtained_{end}"] for row in found.rows for end in ("low", "high")]
     assert {least, largest} <= set(ends), (
@@ -130,11 +130,13 @@ def test_the_range_of_what_is_only_shown_is_found(tmp_path):
     assert sorted(ends, key=lambda text: float(text.split()[0]))[:: len(ends) - 1] == [least, largest]
 
 
-def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(hosim, tmp_path):
+def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(tmp_path):
     rates = "{slow: 2 GB/s, medium: 3 GB/s, as measured: 4 GB/s, fast: 8 GB/s}"
     listed = f'    - {{parameter: the links, fields: ["links.*.bandwidth"], values: {rates}, why: a test}}\n'
-    path = chain.write(tmp_path, scenario=claim(unstated=listed))
-    text = hosim("sensitivity", path, "--out", tmp_path / "out").out
+    path = chain.write_open(tmp_path, claim(unstated=listed))
+    found = sensitivity([path])
+    found.write(tmp_path / "out")
+    text = str(found)
     head, line = text.splitlines()[1:3]
     assert re.split(" {2,}", head.strip()) == ["what is not stated", "taken", "tried", "error at the ends", "holds for"]
     parameter, taken, tried, errors, holds = re.split(" {2,}", line.strip())
@@ -144,19 +146,16 @@ def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(hos
     assert (row["low"], row["high"], row["tried"], row["holds"]) == ("slow", "fast", 4, [["as measured"] * 2])
     assert "sensitivity.png" not in {p.name for p in (tmp_path / "out").iterdir()}, "names have no distance"
     named = listed.replace("the links", "rates with names")
-    both = hosim_api.sensitivity([chain.write(tmp_path, scenario=claim(unstated=UNSTATED + named))])
+    both = sensitivity([chain.write_open(tmp_path, claim(unstated=UNSTATED + named))])
     assert {row["parameter"]: row["named"] for row in both.rows} == {
         "the links": [], "links by a factor": [], "room": [], "rates with names": row["named"]
     }  # fmt: skip
     assert len([ax for ax in both.figure().figure.axes if ax.lines]) == 3, "names have no distance"
-    assert hosim("run", path, "--policy", "reactive", "--out", tmp_path / "run").code == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "<li>rates with names, slow, medium, as measured, fast: a test</li>" in page
 
 
 def test_a_figure_that_fails_as_taken_may_hold_elsewhere(tmp_path):
     slow = claim().replace("printed: 1.9 ms", "printed: 2.8 ms, missed: it is not known why")
-    found = hosim_api.sensitivity([chain.write(tmp_path, scenario=slow)])
+    found = sensitivity([chain.write_open(tmp_path, slow)])
     links = next(row for row in found.rows if row["parameter"] == "the links")
     ((low, high),) = links["holds"]
     assert low < high < 4 * 10**9
@@ -168,14 +167,14 @@ def test_a_figure_that_is_passed_between_two_values_that_fail_is_found(tmp_path)
     said = claim(unstated=UNSTATED.splitlines(keepends=True)[0])
     said = said.replace("printed: 1.9 ms", "printed: PRINTED, within: 0.01, missed: it is not known why")
     steps = {
-        rate: hosim_api.run(chain.write(tmp_path, scenario=said.replace("PRINTED", "1 ms")), policies=["reactive"],
+        rate: hosim_api.run(chain.write_open(tmp_path, said.replace("PRINTED", "1 ms")), policies=["reactive"],
                             set={"links.*.bandwidth": f"{rate} GB/s"})["reactive"].summary["step_ns"]
         for rate in (5, 6.5)
     }  # fmt: skip
     middle = sum(steps.values()) // 2
     assert steps[5] > 1.02 * middle
     assert steps[6.5] < 0.98 * middle
-    (row,) = hosim_api.sensitivity([chain.write(tmp_path, scenario=said.replace("PRINTED", f"{middle} ns"))]).rows
+    (row,) = sensitivity([chain.write_open(tmp_path, said.replace("PRINTED", f"{middle} ns"))]).rows
     ((low, high),) = row["holds"]
     assert 5e9 < low <= high < 6.5e9
 
@@ -188,8 +187,8 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
         .replace("  budget: room for four activations\n", "  set: x")
     )
     scenario = scenario.replace("assumed:\n  set: x", "")
-    path = chain.write(tmp_path, scenario=scenario.replace("printed: 1.9 ms", "printed: 1.3 ms"))
-    (row,) = hosim_api.sensitivity([path]).rows
+    path = chain.write_open(tmp_path, scenario.replace("printed: 1.9 ms", "printed: 1.3 ms"))
+    (row,) = sensitivity([path]).rows
     assert row["error_high"] is None
     assert row["obtained_high"] == "none, as the row is infeasible"
     ((low, high),) = row["holds"]
@@ -213,7 +212,7 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
         ("fields: [workload.steps], from: 1x, to: 2x", "figures of the machine are multiplied"),
         ("fields: [links.d2h.bandwidth], from: 1 GB/s, to: inf", "a range goes from a value to a higher one"),
         ("fields: ['links.*.bandwidth'], from: 0x, to: 2x", "(it: 0x): a rate is more than 0 B/s"),
-        ("fields: [links.d2h.source], from: 0.5x, to: 2x", "(it: 0.5x): a figure that is multiplied is a number"),
+        ("fields: [links.d2h.source], from: 0.5x, to: 2x", "(it: 1x): a figure that is multiplied is a number"),
         ("fields: [workload.nosuch], from: 1, to: 8", "a change names a field of the workload, found 'nosuch'"),
         ("fields: [nosuch.x], from: 1, to: 8", "a change names a field of the hardware, found 'nosuch.x'"),
         ("fields: [tiers.hbm.capacity], from: 1 MB, to: 110 MB", "(it: 1 MB): a budget is at most the capacity of hbm"),
@@ -227,48 +226,38 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
         ("fields: [workload.steps], from: 2", "or a list of values, found no whole range; state one of the two"),
     ],
 )
-@pytest.mark.parametrize("command", ["check", "run", "sensitivity"])
-def test_a_wrong_range_is_one_clear_message_before_anything_runs(hosim, tmp_path, command, unstated, message):
+def test_a_wrong_range_is_one_clear_message_before_anything_runs(monkeypatch, tmp_path, unstated, message):
+    monkeypatch.setattr("sensitivity.figures", None)
     one = f"    - {{parameter: it, {unstated}, why: a test}}\n"
-    done = hosim(command, chain.write(tmp_path, scenario=claim(unstated=one)))
-    assert (done.code, done.out) == (1, "")
-    assert message in done.err
-    assert "claim.unstated.0" in done.err
-    assert len(done.err.splitlines()) == 1
+    with pytest.raises(ConfigError) as refused:
+        sensitivity([chain.write_open(tmp_path, claim(unstated=one))])
+    assert message in str(refused.value)
+    assert "scenario.open.yaml" in str(refused.value)
+    assert "unstated.0" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
 
 
-def test_what_a_row_sets_is_not_left_open(hosim, tmp_path):
+def test_what_a_row_sets_is_not_left_open(tmp_path):
     row = claim().replace("  - static\n", "  - {policy: static, set: {links.d2h.bandwidth: 5 GB/s}}\n")
     row = row.replace("assumed:\n", "assumed:\n  links.d2h.bandwidth: a test\n")
-    done = hosim("sensitivity", chain.write(tmp_path, scenario=row))
-    assert done.code == 1
-    assert "a field set by a row is stated" in done.err
-    assert "vary it by a factor" in done.err
+    with pytest.raises(ConfigError, match=r"a field set by a row is stated.* vary it by a factor"):
+        sensitivity([chain.write_open(tmp_path, row)])
 
 
-def test_what_has_nothing_open_or_printed_says_so(hosim, tmp_path):
-    nothing = hosim("sensitivity", chain.write(tmp_path))
-    assert (nothing.code, "found no parameter; list parameters under claim: unstated" in nothing.err) == (1, True)
+def test_what_has_nothing_open_or_printed_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="found no parameter; list parameters under unstated"):
+        sensitivity([chain.write(tmp_path)])
     words = claim().replace("printed: 1.9 ms", "printed: soon, kind: shown")
-    done = hosim("sensitivity", chain.write(tmp_path, scenario=words))
-    assert (done.code, "found no number; list" in done.err) == (1, True)
-    assert hosim("sensitivity").code == 2
-    assert hosim("sensitivity", "x", "--all").code == 2
+    with pytest.raises(ConfigError, match="found no number; list"):
+        sensitivity([chain.write_open(tmp_path, words)])
 
 
 def test_every_open_parameter_of_a_shipped_claim_can_be_varied():
     """Nothing runs: the fields are there, and what the scenario takes lies in the range."""
-    scenarios = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
-    claims = [catalog.resolve(name) for name, one in scenarios.items() if one.claim and one.claim.unstated]
+    claims = [loaded for loaded in map(catalog.resolve, names()) if opened(loaded).claim.unstated]
     assert len(claims) >= 3
     for loaded in claims:
-        for one, axis, taken in catalog.open_parameters(loaded):
+        for one, axis, taken in open_parameters(loaded):
             assert taken in one.options or one.tried[0] <= taken <= one.tried[-1]
             for value in one.options or (one.tried[0], one.tried[-1]):
                 catalog.at(loaded, {axis: value})
-
-
-def test_help_is_there(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["sensitivity", "--help"])
-    assert "claim: unstated:" in capsys.readouterr().out

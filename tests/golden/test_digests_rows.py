@@ -9,12 +9,9 @@ from __future__ import annotations
 import digests
 import pytest
 from shipped import SHOWN, happened
+from stated import SCENARIOS
 
-from simulator import catalog
-
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in digests.SMALL)) for name in catalog.names("scenario")
-]
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name not in digests.SMALL)) for name in SCENARIOS]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,8 +23,8 @@ def test_rows(name, tmp_path_factory):
 
 
 def test_what_pages_show_is_of_scenarios_that_ship():
-    assert set(SHOWN) <= set(catalog.names("scenario"))
+    assert set(SHOWN) <= set(SCENARIOS)
 
 
 def test_no_row_is_kept_of_a_scenario_that_is_gone():
-    assert set(digests.read()["scenarios"]) <= set(catalog.names("scenario"))
+    assert set(digests.read()["scenarios"]) <= set(SCENARIOS)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from digests import is_served
+from stated import SCENARIOS, is_served
 
-from simulator import catalog
 from simulator.run import read
 from simulator.run.case import Case
 from simulator.run.row import rows_of
@@ -34,7 +33,7 @@ def test_it_finds_every_step_of_fixed_plans(name: str, engine: Any) -> None:
 
 @pytest.mark.slow
 def test_it_finds_every_step_of_all_shipped_scenarios_that_it_covers(engine: Any) -> None:
-    names = [name for name in catalog.names("scenario") if not is_served(name)]
+    names = [name for name in SCENARIOS if not is_served(name)]
     assert sum(_compared(name, engine) for name in names) >= 40
 
 

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from bounding import limits_alone
+from examples import examples
 from hypothesis import event, given, settings
 from oracle_cases import Run, loading
 from policy_problems import problem, replay
@@ -27,7 +28,7 @@ from simulator.referee import check_plan, check_trace
 HBM, DDR = 0, 1
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(200))
 @given(loading())
 def test_the_referee_accepts_any_run_and_no_plan_beats_the_bounds(run: Run) -> None:
     """Nothing is said to stay at home in HBM, so that drawn plans may move it."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import both_engines
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from oracle import Given, Oracle, Told
@@ -32,7 +33,7 @@ def test_the_oracle_agrees(case: Case, waits_for: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(4000), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(any_cases, st.sampled_from(["start", "end"]))
 def test_the_oracle_agrees_on_many(case: Case, waits_for: str) -> None:
     _agree(case, waits_for)
@@ -45,13 +46,13 @@ kinds = {
 
 
 @pytest.mark.parametrize("kind", kinds)
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_it_agrees_on_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
     _agree_on(data.draw(kinds[kind]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 @given(ranks_that_meet(), st.data())
 def test_it_agrees_on_ranks_whose_devices_are_unlike(run: Run, data: st.DataObject) -> None:
     agree(*unlike(run.programs, run.hardware, data.draw(paces(len(run.programs)))), run.budget_bytes)
@@ -59,7 +60,7 @@ def test_it_agrees_on_ranks_whose_devices_are_unlike(run: Run, data: st.DataObje
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds)
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(4000), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_it_agrees_on_many_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
     _agree_on(data.draw(kinds[kind]))

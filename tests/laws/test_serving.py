@@ -314,9 +314,10 @@ def test_requests_that_come_one_at_a_time_find_the_same_whenever_loads_end(reque
 def talks(draw):
     """Clients, and the requests that they send."""
     number, rounds = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    think = {"think_ns": draw(st.sampled_from([0, 7, 500]))} if rounds > 1 else {}
+    more = {"think_ns": draw(st.sampled_from([0, 7, 500])), "barrier": draw(st.booleans())} if rounds > 1 else {}
+    more |= {"order": draw(st.sampled_from(["first", "random"]))}
     clients = Clients.model_construct(
-        number=number, rounds=rounds, in_flight=draw(st.none() | st.integers(1, number)), **think
+        number=number, rounds=rounds, in_flight=draw(st.none() | st.integers(1, number)), **more
     )
     lengths = {
         name: Lengths(mean=draw(st.integers(1, most)), spread=0.8) for name, most in (("prompt", 12), ("output", 5))
@@ -336,7 +337,9 @@ def test_clients_send_in_turn_and_with_room_find_all_that_was_said(talk, keeps, 
         assert len(at_once) <= most
         if one.number >= clients.number:
             before = served[one.number - clients.number]
-            thought_ns = before.end_ns + clients.think_ns
+            first = one.number // clients.number * clients.number
+            awaited = served[first - clients.number : first] if clients.barrier else [before]
+            thought_ns = max(other.end_ns for other in awaited) + clients.think_ns
             assert one.request.arrival_ns >= thought_ns
             until = [other for other in served if other.request.arrival_ns < one.request.arrival_ns <= other.end_ns]
             assert one.request.arrival_ns == thought_ns or len(until) == most

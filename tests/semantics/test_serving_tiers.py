@@ -243,6 +243,30 @@ def test_fewer_requests_in_flight_than_clients_are_sent_in_turn_as_answers_come(
     assert [one.end_ns for one in story.served] == [10, 20, 30, 140, 170, 200]
 
 
+def test_behind_a_barrier_nobody_goes_on_before_all_have_their_answers():
+    """One at a time: all three have their answers of the first round at 30, and think for 100."""
+    clients = Clients(number=3, rounds=2, think="100 ns", in_flight=1, barrier=True)
+    story, _ = told(_conversations(clients, [1] * 6, [1] * 6), (inf,), clients=clients)
+    assert [one.request.arrival_ns for one in story.served] == [0, 10, 20, 130, 160, 190]
+
+
+def test_in_a_random_order_any_that_waits_is_sent_next_and_a_seed_says_which():
+    """What was found depends on it: with room for one of 12 conversations, only who is sent twice in a row finds it."""
+    clients = Clients(number=12, rounds=3, in_flight=1, order="random")
+    talk = _conversations(clients, [5] * 36, [1] * 36)
+    one, again = (told(talk, (inf,), clients=clients)[0] for _ in range(2))
+    turns = sorted(one.served, key=lambda served: served.end_ns)
+    sent = [served.number for served in turns]
+    assert sent != sorted(sent)
+    assert sent == [served.number for served in sorted(again.served, key=lambda served: served.end_ns)]
+    assert any(number >= 12 for number in sent[:12]), "some second round comes before some first one"
+    clients = Clients(number=12, rounds=3, in_flight=1, order="random", barrier=True)
+    behind = told(_conversations(clients, [5] * 36, [1] * 36), (inf,), clients=clients)[0]
+    sent = [served.number for served in sorted(behind.served, key=lambda served: served.end_ns)]
+    assert [number // 12 for number in sent] == [0] * 12 + [1] * 12 + [2] * 12
+    assert sent != sorted(sent)
+
+
 def test_who_waits_at_a_client_does_not_turn_time_back_while_the_one_in_flight_loads():
     """One in flight, two clients, rounds of 5 + 1 tokens, of which full blocks are found in DDR.
 

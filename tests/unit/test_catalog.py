@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from documents import STORY, lay, refusal
+from stated import SCENARIOS
 
 from simulator import catalog
 from simulator.catalog.text import compose
@@ -22,33 +23,39 @@ def folder(tmp_path, monkeypatch):
     return lay(tmp_path)
 
 
+@cache
+def editor(kind):
+    """What an editor does with the schema of a kind of document."""
+    schema = catalog.schema(kind)
+    judge = jsonschema.validators.validator_for(schema)
+    judge.check_schema(schema)
+    return judge(schema)
+
+
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in catalog.KINDS for name in catalog.names(kind)])
-def test_every_shipped_document_reads_and_writes_itself(kind, name):
+def test_every_shipped_document_reads_and_writes_itself_and_editors_accept_it(kind, name):
     entry = catalog.load(name, kind)
+    editor(kind).validate(entry.tree.data)
     assert entry.document.name == name
     assert entry.document.title
     assert type(entry.document).model_validate(compose(catalog.dump(entry.document), "dump").data) == entry.document
 
 
-@pytest.mark.parametrize("name", catalog.names("scenario"))
-def test_every_shipped_scenario_resolves(name, monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_shipped_scenario_resolves_and_its_rows_name_policies_with_their_options(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     loaded = catalog.resolve(name)
     assert {"scenario", "hardware", "workload"} <= set(loaded.sha256)
     for document in (loaded.hardware, loaded.workload, loaded.scenario):
         assert list(document.field_errors()) == []
-
-
-@pytest.mark.parametrize("name", catalog.names("scenario"))
-def test_every_shipped_row_names_a_policy_and_its_options(name):
-    for choice in catalog.read_scenario(name).policies:
+    for choice in loaded.scenario.policies:
         POLICIES[choice.policy].read_options(choice.options)
 
 
 def test_what_ships():
     assert set(catalog.names("hardware")) >= {"ascend_910c_die", "h100_sxm"}
     assert set(catalog.names("workload")) >= {"llama3_8b_train", "tiny_train"}
-    assert set(catalog.names("scenario")) >= {"llama3_8b_train_910c", "llama3_8b_offload_bandwidths", "tiny_train_910c"}
+    assert set(SCENARIOS) >= {"llama3_8b_train_910c", "llama3_8b_offload_bandwidths", "tiny_train_910c"}
 
 
 def test_the_910c_lists_the_three_published_host_links():
@@ -62,8 +69,7 @@ def test_the_910c_lists_the_three_published_host_links():
 
 def test_one_fit_of_a_parameter_serves_all_claims():
     fits = {}
-    for name in catalog.names("scenario"):
-        scenario = catalog.read_scenario(name)
+    for scenario in SCENARIOS.values():
         for field, fit in scenario.fitted.items():
             fits.setdefault(fit.parameter, set()).add((field.rpartition(".")[0], str(scenario.set_[field])))
     assert fits == {
@@ -133,20 +139,6 @@ def test_a_schema_is_json_that_names_every_key(kind):
     assert "schema" in made["required"]
     assert set(made["properties"]) >= {"schema", "name", "sources", "assumed", "fitted"}
     assert made["additionalProperties"] is False
-
-
-@cache
-def editor(kind):
-    """What an editor does with the schema of a kind of document."""
-    schema = catalog.schema(kind)
-    judge = jsonschema.validators.validator_for(schema)
-    judge.check_schema(schema)
-    return judge(schema)
-
-
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in catalog.KINDS for name in catalog.names(kind)])
-def test_editors_accept_what_ships(kind, name):
-    editor(kind).validate(catalog.load(name, kind).tree.data)
 
 
 def test_editors_refuse_what_hosim_refuses():

@@ -248,7 +248,7 @@ def test_room_and_draws_are_figures_that_need_an_origin(folder, key, lines):
 
 
 def test_what_is_asked_and_what_policies_are_told_are_no_figures(folder):
-    more = "largest: {field: steps, at_most: 4}\nseed: 7\nslo: {ttft: 1 s}\n"
+    more = "frontier: {of: workload.steps, at_most: 4}\nseed: 7\nslo: {ttft: 1 s}\n"
     options = "[{policy: reactive, options: {look_ahead: 3}}]"
     Path("story.yaml").write_text(STORY.replace("[resident]", options).replace("homes:", f"{more}homes:"))
     assert catalog.load("story.yaml", "scenario", is_strict=True).document.origins()["mine"] == 0

@@ -200,7 +200,7 @@ def test_what_was_counted_before_is_shown_as_recorded_with_the_command_that_coun
     lines = ("a: 2 of 6 settings reproduce the step.", "it holds for 1 of 2.")
     view = claims_view([Judged("a", one, counted=lines), Judged("a", one, counted=lines), Judged("b", one)])
     (section,) = (section for section in view.sections if section.head.startswith("Counted"))
-    assert section.head == "Counted by hosim sensitivity a --choices, and recorded"
+    assert section.head == "Counted by python tests/choices.py a, and recorded"
     assert section.notes == [("", line) for line in lines]
 
 

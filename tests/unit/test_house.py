@@ -68,6 +68,12 @@ def test_local_names_say_what_they_hold(check):
     assert check({"room/one.py": "def f(at):\n    return at\n"}) == [expected.format("at")]
 
 
+def test_no_unit_is_guessed_from_a_name(check):
+    assert check({"room/one.py": 'a = "b_ns".endswith(("_ns", "_x"))\n'}) == [
+        "room.one, _ns: a column's unit is its figure's; ask that, or hand over one"
+    ]
+
+
 def test_docstrings_have_their_share(tmp_path, monkeypatch):
     monkeypatch.setattr(house, "HOUSE", tmp_path)
     (tmp_path / "one.py").write_text("a = 1\n" * 9 + 'def f():\n    """f"""\n')

@@ -52,7 +52,6 @@ FREE = "no lower tier that it joins states a bandwidth"
         ({"scenario.switches.collectives": "compute_stream"}, "switches.collectives (ranks never meet)"),
         ({"scenario.policies.0.alone": True}, "policies.0.alone (there is one rank)"),
         ({"scenario.policies.0.order": "mpmd"}, "policies.0.order (each rank runs all ops on one stream)"),
-        ({"scenario.fold": "never"}, "fold (there is one rank)"),
         ({"scenario.policies.1.options": {"dynamic": "on_demand"}}, f"policies.1.options.dynamic ({NOT_DYNAMIC})"),
         (
             {"scenario.policies.1": {"policy": "hybrid", "options": {"evict": "lru"}}},

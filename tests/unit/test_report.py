@@ -14,14 +14,16 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 import simulator as hosim
-from simulator.errors import InvariantError, Shortfall
-from simulator.metrics.figures import FIGURES, Figure, present, registered
+from simulator import catalog, metrics
+from simulator.errors import ConfigError, InvariantError, Shortfall
+from simulator.metrics.figures import FIGURES, PLAIN, Figure, figure_of, present, registered
 from simulator.metrics.rows import Row, by_place
 from simulator.report import drawing, files, perfetto, tables, timeline
 from simulator.report.changes import changes
 from simulator.report.readings import KINDS, largest, space, usages
 from simulator.report.sentences import sentences
 from simulator.report.words import ABSENT, percent, quantity, ratio, shown
+from simulator.run.stories import plan
 from simulator.trace import CAUSES, lasts
 
 
@@ -80,10 +82,31 @@ def test_every_figure_that_is_compared_has_a_way():
     assert {next(f.column for f in FIGURES if f.place_in(column) is not None) for column in WORSE} == compared
 
 
-def test_no_place_is_taken_for_a_unit():
-    copies = Figure("copies_<>", "count", "copies <>", "How many.", over="link")
-    assert copies.place_in("copies_d2h") == "d2h"
-    assert copies.place_in("copies_ns") is None  # a column of `hosim plan`
+def test_a_new_figure_moves_no_text_of_another_table(tmp_path, monkeypatch):
+    path = chain.write(tmp_path)
+    before = plan(path).text()
+    assert "  copies  " in before
+    copies = Figure("copies_<>", "count", "copies <>", "...", over="link")
+    monkeypatch.setattr("simulator.metrics.figures.FIGURES", registered(*FIGURES, copies))
+    figure_of.cache_clear()
+    try:
+        assert figure_of("copies_h2d").head == "copies h2d"
+        assert figure_of("copies_ns").unit == "count"  # what the table of the plan must not ask
+        assert plan(path).text() == before
+    finally:
+        figure_of.cache_clear()
+
+
+def test_a_column_that_is_not_registered_has_no_unit():
+    assert {figure_of(column).unit for column in ("idle_ns", "size_bytes", "busy_fraction")} == {"count"}
+
+
+def test_a_name_of_the_machine_gives_no_two_figures_the_same_column(tmp_path):
+    path = chain.write(tmp_path)
+    machine = catalog.resolve(path).hardware
+    links = {"transfer" if name == "h2d" else name: link for name, link in machine.links.items()}
+    with pytest.raises(ConfigError, match="no two figures the same column, found exposed_transfer_ns twice"):
+        metrics.columns(machine.model_copy(update={"links": links}))
 
 
 @pytest.mark.parametrize("column", ["wait_all_ns", "peak_<>_bytes", "late_ns"])
@@ -383,6 +406,6 @@ def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
 def test_figures_have_their_own_headings_or_those_that_are_given():
     rows = [{"step_ns": 1_000, "stall_ns": 0}, {"step_ns": 2_000, "stall_ns": None}]
     assert [column.head for column in tables.figures(rows, ["step_ns", "stall_ns"])] == ["step", "stall"]
-    (mine,) = tables.figures(rows, {"step_ns": "mine"})
+    (mine,) = tables.figures(rows, [PLAIN["step_ns"].headed("mine")])
     assert (mine.head, mine.cells) == ("mine", ("1.00 us", "2.00 us"))
     assert tables.occurring(rows, ["stall_ns", "step_ns", "drain_ns"]) == ["step_ns"]

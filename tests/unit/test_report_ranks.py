@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import folding
 import numpy as np
 import orjson
 import pytest
@@ -38,25 +39,26 @@ PARALLEL = "parallel: {ranks: all, data: 2, tensor: 2, pipeline: 2, zero_stage: 
 
 
 @pytest.fixture(scope="module")
-def scenarios(tmp_path_factory):
-    """A step of a small model on eight ranks, two stages of two by two: by how they are folded."""
+def scenario(tmp_path_factory):
+    """A step of a small model on eight ranks, two stages of two by two."""
     folder = tmp_path_factory.mktemp("inputs")
     text = (WORKLOADS / "tiny_train.yaml").read_text().replace("name: tiny_train", "name: eight")
     text = text.replace("steps: 2\n", PARALLEL, 1).replace("  steps: the", "  parallel: small\n  steps: the")
     (folder / "eight.yaml").write_text(text)
-    for fold in ("never", "always"):
-        (folder / f"{fold}.yaml").write_text(SCENARIO + f"fold: {fold}\n")
-    return {fold: folder / f"{fold}.yaml" for fold in ("never", "always")}
+    (folder / "scenario.yaml").write_text(SCENARIO)
+    return folder / "scenario.yaml"
 
 
 @pytest.fixture(scope="module")
-def whole(scenarios):
-    return hosim.run(scenarios["never"])["static"]
+def whole(scenario):
+    with folding.folded("never"):
+        return hosim.run(scenario)["static"]
 
 
 @pytest.fixture(scope="module")
-def folded(scenarios):
-    return hosim.run(scenarios["always"])["static"]
+def folded(scenario):
+    with folding.folded("always"):
+        return hosim.run(scenario)["static"]
 
 
 # which ranks are shown

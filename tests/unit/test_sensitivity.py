@@ -2,12 +2,12 @@
 
 import pytest
 from pydantic import ValidationError
+from sensitivity import dependences, sensitivity_view
+from unstated import Unstated
 
 from simulator.catalog import Axis, at, read_hardware, resolve
 from simulator.catalog.settings import scaled
-from simulator.claims.sensitivity import dependences, sensitivity_view
 from simulator.report.pictures import curves
-from simulator.scenario import Unstated
 from simulator.units import FieldError, parse
 
 LENGTH = Unstated(parameter="length", fields=("workload.sequence",), low=1.0, high=9.0, multiple_of=2, why="a test")

@@ -74,7 +74,7 @@ def test_old_gradients_take_room_until_they_are_freed(frees):
         model, x = small(), torch.randn(4, 32)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         step(x)
-        tracker = torch_steps.MemTracker()
+        tracker = torch_steps.memory_tracker()
         held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         tracker.track_external(model, optimizer, x, *held)
         held.clear()  # else they would stay

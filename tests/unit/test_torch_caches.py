@@ -57,7 +57,7 @@ def test_a_cache_is_one_that_persists_as_long_as_after_the_step(kind, length):
     assert any("Caches, " in told for told in found.derived)
     assert found.workload.title == "A step of decode of LlamaForCausalLM, captured from PyTorch"
     with hosim.torch.fake(), torch.no_grad():
-        tracker = torch_steps.MemTracker()
+        tracker = torch_steps.memory_tracker()
         held = [part for layer in named["cache"].layers for part in (layer.keys, layer.values)]
         tracker.track_external(model, named["input_ids"], *held)
         held.clear()

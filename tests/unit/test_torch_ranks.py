@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch", reason='torch is not installed (pip install
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+from torch_steps import memory_tracker  # noqa: E402
 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
@@ -110,7 +110,7 @@ def test_the_peak_of_a_rank_is_that_of_pytorchs_memory_tracker(make):
         optimizer = torch.optim.AdamW(model.parameters())
         step = torch_run.step_of(model, optimizer, mean)
         step(x)
-        tracker = MemTracker()
+        tracker = memory_tracker()
         tracker.track_external(model, optimizer, x)
         with tracker:
             step(x)

@@ -8,12 +8,20 @@ from itertools import chain
 from simulator.engine.reference.actions import ComputeAction, CopyAction
 from simulator.engine.reference.clock import ISSUE_MASK
 from simulator.engine.reference.host import HostThread
-from simulator.engine.reference.rank import Rank
 from simulator.graph import Graph
 from simulator.units import human
 
 _LARGEST = 3
 """A sentence about a wait for room names this many of the tensors that hold it: the largest."""
+
+
+def sentences(graph: Graph, host: HostThread, *, is_alone: bool) -> tuple[list[str], list[str]]:
+    """Return sentences on what a rank lacks itself, and on which ranks it waits for; none if it is done."""
+    both = Explainer(graph, host).sentences()
+    if is_alone:
+        return both
+    lacked, peers = ([f"rank {host.rank.id}: {sentence}" for sentence in part] for part in both)
+    return lacked, peers
 
 
 class Explainer:
@@ -23,12 +31,12 @@ class Explainer:
     ----------
     graph
         For names.
-    rank, host
-        The rank, and its host.
+    host
+        The host of the rank.
     """
 
-    def __init__(self, graph: Graph, rank: Rank, host: HostThread) -> None:
-        self._graph, self._rank, self._host = graph, rank, host
+    def __init__(self, graph: Graph, host: HostThread) -> None:
+        self._graph, self._rank, self._host = graph, host.rank, host
 
     def sentences(self) -> tuple[list[str], list[str]]:
         """Return sentences on what the rank lacks itself, and on which ranks it waits for.

@@ -29,6 +29,8 @@ class HostThread:
 
     Attributes
     ----------
+    rank
+        The rank.
     pays, finished
         Whether it pays for an action now; whether it has issued all.
     awaited
@@ -36,7 +38,7 @@ class HostThread:
     """
 
     def __init__(self, rank: Rank, order: Order, queue_depth: int, checkpoint: Callable[[], None]) -> None:
-        self._rank, self._order, self._clock = rank, order, rank.clock
+        self.rank, self._order, self._clock = rank, order, rank.clock
         self._depth, self._checkpoint = queue_depth, checkpoint
         self._unstarted = 0
         self._half_empty: simpy.Event | None = None
@@ -52,7 +54,7 @@ class HostThread:
         priced
             The actions, each with what the host pays for it [ns].
         """
-        rank, order = self._rank, self._order
+        rank, order = self.rank, self._order
         if begins_ns:
             yield from self._pay(begins_ns)
         for code, price_ns in priced:
@@ -88,14 +90,14 @@ class HostThread:
 
     def _pay(self, price_ns: int) -> Steps:
         self.pays = True
-        self._rank.on_change()
+        self.rank.on_change()
         yield self._clock.end_after(price_ns)
         self.pays = False
 
     def _wait_for_queue(self) -> Steps:
         """Wait until half of a full queue has started."""
         self._half_empty = self._clock.event()
-        self._rank.on_change()
+        self.rank.on_change()
         yield self._half_empty
 
     def note_start(self) -> None:
@@ -110,6 +112,6 @@ class HostThread:
         for earlier in actions:
             if not earlier.has_ended:
                 self.awaited = tensor
-                self._rank.on_change()
+                self.rank.on_change()
                 yield earlier.ended(self._clock)
         self.awaited = -1

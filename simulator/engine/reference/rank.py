@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -12,9 +12,10 @@ from simulator.cost.service import work
 from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
 from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink
-from simulator.engine.reference.clock import FREE, ISSUE_MASK, START, Clock
+from simulator.engine.reference.clock import FREE, ISSUE_MASK, START
 from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rooms import Gate, Room, RoomClaim
+from simulator.graph import Graph
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import RESIDENCIES, Recorder, packer, span_row
@@ -33,17 +34,17 @@ class Rank:
 
     Parameters
     ----------
-    clock, network, recorder
-        The clock; where flows share bandwidth; what takes rows of the trace.
+    network, recorder
+        Where flows share bandwidth; what takes rows of the trace.
     rank_id, columns
         Its number, and its compiled graph.
-    rooms
-        Its tier instances, by tier id.
+    rooms, links
+        Its tier instances, by tier id; where its copies stand in line.
 
     Attributes
     ----------
-    streams, links
-        Where its computes and its copies stand in line.
+    clock, streams
+        The clock; where its computes stand in line.
     held, valid
         By tier and tensor: whether there is a place, and whether its content is valid.
     transfers
@@ -64,17 +65,16 @@ class Rank:
 
     def __init__(
         self,
-        clock: Clock,
         network: Network,
         recorder: Recorder,
         rank_id: int,
         columns: Columns,
         rooms: list[Room],
+        links: list[RankLink],
     ) -> None:
-        self.clock, self.network, self.id, self.columns, self.rooms = clock, network, rank_id, columns, rooms
-        self.tier, self._recorder = columns.compute_tier, recorder
+        self.clock, self.network, self.id, self.columns, self.rooms = network.clock, network, rank_id, columns, rooms
+        self.tier, self.links, self._recorder = columns.compute_tier, links, recorder
         self.streams = [Queue() for _ in range(columns.streams)]
-        self.links: list[RankLink] = []
         self.loads: dict[int, tuple[RankLink, Path]] = {}
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
@@ -293,6 +293,16 @@ class Rank:
         self._change(tensor)
 
     # places
+
+    def take_homes(self, graph: Graph, homes: Sequence[int], elsewhere: Collection[int]) -> None:
+        """Put each tensor that exists at time 0 at home; another rank stores those that are `elsewhere` for all."""
+        at_home = [(tensor, home) for tensor, home in enumerate(homes) if home >= 0]
+        for tensor, home in at_home:
+            if tensor not in elsewhere:
+                self.rooms[home].take_home(tensor, self.columns.size_bytes[tensor], graph.tensors[tensor].name)
+        for tensor, home in at_home:
+            self.valid[home][tensor] = True
+            self.hold((tensor,), home)
 
     def hold(self, tensors: Iterable[int], tier: int) -> None:
         """Mark the places of these tensors as held, unless they are; their room was granted before."""

@@ -1,4 +1,4 @@
-"""The sweep of `hosim sensitivity --choices`: a claim under all combinations of choices that its source leaves open.
+"""A claim under all combinations of choices that its source leaves open: ``python tests/choices.py NAME ...``.
 
 Nothing continuous is fitted. The choices are listed in the scenario before the run; the result says for how many of the
 settings each figure holds. If the claim names figures that select (``selects``), the settings that reproduce all of
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sensitivity import compared_to_printed, figures, main, read, screened
+from unstated import OpenClaim, Opened, opened
 
 from simulator import builders, catalog
 from simulator.catalog import Axis, Loaded
-from simulator.claims import read
-from simulator.claims.sensitivity import compared_to_printed, figures, screened
 from simulator.errors import ConfigError, insist
 from simulator.metrics.figures import present
 from simulator.metrics.statistics import by
@@ -30,7 +30,6 @@ from simulator.report.views import Rows as ShownRows
 from simulator.report.views import Section, SweepView
 from simulator.report.words import ABSENT, percent
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
-from simulator.scenario import Claim
 from simulator.units import counted, listed, nearest
 
 MOST_SETTINGS = 10_000
@@ -51,8 +50,7 @@ def enumerate_choices(
     Parameters
     ----------
     scenarios
-        Names in the catalogue, or paths that end in ``.yaml``; default: all scenarios of the catalogue that list
-        choices.
+        Names in the catalogue, or paths that end in ``.yaml``; default: all whose claims list choices.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
@@ -69,9 +67,8 @@ def enumerate_choices(
     ConfigError
         If a document is wrong, or a claim lists no choices or no printed figure.
     """
-    rule = "a scenario whose claim lists choices is named"
-    loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.choices)
-    ahead = [[_read_predicted(base, name) for name in _claim(base).predicts] for base in loaded]
+    loaded = read(scenarios, lambda stated: stated.claim.choices)
+    ahead = [[_read_predicted(opened(base), name) for name in _claim(base).predicts] for base in loaded]
     studies = [_study(base, *_choices(base)) for base in loaded]
     for study, refused in studies:
         _insist_values_valid(study, refused)
@@ -94,7 +91,7 @@ def enumerate_choices(
     rows = distributions(points)
     lines = _sentences(loaded, rows, points, listed_by)
     for base in loaded:
-        lines += [f"{base.scenario.name} records otherwise: {was}" for was in _claim(base).counted if was not in lines]
+        lines += [f"{base.scenario.name} records otherwise: {was}" for was in _counted(base) if was not in lines]
     for name in sorted(listed_by.keys() - {row["scenario"] for row in rows}):
         lines.append(f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select.")
     if unbuilt:
@@ -106,15 +103,20 @@ def _agrees(row: ShownRow, settings: Sequence[Mapping[str, Any]]) -> bool:
     return any(all(row.get(choice, value) == value for choice, value in setting.items()) for setting in settings)
 
 
-def _claim(loaded: Loaded) -> Claim:
-    return loaded.scenario.claim or Claim(sentence="", source="")
+def _claim(loaded: Loaded) -> OpenClaim:
+    return opened(loaded).claim
 
 
-def _read_predicted(loaded: Loaded, name: str) -> Loaded:
+def _counted(loaded: Loaded) -> Sequence[str]:
+    return loaded.scenario.claim.counted if loaded.scenario.claim else ()
+
+
+def _read_predicted(stated: Opened, name: str) -> Loaded:
     """Read a scenario that runs with the settings that another one selects."""
+    loaded = stated.loaded
     other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
     must = "what is predicted is another scenario, which prints numbers to compare ours with"
-    place, is_other = loaded.place("claim", "predicts"), other.scenario.name != loaded.scenario.name
+    place, is_other = stated.place("predicts"), other.scenario.name != loaded.scenario.name
     insist(is_other and _has_printed(other), place, must, repr(name), "drop it, or add printed there")
     return other
 
@@ -138,11 +140,12 @@ def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
 
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
     """Return an axis for each choice of a claim, and all settings."""
-    choices, where = _claim(loaded).choices, loaded.place("claim", "choices")
+    stated = opened(loaded)
+    choices, where = stated.claim.choices, stated.place("choices")
     must = "a claim lists choices, and prints numbers to compare ours with"
-    do = "list them under claim: choices, with their values, and add printed to an expectation"
+    do = "list them under choices, with their values, and add printed to an expectation"
     insist(choices and _has_printed(loaded), loaded.place("claim"), must, "none", do)
-    places = [loaded.place("claim", "choices", str(index)) for index in range(len(choices))]
+    places = [stated.place("choices", str(index)) for index in range(len(choices))]
     axes = tuple(Axis(c.choice, c.fields, place, values=c.options) for c, place in zip(choices, places, strict=True))
     settings = [*product(*(choice.options for choice in choices))]
     must, found = f"choices have at most {MOST_SETTINGS:,} combinations", f"{len(settings):,}"
@@ -156,7 +159,7 @@ Stated = tuple[Study, dict[Point, ConfigError]]
 
 def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> Stated:
     """Make the study of the settings that are valid documents, and return the errors of the others."""
-    points, refused, place = list[Point](), dict[Point, ConfigError](), loaded.place("claim", "choices")
+    points, refused, place = list[Point](), dict[Point, ConfigError](), opened(loaded).place("choices")
     for setting in settings:
         try:
             stated = catalog.at(loaded, dict(zip(axes, setting, strict=True)))
@@ -395,3 +398,7 @@ def _placebo(settings: Sequence[ShownRows]) -> list[str]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} ({percent(part / whole) if whole else ABSENT})"
+
+
+if __name__ == "__main__":
+    main(enumerate_choices)

@@ -1,4 +1,6 @@
-"""The sweep of `hosim sensitivity`: claims with other values of the parameters that their sources leave open.
+"""Claims with other values of the parameters that their sources leave open, one at a time.
+
+``python tests/sensitivity.py NAME ...``, or ``--all``, prints for which values each printed figure holds.
 
 The result says for which values each figure holds, and how far it moves.
 
@@ -10,18 +12,23 @@ kinds, where everything has room.
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from unstated import Opened, names, open_parameters, opened
+
 from simulator import builders, catalog, metrics
 from simulator.catalog import Loaded
-from simulator.claims import Judged, judged, read
-from simulator.errors import insist
+from simulator.claims import Judged, judged
+from simulator.errors import HosimError, insist
 from simulator.lifetime import live_bytes
 from simulator.metrics.figures import present
 from simulator.metrics.statistics import by
@@ -31,7 +38,7 @@ from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
 from simulator.report.words import signed
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
-from simulator.scenario import LIMITS, Claim, Expectation
+from simulator.scenario import LIMITS, Expectation
 from simulator.scenario.claim import WITHIN
 from simulator.units import human, listed
 
@@ -56,8 +63,7 @@ def sensitivity(
     Parameters
     ----------
     scenarios
-        Names in the catalogue, or paths that end in ``.yaml``; default: all scenarios of the catalogue with open
-        parameters.
+        Names in the catalogue, or paths that end in ``.yaml``; default: all whose claims leave parameters open.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
@@ -75,8 +81,7 @@ def sensitivity(
     ConfigError
         If a document is wrong or not valid with a value, or a claim has no open parameter or no printed figure.
     """
-    rule = "a scenario whose claim leaves something open is named"
-    loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.unstated)
+    loaded = read(scenarios, lambda stated: stated.claim.unstated)
     points = sweep([study for base in loaded for study in _studies(base)], workers, progress)
     for row in points:
         row["value"] = row.pop(row["parameter"])
@@ -84,17 +89,23 @@ def sensitivity(
     return Sweep("sensitivity", loaded, rows, sensitivity_view(rows, points), {"points": points})
 
 
+def read(scenarios: Sequence[str | Path] | None, has: Callable[[Opened], object]) -> list[Loaded]:
+    """Read the named scenarios, or all that leave something open and meet a predicate."""
+    loaded = [catalog.resolve(name) for name in (names() if scenarios is None else dict.fromkeys(map(str, scenarios)))]
+    return [base for base in loaded if scenarios is not None or has(opened(base))]
+
+
 def _studies(loaded: Loaded) -> list[Study]:
     """Vary each parameter: over all listed values; or over a few, and then between those where a figure turns."""
     studies = []
-    for unstated, axis, taken in catalog.open_parameters(loaded):
+    for unstated, axis, taken in open_parameters(loaded):
         spread = (unstated.tried[part * (len(unstated.tried) - 1) // _PARTS] for part in range(_PARTS + 1))
         about = {"parameter": unstated.parameter, "unit": unstated.unit or "", "taken": taken}
         turned = None if unstated.options else _turns  # nothing lies between two names
         points = [(value,) for value in unstated.options or (taken, *spread)]
         studies.append(Study(loaded, figures, (axis,), points, unstated.tried, turned, about, is_strict=True))
     rule = "a claim leaves parameters open, and prints numbers to compare ours with"
-    do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
+    do = "list parameters under unstated, with a range or values each, and add printed to an expectation"
     is_whole, lacking = studies and compared_to_printed(loaded), "no number" if studies else "no parameter"
     insist(is_whole, loaded.place("claim"), rule, lacking, do)
     return studies
@@ -248,15 +259,16 @@ def screened(study: Study, workers: int, progress: Progress | None) -> Study:
         If the screening figure is no such peak, or a model cannot run with a setting.
     """
     loaded, column = study.loaded, f"peak_{study.loaded.hardware.compute_tier}_bytes"
-    claim, rows = loaded.scenario.claim, {choice.row: choice for choice in loaded.scenario.policies}
-    if not isinstance(claim, Claim) or claim.screens is None:
+    stated, rows = opened(loaded), {choice.row: choice for choice in loaded.scenario.policies}
+    claim = stated.claim
+    if claim.screens is None:
         return study
     peaks = [expected for expected in compared_to_printed(loaded) if expected.column == column and not expected.over]
     peaks = [held_to_printed(peak) for peak in peaks if peak.figure in claim.selects]
     still = [peak for peak in peaks if peak.figure == claim.screens and rows[peak.row].policy == "resident"]
     rule = f"a screening figure is one of selects: {column} of one row with the policy resident, at inference"
     is_inference, do = loaded.workload.phase in ("prefill", "decode"), "name such a figure, or remove screens"
-    insist(len(still) == 1 and is_inference, loaded.place("claim", "screens"), rule, repr(claim.screens), do)
+    insist(len(still) == 1 and is_inference, stated.place("screens"), rule, repr(claim.screens), do)
     least, most = ((1 + sign * still[0].within) * float(still[0].ends("printed")[0]) for sign in (-1, 1))
     moved = [(rows[peak.row].options.get("move"), peak) for peak in peaks if rows[peak.row].policy == "static"]
     limits = [(kinds, (1 + peak.within) * float(peak.ends("printed")[0])) for kinds, peak in moved if kinds]
@@ -295,3 +307,26 @@ def count_besides(loaded: Loaded, _: Point) -> Rows:
         kinds[tensor.kind] += tensor.size_bytes
     besides_bytes = int(live_bytes(graph).max()) - kinds["weight"] - kinds["expert"]  # which are always live
     return [{"besides_bytes": besides_bytes, "kinds": kinds}]
+
+
+def main(function: Callable[..., Sweep]) -> None:
+    """Take scenarios from the command line, and print what comes of them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO")
+    parser.add_argument("--all", action="store_true", help="all whose claims leave something open")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, help="write all results into this folder")
+    given = parser.parse_args()
+    if bool(given.scenarios) == given.all:
+        parser.error("name scenarios, or say --all")
+    try:
+        found = function(given.scenarios or None, workers=given.workers)
+    except HosimError as error:
+        sys.exit(str(error))
+    if given.out:
+        found.write(given.out)
+    print(found)
+
+
+if __name__ == "__main__":
+    main(sensitivity)

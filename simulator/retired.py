@@ -1,0 +1,39 @@
+"""What hosim once took, and what to write in its place: who writes an old word is told the new one."""
+
+from __future__ import annotations
+
+_OPEN = "of the claims of a checkout `python tests/{}.py NAME` tells; of a scenario of yours `hosim sweep --grid` does"
+_BESIDE = "write it in a document beside the scenario, NAME.open.yaml, which tests/{}.py of a checkout reads"
+
+COMMANDS = {
+    "largest": "write hosim frontier SCENARIO --of workload.FIELD --at-most VALUE",
+    "least": "write hosim frontier SCENARIO --of FIELD --at-most VALUE",
+    "sensitivity": _OPEN.format("sensitivity"),
+}
+"""Command that is gone -> what to say in its place."""
+FUNCTIONS = {
+    "largest": "write hosim.frontier(scenario, of='workload.FIELD', at_most=..., slowdown=['inf'])",
+    "least": "write hosim.frontier(scenario, of='FIELD', at_most=..., slowdown=['inf'])",
+    "enumerate_choices": _OPEN.format("choices"),
+    "sensitivity": _OPEN.format("sensitivity"),
+}
+"""Function of the package that is gone -> what to call in its place."""
+OPTIONS = {"--field": "--of"}
+"""Option that is gone, where no option has its name -> the one to say."""
+KEYS = {
+    "Claim": {
+        "choices": _BESIDE.format("choices"),
+        "predicts": _BESIDE.format("choices"),
+        "screens": _BESIDE.format("choices"),
+        "selects": _BESIDE.format("choices"),
+        "unstated": _BESIDE.format("sensitivity"),
+    },
+    "Frontier": {"field": "write of"},
+    "Question": {"field": "write of"},
+    "Scenario": {
+        "fold": "drop it: ranks that run the same stand for one another wherever that changes nothing",
+        "largest": "write frontier: {of: workload.FIELD, at_most: ..., slowdown: [inf]}",
+        "least": "write frontier: {of: FIELD, at_most: ..., slowdown: [inf]}",
+    },
+}
+"""Class of a part of a document -> key that is gone -> what to do."""

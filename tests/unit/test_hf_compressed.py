@@ -1,0 +1,197 @@
+"""Attention to one row of each token and to compressed ones (DeepSeek-V4), against closed forms of the keys alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import build
+from parameters import count
+
+import simulator as hosim
+from simulator.graph import Graph
+from simulator.workload import DecoderModel
+
+H, HEADS, SIZE, RANK, GROUPS, OUT, N, WINDOW, STRIDE, FAR, TOP, IH, IS, V = (
+    32,
+    4,
+    16,
+    24,
+    2,
+    12,
+    4,
+    8,
+    4,
+    8,
+    3,
+    2,
+    8,
+    64,
+)
+ROUTED, WIDTH = 4, 8
+WORDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+TINY: dict[str, Any] = {
+    "model_type": "deepseek_v4", "hidden_size": H, "num_attention_heads": HEADS, "head_dim": SIZE, "q_lora_rank": RANK,
+    "num_hidden_layers": 3, "layer_types": WORDS, "mlp_layer_types": ["hash_moe", "moe", "moe"], "vocab_size": V,
+    "compress_rates": {"compressed_sparse_attention": STRIDE, "heavily_compressed_attention": FAR}, "hc_mult": N,
+    "sliding_window": WINDOW, "o_groups": GROUPS, "o_lora_rank": OUT, "index_n_heads": IH, "index_head_dim": IS,
+    "index_topk": TOP, "n_routed_experts": ROUTED, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": WIDTH, "num_key_value_heads": 1, "qk_rope_head_dim": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+PUBLISHED = {
+    # Layers 0 and 1 have no compressed tokens, even ones from 2 on one of 4 tokens, odd ones one of 128.
+    "DeepSeek-V4-Flash": ({"compress_ratios": [0, 0, *[4, 128] * 21]}, 284, 13),
+    "DeepSeek-V4-Pro": (
+        {"num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "q_lora_rank": 1536, "o_groups": 16}
+        | {"n_routed_experts": 384, "moe_intermediate_size": 3072, "index_topk": 1024}
+        | {"compress_ratios": [128, 128, *[4, 128] * 30]}, 1600, 49,
+    ),
+}  # fmt: skip
+"""What its two models state beside defaults; their parameters, in all and for a token [billions, as printed]."""
+
+
+def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    return hosim.read_hf(file, **options)
+
+
+def graph(folder: Path, **options: Any) -> Graph:
+    built: Graph = build(read(TINY, folder, **options).workload)
+    return built
+
+
+def linears(layer: int) -> int:
+    """Elements of all matrices that a token goes through in a layer."""
+    attention = H * RANK + RANK * HEADS * SIZE + H * SIZE + HEADS * SIZE * OUT + GROUPS * OUT * H
+    if layer == 1:
+        attention += 2 * H * 2 * SIZE + RANK * IH * IS + H * IH + 2 * H * 2 * IS
+    attention += 2 * H * SIZE * (layer == 2)
+    return attention + H * ROUTED + 3 * 3 * H * WIDTH + 2 * N * H * N * (2 + N)
+
+
+def seen(layer: int, tokens: range) -> tuple[int, int]:
+    """Pairs of a token (from 1) and what it attends to, and of one and what an indexer scores for it."""
+    pairs = sum(min(token, WINDOW) for token in tokens)
+    if layer == 1:
+        scored = [token // STRIDE for token in tokens]
+        return pairs + sum(min(TOP, number) for number in scored), sum(scored)
+    return pairs + sum(token // FAR for token in tokens) * (layer == 2), 0
+
+
+def work(layer: int, tokens: range) -> int:
+    pairs, scored = seen(layer, tokens)
+    return 2 * len(tokens) * linears(layer) + 4 * HEADS * SIZE * pairs + 2 * IH * IS * scored
+
+
+def of_layer(found: Graph, layer: int) -> int:
+    return sum(op.flops for op in found.ops if f"L{layer:02d}/" in op.name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str, tmp_path: Path) -> None:
+    config, total, active = PUBLISHED[name]
+    model = read({"model_type": "deepseek_v4", **config}, tmp_path, sequence=64).workload.model
+    assert isinstance(model, DecoderModel)
+    found = count(model)
+    assert round(found.total / 1e9, -2 if total > 1000 else 0) == total
+    assert round(found.active / 1e9) in (active, active + 1)  # with both tables
+
+
+def test_keys_of_published_files_are_all_read(tmp_path: Path) -> None:
+    """Experts are kept in four bits, all else in eight."""
+    kept = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0"}
+    kept |= {"weight_block_size": [128, 128]}
+    more = {"first_k_dense_replace": 2, "qk_nope_head_dim": 448, "qk_rope_head_dim": 64, "num_nextn_predict_layers": 1}
+    more |= {
+        "compress_rope_parameters": {"factor": 16, "rope_type": "yarn"},
+        "intermediate_size": 32,
+        "num_hash_layers": 3,
+    }
+    more |= {"compress_rope_theta": 160000, "expert_dtype": "fp4", "quantization_config": kept, "kv_lora_rank": None}
+    found = read(
+        {"model_type": "deepseek_v4", "num_hidden_layers": 4, "compress_ratios": [0, 0, 4, 128, 0], **more}, tmp_path
+    )
+    assert (found.workload.dtypes.weights, found.workload.dtypes.experts) == ("fp8", "mxfp4")
+    assert [key for key in found.dropped if "(" not in key] == []
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_work_is_that_of_matrices_and_pairs(layer: int, tmp_path: Path) -> None:
+    assert of_layer(graph(tmp_path, phase="prefill", sequence=21), layer) == work(layer, range(1, 22))
+    chunks = graph(tmp_path, phase="prefill", sequence=21, chunk=7)
+    assert of_layer(chunks, layer) == work(layer, range(1, 22))
+    assert of_layer(graph(tmp_path, phase="decode", sequence=22, new_tokens=3), layer) == work(layer, range(23, 26))
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_training_has_two_products_for_each_of_forward(layer: int, tmp_path: Path) -> None:
+    """Three of five of attention, as scores are made again; an indexer learns from what all heads attend to."""
+    pairs, scored = seen(layer, range(1, 22))
+    chosen = pairs - seen(0, range(1, 22))[0]
+    pairs = chosen + WINDOW * (2 * 21 - WINDOW) // 2  # of a window in training, without half of each token itself
+    right = 3 * 2 * 21 * linears(layer) + 14 * HEADS * SIZE * pairs + 2 * IH * IS * scored
+    right += (2 * HEADS * SIZE + 6 * IH * IS) * chosen * (layer == 1)
+    right -= 2 * 21 * (RANK * IH * IS + H * IH + 2 * H * 2 * IS) * (layer == 1)  # what it takes is detached
+    assert of_layer(graph(tmp_path, phase="train", sequence=21), layer) == right
+
+
+def test_what_is_kept_is_near_rows_compressed_ones_and_those_to_come(tmp_path: Path) -> None:
+    found = graph(tmp_path, phase="decode", sequence=22)
+    kept = {tensor.name: tensor.size_bytes for tensor in found.tensors if tensor.kind == "kv_cache"}
+    near = {f"L{layer:02d}/kv": 2 * (WINDOW - 1) * SIZE for layer in range(3)}
+    tails = {f"L{layer:02d}/kv.tail": 2 * SIZE for layer in range(3)}
+    compressed = {"L01/kv.compressed": 2 * (22 // STRIDE) * (SIZE + IS), "L02/kv.compressed": 2 * (22 // FAR) * SIZE}
+    to_come = {"L01/pool": 2 * STRIDE * 6 * (SIZE + IS), "L02/pool": 2 * FAR * 2 * SIZE}
+    assert kept == near | tails | compressed | to_come
+
+
+def test_a_step_that_completes_a_block_puts_out_one_more(tmp_path: Path) -> None:
+    found = graph(tmp_path, phase="decode", sequence=23)
+    sizes = {tensor.name: tensor.size_bytes for tensor in found.tensors}
+    assert sizes["L01/kv.tail.compressed"] == 2 * (SIZE + IS)
+    assert sizes["L02/kv.tail.compressed"] == 2 * SIZE
+
+
+def test_the_residual_has_streams(tmp_path: Path) -> None:
+    found = graph(tmp_path, phase="train", sequence=16)
+    sizes = {tensor.name: tensor.size_bytes for tensor in found.tensors}
+    assert sizes["L00/streams1.add.out"] == sizes["embed/streams.out"] == 2 * 16 * N * H
+    assert sizes["L00/streams1.sum.out"] == 2 * 16 * H
+
+
+def test_requests_and_short_sequences_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(hosim.ConfigError, match="sequences without compressed tokens are served"):
+        read(TINY, tmp_path, phase="requests")
+    with pytest.raises(hosim.ConfigError, match="at least 8 tokens"):
+        read(TINY, tmp_path, phase="train", sequence=7)
+    with pytest.raises(hosim.ConfigError, match="'5'"):
+        read({**TINY, "layer_types": None, "compress_ratios": [0, 4, 5]}, tmp_path)
+
+
+@pytest.mark.slow
+def test_parameters_and_rows_are_those_of_transformers(tmp_path: Path) -> None:
+    """A small instance reads a prompt; its cache then has as many elements, of rows to come at most as many."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config = transformers.CONFIG_MAPPING["deepseek_v4"](**{k: v for k, v in TINY.items() if k not in ("model_type",)})
+    module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    config.save_pretrained(tmp_path)
+    found = hosim.read_hf(tmp_path, phase="prefill", sequence=23)
+    assert found.workload.model == read(TINY, tmp_path, phase="prefill", sequence=23).workload.model
+    buffers = sum(value.numel() for name, value in module.named_buffers() if "e_score_correction" in name)
+    model = found.workload.model
+    assert isinstance(model, DecoderModel)
+    assert count(model).total == sum(weight.numel() for weight in module.parameters()) + buffers
+    with torch.no_grad():
+        cache = module(torch.ones(1, 23, dtype=torch.long), use_cache=True).cache
+    sizes = {tensor.name: tensor.size_bytes // 2 for tensor in build(found.workload).tensors}
+    for layer, part in enumerate(cache.layers):
+        assert part.keys.numel() == (WINDOW - 1) * SIZE
+        compressed = sum(value.numel() for value in getattr(part, "compressed_kv", {}).values())
+        assert compressed == sizes.get(f"L{layer:02d}/kv.compressed", 0)
+        states = [getattr(part, f"{kind}_{name}", {}) for kind in ("buffer", "overlap") for name in ("kv", "gate")]
+        to_come = sum(value.numel() for state in states for value in state.values())
+        most = sizes.get(f"L{layer:02d}/pool", 0)
+        assert most * (layer and 1) // 2 < to_come <= most or not layer
