@@ -58,7 +58,7 @@ class Options(Part):
     """No options."""
 
 
-def plan(problem: Problem, _: Options) -> Plan:
+def plan(problem: Problem, options: Options) -> Plan:
     """Free tensors under memory pressure, and rerun their ops before their next use.
 
     Persistent tensors stay in the compute tier; those with a home in another tier come in when the step starts and go
