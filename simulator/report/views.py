@@ -182,6 +182,8 @@ class Varied(NamedTuple):
     def written(self, row: Row) -> str:
         """Write the value of a row for people."""
         value = row[self.name]
+        if self.unit == "x":
+            return f"{value:g}x"
         return written(value, "count") if self.unit is None else quantity(value, self.unit)
 
 

@@ -26,7 +26,7 @@ from typing import Any, get_args
 import simulator as hosim
 from simulator import catalog
 from simulator.metrics import quantile
-from simulator.run.studies import scaling
+from simulator.run.grid import sweep
 
 sys.path.insert(0, str(Path(__file__).parent))
 import published
@@ -61,7 +61,7 @@ def _ran(key: Key, policies: Sequence[str]) -> Summaries:
         served = hosim.serve(loaded, policies=policies)
         rows = _waves(served, loaded.workload.requests.clients) if is_by_point else served.rows
     elif is_by_point:
-        rows = scaling(loaded, policies=policies).rows
+        rows = sweep(loaded, policies=policies, cache=False, workers=1).rows
     else:
         found = hosim.run(loaded, policies=policies)
         rows = [{**row.summary, "policy": name, **_phases(row)} for name, row in found.items()]

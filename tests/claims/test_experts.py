@@ -11,8 +11,8 @@ from simulator import catalog
 from simulator.errors import ScopeError
 from simulator.policies import POLICIES
 from simulator.run.case import prepare
+from simulator.run.grid import sweep
 from simulator.run.row import replayed
-from simulator.run.studies import scaling
 from simulator.workload.job import JobDocument
 
 pytestmark = pytest.mark.slow
@@ -84,10 +84,10 @@ TEXT = " ".join(PAGES.split())
 
 
 def test_from_how_many_tokens_on_compute_hides_experts():
-    rows = scaling("experts_hidden_by_tokens").rows
+    rows = sweep("experts_hidden_by_tokens", cache=False, workers=1).rows
     hidden = [
         min(
-            (row["sequence"], row["compute_ns"])
+            (row["workload.sequence"], row["compute_ns"])
             for row in rows
             if row["policy"] == label and row["slowdown_vs_compute"] < 1.01
         )
@@ -102,10 +102,10 @@ def test_from_how_many_tokens_on_compute_hides_experts():
 
 def test_from_which_model_on_moving_costs_nothing():
     """All that is saved for backward: what must move grows with the width, what computes with its square."""
-    rows = scaling("offload_by_model_size").rows
+    rows = sweep("offload_by_model_size", cache=False, workers=1).rows
     peaks, costs = [], []
-    for layers, hidden in dict.fromkeys((row["model.layers"], row["model.hidden"]) for row in rows):
-        own = [row for row in rows if (row["model.layers"], row["model.hidden"]) == (layers, hidden)]
+    for layers, hidden in dict.fromkeys((row["workload.model.layers"], row["workload.model.hidden"]) for row in rows):
+        own = [row for row in rows if (row["workload.model.layers"], row["workload.model.hidden"]) == (layers, hidden)]
         stays, *moved = (row["step_ns"] for row in own)
         peaks.append(own[0]["peak_hbm_bytes"])
         costs.append([f"{ns / stays:.2f}x" for ns in moved])

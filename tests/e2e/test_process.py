@@ -130,7 +130,7 @@ cli.main({arguments!r})
     assert done.stderr.count("\n") <= 3
 
 
-ROBUST = "robust tiny_train_910c --draws 8 --workers 2"
+ROBUST = "sweep tiny_train_910c --plans once --jitter 1%,5%,20% --draws 8 --workers 2 --no-cache"
 
 
 def _children(pid):
