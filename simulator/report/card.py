@@ -204,14 +204,10 @@ class Holding(NamedTuple):
 
     Attributes
     ----------
-    program, ranks, ops
-        The program, the ranks that run it, and its ops in a step.
     kept_bytes
         Kind of tensor -> bytes held through the whole step, before ZeRO gathers shards.
     peak_bytes
         Kind (or ``workspace``) -> bytes at the op with the most, if nothing moves.
-    peak_op
-        Name of that op.
     """
 
     program: str
