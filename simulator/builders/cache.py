@@ -72,8 +72,6 @@ class Cache:
 
     Attributes
     ----------
-    sequences, tokens
-        As above.
     within, seen, pairs
         The function `seen`, and what it returns for the reach of the layer.
     held, held_bytes

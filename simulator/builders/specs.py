@@ -49,8 +49,6 @@ class Spec(NamedTuple):
         Inputs and outputs (of experts behind their number); entries and width of a table; width of a norm.
     tensor_map
         For each dimension, the axes that cut it.
-    kind
-        Its kind of tensor.
     kv_heads
         How many KV heads its outputs are of, if they are: each is whole on some rank, or on several.
     """

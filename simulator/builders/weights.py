@@ -78,10 +78,6 @@ class Laid(NamedTuple):
 
     Attributes
     ----------
-    workload, model
-        The workload, and the parts of its model.
-    mesh
-        The ranks.
     weights
         Part of the model (``embed``, ``L00`` ..., ``head``) -> name of a weight in it -> the weight.
     layers
