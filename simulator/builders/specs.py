@@ -230,7 +230,12 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads * (1 + has_both))}
     rates |= through("forget", heads * key) if is_by_element else {}
     steps = {"rates_in": Spec((width, both), _ROW), "rates_norm": _norm(both), "rates_out": column(width, rank)}
-    decays = {"delta": heads * (1 + key if is_by_element else 2), "mamba": width * (1 + key), "mamba2": 3 * heads}
+    decays = {
+        "delta": heads * (1 + key if is_by_element else 2),
+        "mamba": width * (1 + key),
+        "mamba2": 3 * heads,
+        "lru": width,
+    }
     norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
     specs = {
         "linear": made | gate | norm,
@@ -238,6 +243,7 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
         "mamba": values | gate | steps | decay,
         "mamba2": made | rates | gate | decay | norm,
         "convolution": made,
+        "lru": values | gate | {"gates": column(2 * width, part.head_size)} | decay,
     }[part.kind]
     for name in part.rule.convolved:
         outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
@@ -245,7 +251,7 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     specs = {name: spec for name, spec in specs.items() if part.norms or not name.endswith("norm")}
     of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
     biased = [name for end in part.biases for name in of.get(end, ())]
-    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
+    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", "gates", *biased])
 
 
 def _queries(h: int, part: Mla | Mqa, width: int, indexer: Indexer | None, key: Specs) -> Specs:

@@ -60,7 +60,12 @@ def layer_types(c: Config, layers: int) -> list[str]:
         insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
         types = list(pattern)[:layers]
     for key, words in c.family.codes.items():
-        types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
+        coded = c.get(key)
+        if isinstance(coded, list) and all(isinstance(word, str) for word in coded) and coded:
+            coded = [coded[i % len(coded)] for i in range(layers)]  # they repeat
+        elif coded is not None:
+            coded = c.list_of(key, int, layers)
+        types = types or [words.get(str(code), str(code)) for code in (coded or ())[:layers]]
     named = [
         word for word, kind in WORDS.items() if kind not in ("pooled", "chosen", "blocks") or kind in c.family.words
     ]

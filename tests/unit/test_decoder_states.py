@@ -63,6 +63,12 @@ KINDS = {
     "convolution": Kind(
         {"kind": "convolution", "heads": H}, H, 3, 1, 3 * H * H + 3 * H + H * H, 0, 0, 0,
     ),
+    "lru": Kind(
+        {"kind": "lru", "heads": 4, "head_size": 12, "biases": ["conv", "in", "out"]},
+        48, 4, 1,
+        (H + 1) * 2 * 48 + 5 * 48 + (12 + 1) * 2 * 48 + 48 + (48 + 1) * H,
+        48, 4 * 48, 0,
+    ),
 }  # fmt: skip
 
 
