@@ -239,7 +239,11 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
     specs = {
         "linear": made | gate | norm,
-        "delta": made | rates | through("gate", width) | decay | {"norm": _norm(part.head_size)},
+        "delta": made
+        | rates
+        | (gate if part.whole_gate else through("gate", width))
+        | decay
+        | {"norm": _norm(part.head_size)},
         "mamba": values | gate | steps | decay,
         "mamba2": made | rates | gate | decay | norm,
         "convolution": made,

@@ -70,7 +70,7 @@ class Rule(NamedTuple):
 
 _RULES = {
     "linear": Rule("", 0, 256, "head_size block"),
-    "delta": Rule("qkv", 4, 64, "head_size key_heads key_size taps block decays rank"),
+    "delta": Rule("qkv", 4, 64, "head_size key_heads key_size taps block decays rank whole_gate"),
     "mamba": Rule("v", 4, 1, "key_size taps rank norms biases"),
     "mamba2": Rule("qkv", 4, 256, "head_size key_heads key_size taps block norms biases"),
     "convolution": Rule("v", 3, 1, "taps biases"),
@@ -113,6 +113,8 @@ class Recurrent(_WithoutTokens):
     rank
         Width through which ``mamba`` makes time steps (``mamba_dt_rank``), and ``delta`` the decays of elements and the
         gate; default: they are made by one matrix each.
+    whole_gate
+        Of ``delta``, whether the gate is made by one matrix though there is a rank (Kimi K3).
     norms
         Of ``mamba2``, whether the output is normalised; of ``mamba``, whether time steps, keys and queries are (Jamba).
     biases
@@ -128,6 +130,7 @@ class Recurrent(_WithoutTokens):
     block: Count | None = None
     decays: Literal["heads", "elements"] = "heads"
     rank: Count | None = None
+    whole_gate: StrictBool = False
     norms: StrictBool = True
     biases: tuple[Literal["in", "conv", "out"], ...] = ()
 
