@@ -164,6 +164,8 @@ class DecoderModel(Part):
     streams
         Rows of the residual of a token; before each part and behind the last one a sum of them, whose weights are made
         from all, is its input, and its output joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
+    mixed
+        Whether each stream also becomes a sum of all behind each part (not in Hunyuan 4).
     predicted
         Whether layers run on the first stream, others are predicted before and corrected behind each, and linears make
         them of the embedding, and one row of them (AltUp, arXiv 2301.13310; Gemma 3n).
@@ -203,6 +205,7 @@ class DecoderModel(Part):
     head: StrictBool = True
     merger: Merger | None = None
     streams: Few = 1
+    mixed: StrictBool = True
     predicted: StrictBool = False
     laurel: CountOrNone = 0
     layer_inputs: LayerInputs | None = None
