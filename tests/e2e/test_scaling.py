@@ -56,7 +56,7 @@ def test_there_is_a_line_for_each_policy_and_point(hosim, curve):
     assert [line[:3] for line in lines[1:7]] == [
         [p, n, "ok"] for p in ("resident", "offload_saved") for n in ("4", "8", "32")
     ]
-    assert re.search(r"resident makes .* tokens/s at ranks 4 and .* tokens/s at ranks 32; it waits for ", done.out)
+    assert re.search(r"resident makes .* tokens/s at ranks 4 and .* tokens/s at ranks 32; it stalls for ", done.out)
 
 
 def test_each_point_is_what_a_run_of_its_workload_gives(curve, tmp_path):
