@@ -65,10 +65,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     beside = t.layer.attention.beside
     is_shared = beside is not None or t.model.norms == "shared"
     t.begin("layer")
-    normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
+    normed, made, r = _normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
-        return attend(normed if is_shared else normalise(t, "norm1", taken))
+        return attend(normed if is_shared else _normalise(t, "norm1", taken))
 
     if t.layer.attention.kind != "none":
         taken = collapsed(t, "streams1", x)
@@ -78,23 +78,23 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         made = t.linear("attn.o", context)
         if beside:
             made = _with_state(t, made, attended)
-        made = normalise(t, "norm1.after", made)
-        r = normed if is_parallel else normalise(t, "norm1.sum", _joined(t, "1", x, made))
+        made = _normalise(t, "norm1.after", made)
+        r = normed if is_parallel else _normalise(t, "norm1.sum", _joined(t, "1", x, made))
     if t.model.encoded:
-        across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
-        r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
-        r = normalise(t, "norm3.sum", r)
+        across = t.linear("attn.across.o", attend_across(t, _normalise(t, "norm3", r, "add1")))
+        r = t.vector("add3", [r, _normalise(t, "norm3.after", across)], adds=t.residual)
+        r = _normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
         fed = collapsed(t, "streams2", r)
         t.begin("feed_forward")
         fed_forward = feed_forward(t, fed)
         t.end("feed_forward", fed_forward, partial(feed_forward, t, fed))
-        fed_forward = normalise(t, "norm2.after", fed_forward)
+        fed_forward = _normalise(t, "norm2.after", fed_forward)
         if is_parallel:  # ranks add up their parts of both at once
             both, other = t.spread[made].layout, t.spread[fed_forward].layout
             r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == other else t.residual)
-        out = normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
+        out = _normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
@@ -133,7 +133,7 @@ def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
     return t.vector("state.add", [made, beside], adds=both if both == t.spread[beside].layout else t.residual)
 
 
-def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
+def _normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
     """Normalise rows in a norm that layers of the model may have; they are whole then."""
     return t.norm(name, t.to(x, t.residual), sums) if name in t.model.layer_norms else x
 
@@ -141,7 +141,7 @@ def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
 # feed-forward
 
 
-def through_matrices(t: Tape, name: str, x: str) -> str:
+def _through_matrices(t: Tape, name: str, x: str) -> str:
     """Take all tokens through one feed-forward."""
     if not t.layer.feed_forward.gate:
         return t.linear(f"{name}.down", t.vector(f"{name}.act", [t.linear(f"{name}.up", x)]))
@@ -159,8 +159,8 @@ def _first_sum(t: Tape) -> str:
 
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
-    part, x = t.layer.feed_forward, normalise(t, "norm2", x, sums=_first_sum(t))
-    return _through_experts(t, part, x) if isinstance(part, Experts) else through_matrices(t, "ffn", x)
+    part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=_first_sum(t))
+    return _through_experts(t, part, x) if isinstance(part, Experts) else _through_matrices(t, "ffn", x)
 
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
@@ -177,8 +177,8 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
-    made = through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
-    shared = [through_matrices(t, "ffn.shared", x)] if part.shared else []
+    made = _through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
+    shared = [_through_matrices(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
@@ -247,7 +247,7 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
     t.op("ffn.route", [logits, *bias], [choices])
     count, each = t.workload.on.host_experts(part)
     made = [_of_side(t, part, HOST, [x, choices], (count, each))]
-    made += [through_matrices(t, "ffn.shared", x)] if part.shared else []
+    made += [_through_matrices(t, "ffn.shared", x)] if part.shared else []
     if count < part.routed:
         made.append(_of_side(t, part, "accelerator", [x, choices], (part.routed - count, part.top_k - each)))
     return t.vector("ffn.combine", made)

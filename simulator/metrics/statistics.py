@@ -13,7 +13,7 @@ Figures = Mapping[str, Any]
 """Figures by column."""
 CONFIDENCE = 0.95
 """Confidence level of intervals, if draws are independent: the usual one."""
-QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
+_QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
 """Name -> share of the draws that are at most as slow."""
 ESTIMATED = ("p05", "median", "p95")
 """Those that are estimates for further draws; the worst is that of these draws only."""
@@ -33,8 +33,8 @@ def quantiles(outcomes: Iterable[Figures], keys: Sequence[str]) -> list[dict[str
     -------
     list of dict
         The keys, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
-        and for each of `QUANTILES` ``<name>_step_ns``: that of a draw, or None if that draw did not run. Draws that did
-        not run count as slower than all that did.
+        and for each of `_QUANTILES` ``<name>_step_ns``: that of a draw, or None if that draw did not run. Draws that
+        did not run count as slower than all that did.
     """
     rows = []
     for (*common, policy), group in by(outcomes, *keys, "policy").items():
@@ -42,7 +42,7 @@ def quantiles(outcomes: Iterable[Figures], keys: Sequence[str]) -> list[dict[str
         failed = [row["status"] for row in group if row["step_ns"] is None]
         line = {**dict(zip(keys, common, strict=True)), "policy": policy, "draws": len(group)}
         line |= {"ok": len(group) - len(failed), "failed": ", ".join(sorted(set(failed)))}
-        for name, share in QUANTILES.items():
+        for name, share in _QUANTILES.items():
             row = slowest_last[max(0, math.ceil(share * len(group)) - 1)]
             line[f"{name}_step_ns"] = row["step_ns"]
         rows.append(line)
@@ -151,7 +151,7 @@ def summed(rows: Iterable[Figures], keys: Sequence[str]) -> list[Summed]:
             steps.setdefault(row["policy"], []).append(math.inf if row["step_ns"] is None else row["step_ns"])
         lines = quantiles(group, keys)
         for line, name in product(lines, ESTIMATED):
-            low_ns, high_ns = quantile_interval(steps[line["policy"]], QUANTILES[name])
+            low_ns, high_ns = quantile_interval(steps[line["policy"]], _QUANTILES[name])
             line.update({f"{name}_low_ns": low_ns, f"{name}_high_ns": high_ns})
         pairs = [beats(steps, *pair) for pair in permutations(steps, 2)]
         cells.append(Summed(dict(zip(keys, values, strict=True)), lines, pairs))

@@ -28,12 +28,11 @@ Amounts = dict[str, tuple[str, dict[str, Any]]]
 """Name of an amount -> the amount for people, and its numbers by name, for programs."""
 
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
-_FIGURES = {
-    **local("text", "program", "ranks", "at op", "weights", "shape", "cut along", "phase", "collective", "group"),
-    **local("text", "who meets"),
-    **local("count", "ops", "how many", "ranks that hold it", "times"),
-    **local("B", "in all", "each rank", "size", *(str(kind).replace("_", " ") for kind in TensorKind), end="_bytes"),
-}
+_FIGURES = local(
+    text=("program", "ranks", "at op", "weights", "shape", "cut along", "phase", "collective", "group", "who meets"),
+    count=("ops", "how many", "ranks that hold it", "times"),
+    B=("in all", "each rank", "size", *(str(kind).replace("_", " ") for kind in TensorKind)),
+)
 """The columns of the tables of a layout."""
 _MOST_MEMBERS, _MOST_RANKS = 3, 8
 """Most members of a group, and most ranks, that are listed: more do not fit in a line."""
@@ -146,11 +145,11 @@ def _arithmetic(job: Job, tokens: int | None) -> Amounts:
 
 
 def machine_card(hardware: Hardware) -> Card:
-    """Describe a machine for people: see `machine_amounts`."""
-    return texts(machine_amounts(hardware))
+    """Describe a machine for people: see `_machine_amounts`."""
+    return texts(_machine_amounts(hardware))
 
 
-def machine_amounts(hardware: Hardware) -> Amounts:
+def _machine_amounts(hardware: Hardware) -> Amounts:
     """Describe a machine: peak arithmetic, capacity and bandwidth of each tier, and the costs of a device, if stated.
 
     Parameters
@@ -180,7 +179,7 @@ def cards(model: Amounts, machine: Hardware, software: Software | None) -> dict[
     """Return the cards of a run: model, machine, and what drives it, which is the best case if nothing is named."""
     driver: Amounts = {"best case:": ("pinned copies, best kernels (no software named)", {"name": None})}
     driver = {f"{software.name}:": (software.heading, {"name": software.name})} if software else driver
-    return {"model": model, "machine": machine_amounts(machine), "software": driver}
+    return {"model": model, "machine": _machine_amounts(machine), "software": driver}
 
 
 def line(card: Card) -> str:

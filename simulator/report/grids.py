@@ -25,7 +25,7 @@ from simulator.report.words import percent, quantity, ratio, shown
 from simulator.trace import CAUSES
 from simulator.units import listed
 
-LINES = 64
+_LINES = 64
 """Most lines of a printed table, about a screen; the output folder has all."""
 
 
@@ -72,12 +72,13 @@ def grid_view(
         by_rate = (each for each in (_pace(ran, axes),) if each not in ("", "step_ns"))
         steps = ("status", "step_ns", *by_rate, "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
-        held_columns = figures(lines, (*steps, *held), columns_of(hardware))
-        tables = [Section(columns=[*views.point_columns(lines, axes), *held_columns])]
+        tables = [
+            Section(columns=[*views.point_columns(lines, axes), *figures(lines, (*steps, *map(figure_of, held)))])
+        ]
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
-    if len(lines) > LINES:
+    if len(lines) > _LINES:
         files, tables = "--out DIR writes them to DIR/points.csv, --out FILE.csv to that file alone", []
         sentences.append(f"{len(lines):,} rows are too many to print: {files}.")
     if not fixed:

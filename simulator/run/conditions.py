@@ -71,7 +71,7 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
         values = getattr(stats, stated.distribution)(*shape, loc=loc, scale=scale).ppf(column).tolist()
         columns.append(values if unit is None else list(map(round, values)))
         axes.append(Axis(key, (key,), place, unit))
-    return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(size), strict=True))
+    return (*axes, Axis(_DRAW, (), where)), list(zip(*columns, range(size), strict=True))
 
 
 _OF_TIME = re.compile(
@@ -80,7 +80,7 @@ _OF_TIME = re.compile(
 )
 """Figures of a machine on which times depend; the others are its size and its costs."""
 _OF_SOFTWARE = re.compile(r"(copies|host|kernels)\..*")
-WIDE = 0.54
+_WIDE = 0.54
 """Spread of the logarithm of an assumed figure without a range: 80 % of draws lie between half of it and twice."""
 
 
@@ -125,11 +125,11 @@ def _spread(document: Document, path: str, value: Any) -> Distribution | None:
     if document.origin_of(path) != "assumed":
         return None
     if isinstance(value, str):
-        return Distribution(distribution="lognorm", scale=value, s=WIDE)
+        return Distribution(distribution="lognorm", scale=value, s=_WIDE)
     return Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
 
 
-DRAW = "draw"
+_DRAW = "draw"
 """Column with the number of a draw."""
 
 

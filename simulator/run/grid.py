@@ -32,9 +32,9 @@ from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, strea
 from simulator.scenario import Scenario
 from simulator.scenario.study import Sample, StudyDocument
 
-DRAWS = 20
+_DRAWS = 20
 """Default number of draws of jitter."""
-MOST_CELLS = 10_000
+_MOST_CELLS = 10_000
 """Most cells that run unless more are asked for: at half a second each they take under an hour on two cores."""
 COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table", "real")
 """Kinds of figures that need no bounds."""
@@ -100,10 +100,10 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     cluster: str = "",
     progress: Progress | None = None,
     cache: str | Path | bool = True,
-    at_most: int = MOST_CELLS,
+    at_most: int = _MOST_CELLS,
     uncertainty: int = 0,
     jitter: float | Sequence[float] = (),
-    draws: int = DRAWS,
+    draws: int = _DRAWS,
     seed: int = 0,
     plans: str = "",
     headroom: float = 0.0,

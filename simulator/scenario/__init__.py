@@ -14,7 +14,7 @@ from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
 from simulator.scenario.question import Frontier, Layouts, Question
 from simulator.scenario.study import Values
-from simulator.units import Bytes, Nanoseconds, require, require_known
+from simulator.units import Bytes, Nanoseconds, named_in, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Layouts",
@@ -306,7 +306,7 @@ class Scenario(Document):
         for index, expectation in enumerate(self.expect):
             path = ("expect", str(index))
             for key, named in expectation.rows.items():
-                require_known(named, rows, "an expectation names a row of policies", *path, key)
+                named_in(named, rows, "an expectation names a row of policies", *path, key)
             is_named = not self.claim or expectation.printed is None or expectation.figure is not None
             must = "a printed figure that puts a claim to the test has a name"
             do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"

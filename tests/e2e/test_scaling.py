@@ -200,6 +200,7 @@ def test_a_point_that_cannot_be_is_a_row_with_its_reason(first, hosim, curve):
     assert "expert divides data, found 2 and 9" in done.out
 
 
+@pytest.mark.slow
 def test_two_workers_find_the_same(curve):
     one, two = (hosim_api.sweep(curve(), workers=workers) for workers in (1, 2))
     assert one.rows == two.rows

@@ -34,7 +34,7 @@ from simulator.trace import Trace, pick, tuples
 
 IN_PASSING = "an input of other tensors that are remade"
 CHEAPER = "remaking it takes less time than its copies"
-DEARER = "remaking it takes as long as its copies or longer, but no time of the links"
+_DEARER = "remaking it takes as long as its copies or longer, but no time of the links"
 
 
 class Decision(StrEnum):
@@ -71,7 +71,7 @@ class IdleDecision:
     remake_ns: int | None = None
 
 
-SLOTS = 64
+_SLOTS = 64
 """Slots into which the ledger of links cuts a step."""
 
 
@@ -108,7 +108,7 @@ HopCopy = tuple[tuple[int, int], int, int]
 """Hop, start and end [ns] of a copy over one link."""
 
 
-def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]:
+def ledger(augmented: Augmented, trace: Trace, slots: int = _SLOTS) -> list[Slot]:
     """Count how long each link is wanted and busy in each slot of the step; copies outside the step count at its ends.
 
     *Wanted* is the time of just-in-time copies: each copy out starts right after the last use, each copy in ends at its
@@ -293,5 +293,5 @@ def _remake_decisions(rewritten: Rewritten, below: PlannedRoom) -> Iterator[Idle
             idle = idle.spent_in(problem, below.nearest(idle))
         is_cheaper = not may_move or made_ns < idle.out_ns + idle.in_ns
         in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
-        why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
+        why = IN_PASSING if in_passing else CHEAPER if is_cheaper else _DEARER
         yield IdleDecision(idle, Decision.RECOMPUTE, scored(idle, queue_ns=made_ns), why, made_ns)
