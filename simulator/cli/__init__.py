@@ -16,7 +16,7 @@ from simulator import __version__, interrupts, retired
 from simulator.cli.asking import crossover, frontier, layout, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, list_, schema
 from simulator.cli.plans import export, lint
-from simulator.cli.run import plan, robust, run, scaling, serve, sweep, validate
+from simulator.cli.run import plan, run, serve, sweep, validate
 from simulator.cli.torch_steps import torch
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.exit(shell_complete(hosim, {}, "hosim", "_HOSIM_COMPLETE", wanted))
     code: int | str
     try:
-        given = (sys.argv[1:] if arguments is None else [*arguments]) or ["--help"]
+        given = sys.argv[1:] if arguments is None else list(arguments)
         with hosim.make_context("hosim", [*given], obj=given) as context:
             code = hosim.invoke(context) or 0
         sys.stdout.flush()
@@ -167,9 +167,9 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 
 _COMMANDS = {
-    "Run": (run, serve, plan, sweep, scaling, robust, torch, diff),
+    "Run": (list_, run, serve, plan, sweep, torch, diff),
     "Ask back": (frontier, crossover, limits, layout),
-    "Bring your own": (list_, import_, calibrate, check, lint, graph, export, schema),
+    "Bring your own": (import_, calibrate, check, lint, graph, export, schema),
     "Compare with published figures": (validate,),
 }
 

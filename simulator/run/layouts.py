@@ -23,9 +23,10 @@ from simulator.errors import ConfigError, insist
 from simulator.processes import Make, spawned
 from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
+from simulator.run.axes import Values, axis
 from simulator.run.case import Policies, names_in, rows_named
 from simulator.run.estimates import decoder_of, estimate, room_bytes, trained
-from simulator.run.grid import Cells, Values, axis
+from simulator.run.grid import Cells
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
 from simulator.scenario import Layouts
 from simulator.units import human
@@ -223,8 +224,6 @@ class LayoutCells:
 
     Attributes
     ----------
-    policies
-        As in `simulator.run`.
     whole
         Whether all micro-batches are replayed.
     """

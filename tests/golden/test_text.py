@@ -98,14 +98,11 @@ def test_diff_in_markdown(golden, diff):
         "hosim schema",
         "hosim plan",
         "hosim layout",
-        "hosim robust",
-        "hosim scaling",
+        "hosim sweep",
         "hosim diff",
         "hosim validate",
         "hosim crossover",
         "hosim frontier",
-        "hosim largest",
-        "hosim least",
     ],
 )
 def test_help(command, golden, capsys, monkeypatch):
