@@ -40,7 +40,7 @@ _NAMES = {
     "run.questions": "crossover frontier pareto",
     "run.results": "Result Results",
     "run.sliders": "interact",
-    "run.studies": "limits robustness scaling",
+    "run.studies": "limits",
     "run.sweep": "Sweep",
     "scenario": "Scenario",
     "serving": "Serving serve",

@@ -77,8 +77,6 @@ from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results
 from simulator.run.sliders import interact as interact
 from simulator.run.studies import limits as limits
-from simulator.run.studies import robustness as robustness
-from simulator.run.studies import scaling as scaling
 from simulator.run.sweep import Sweep as Sweep
 from simulator.scenario import Scenario as Scenario
 from simulator.serving import Serving as Serving

@@ -8,6 +8,8 @@ _BESIDE = "write it in a document beside the scenario, NAME.open.yaml, which tes
 COMMANDS = {
     "largest": "write hosim frontier SCENARIO --of workload.FIELD --at-most VALUE",
     "least": "write hosim frontier SCENARIO --of FIELD --at-most VALUE",
+    "robust": "write hosim sweep SCENARIO --plans once, with --jitter, or with --grid and what changes",
+    "scaling": "write hosim sweep SCENARIO",
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Command that is gone -> what to say in its place."""
@@ -15,11 +17,17 @@ FUNCTIONS = {
     "largest": "write hosim.frontier(scenario, of='workload.FIELD', at_most=..., slowdown=['inf'])",
     "least": "write hosim.frontier(scenario, of='FIELD', at_most=..., slowdown=['inf'])",
     "enumerate_choices": _OPEN.format("choices"),
+    "robustness": "write hosim.sweep(scenario, plans='once'), with jitter=[...], or with a grid of what changes",
+    "scaling": "write hosim.sweep(scenario)",
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Function of the package that is gone -> what to call in its place."""
-OPTIONS = {"--field": "--of"}
-"""Option that is gone, where no option has its name -> the one to say."""
+OPTIONS = {
+    "frontier": {"--field": "--of"},
+    "search": {"--memory": "--budget", "--over": "--grid"},
+    "sweep": {"--at-most": "--most-cells"},
+}
+"""Command -> option that is gone -> the one to say."""
 KEYS = {
     "Claim": {
         "choices": _BESIDE.format("choices"),
@@ -34,6 +42,7 @@ KEYS = {
         "fold": "drop it: ranks that run the same stand for one another wherever that changes nothing",
         "largest": "write frontier: {of: workload.FIELD, at_most: ..., slowdown: [inf]}",
         "least": "write frontier: {of: FIELD, at_most: ..., slowdown: [inf]}",
+        "scaling": "write sweep: {workload.FIELD: [...]}",
     },
 }
 """Class of a part of a document -> key that is gone -> what to do."""

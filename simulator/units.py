@@ -100,7 +100,7 @@ def require(holds: object, must: str, found: object, *path: str, do: str = "corr
         raise FieldError(must, str(found), do, path)
 
 
-def require_known(name: str, names: Collection[str], must: str, *path: str) -> None:
+def named_in(name: str, names: Collection[str], must: str, *path: str) -> None:
     """Raise a fault that advises the nearest name if a name is none of these; parameters as for `require`."""
     if name not in names:
         raise FieldError(must, repr(name), nearest(name, tuple(names)), path)

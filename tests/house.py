@@ -14,7 +14,9 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 HOUSE = Path(__file__).parents[1] / "simulator"
@@ -77,7 +79,11 @@ def is_error(node: ast.AST) -> bool:
     """Whether an error is made here."""
     callee = node.func if isinstance(node, ast.Call) else None
     name = callee.id if isinstance(callee, ast.Name) else getattr(callee, "attr", "")
-    return isinstance(node, ast.Raise) or name in {"insist", "require", "broken"} or name.endswith(("Error", "_error"))
+    return (
+        isinstance(node, ast.Raise)
+        or name in {"insist", "require", "named_in", "broken"}
+        or name.endswith(("Error", "_error"))
+    )
 
 
 def guesses(tree: ast.AST) -> set[str]:
@@ -109,6 +115,23 @@ def twice(files: list[File]) -> list[str]:
     return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
+def public_names(files: list[File]) -> list[str]:
+    """Functions, classes and constants of modules that others may use."""
+    nodes = [node for file in files for node in file.tree.body]
+    targets = {ast.Assign: lambda node: node.targets, ast.AnnAssign: lambda node: [node.target]}
+    stored = [of for node in nodes for of in targets.get(type(node), lambda _: [])(node) if isinstance(of, ast.Name)]
+    names = [node.name for node in nodes if isinstance(node, (ast.ClassDef, *FUNCTIONS))] + [of.id for of in stored]
+    return [name for name in names if not name.startswith("_")]
+
+
+def used_once(files: list[File]) -> float:
+    """Share of functions whose name stands a single time in the house besides where they are made."""
+    nodes = [node for file in files for node in ast.walk(file.tree)]
+    names = [node.name for node in nodes if isinstance(node, FUNCTIONS)]
+    uses = Counter(getattr(node, "id", getattr(node, "attr", "")) for node in nodes)
+    return sum(uses[name] == 1 and not name.startswith("__") for name in names) / max(1, len(names))
+
+
 def counts(files: list[File]) -> dict[str, list[int]]:
     """By room, its lines of code and its files."""
     rooms = sorted({file.room for file in files})
@@ -138,11 +161,22 @@ def faults(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
     print(f"docstrings: {share:.1%} of the text; names twice: {len(names)}; circles: {len(knots)}")
     if not 0.25 <= share <= 0.35:
         yield f"docstrings: they are 25 to 35 % of the text, found {share:.1%}"
+    yield from sprawl(python, allowed)
     for name in set(names) - set(allowed["twice"]):
         yield f"{name}: a file, or a class, has a name of its own, found it several times; find another"
     for knot in knots:
         if not any(set(knot) <= set(known) for known in allowed["circles"]):
             yield f"{', '.join(knot)}: imports go one way inside a room, found a circle; cut it"
+
+
+def sprawl(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
+    """Print how many names others may use and how many functions only one place uses, and say if these are more."""
+    public, share = len(public_names(files)), round(used_once(files), 3)
+    print(f"public names: {public:,}; functions used once: {share:.1%}")
+    if public > allowed["public"]:
+        yield f"at most {allowed['public']:,} names are public, found {public:,}; begin those of one file with _"
+    if share > allowed["used_once"]:
+        yield f"at most {allowed['used_once']:.1%} of functions are used once, found {share:.1%}; merge some"
 
 
 def lower(files: list[File], allowed: dict[str, Any]) -> None:
@@ -152,7 +186,11 @@ def lower(files: list[File], allowed: dict[str, Any]) -> None:
     knots = [knot for knot in circles(files) if any(set(knot) <= set(one) for one in allowed["circles"])]
     before = SETTINGS.read_text(encoding="utf-8").partition("[tool.hosim.house]")[0]
     listed = "\n".join(f"    {knot!r},".replace("'", '"') for knot in knots)
-    lines = ["[tool.hosim.house]", f"twice = {names!r}".replace("'", '"'), f"circles = [\n{listed}\n]"]
+    python = [file for file in files if file.room != "compiled"]
+    public = min(len(public_names(python)), allowed["public"])
+    once = min(round(used_once(python), 3), allowed["used_once"])
+    lines = ["[tool.hosim.house]", f"public = {public} # names", f"used_once = {once} # share of functions"]
+    lines += [f"twice = {names!r}".replace("'", '"'), f"circles = [\n{listed}\n]"]
     rooms = {room: [*map(min, today[room], known[room])] for room in known if room in today}
     lines += [
         "",
@@ -162,27 +200,30 @@ def lower(files: list[File], allowed: dict[str, Any]) -> None:
     SETTINGS.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")
 
 
-def run(scenario: str = "tiny_train_910c") -> None:
-    """Print what a row needs in which nothing moves."""
+def run(scenario: str = "tiny_train_t4", engine: str = "auto") -> tuple[int, int, int]:
+    """Count what a row needs in which nothing moves: its functions, their files, and how many deep they call."""
     sys.path.insert(0, str(HOUSE.parent))
     import simulator as hosim
 
-    seen, depths, here = set[tuple[str, str]](), [0], str(HOUSE)
+    seen, depths, root = set[tuple[str, str]](), [0], str(HOUSE)
 
     def watch(frame: Any, event: str, _: object) -> None:
-        code, depth = frame.f_code, 0
-        if event == "call" and code.co_filename.startswith(here) and not code.co_name.startswith("<"):
-            seen.add((code.co_filename, code.co_qualname))
+        if event == "call" and is_function(frame.f_code):
+            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+            depth = 0
             while frame is not None:
-                depth, frame = depth + frame.f_code.co_filename.startswith(here), frame.f_back
+                depth, frame = depth + is_function(frame.f_code), frame.f_back
             depths.append(depth)
 
-    hosim.run(scenario, policies=["resident"])  # imports all that it needs
+    @cache
+    def is_function(code: CodeType) -> bool:  # which comprehensions are depends on the version of Python
+        return code.co_filename.startswith(root) and not code.co_name.startswith("<")
+
+    hosim.run(scenario, policies=["resident"], engine=engine)  # imports all that it needs
     sys.setprofile(watch)
-    hosim.run(scenario, policies=["resident"])
+    hosim.run(scenario, policies=["resident"], engine=engine)
     sys.setprofile(None)
-    files = len({file for file, _ in seen})
-    print(f"resident on {scenario}: {len(seen):,} functions in {files} files, {max(depths)} frames deep")
+    return len(seen), len({file for file, _ in seen}), max(depths)
 
 
 def main(task: str = "", *names: str) -> int:
@@ -191,7 +232,7 @@ def main(task: str = "", *names: str) -> int:
     files += [read_compiled(path) for path in sorted(HOUSE.rglob("*.[ch]pp"))]
     allowed = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))["tool"]["hosim"]["house"]
     if task == "--run":
-        run(*names)
+        print("a resident row: {:,} functions in {} files, {} deep".format(*run(*names)))
     elif task == "--lower":
         lower(files, allowed)
     found = [] if task else list(faults(files, allowed))

@@ -53,7 +53,7 @@ from simulator.graph import Job, Roles
 from simulator.hardware import Hardware
 from simulator.trace import instances
 
-UNKNOWN = -(1 << 60)
+_UNKNOWN = -(1 << 60)
 """Stands for an unknown time [ns], as does any number that is not much larger."""
 
 _STRETCHED = 1 << 50
@@ -77,9 +77,9 @@ class Timing:
     durations_ns
         Time of each op alone [ns].
     leads_ns
-        By op, least time from the start of the window to its start [ns]; about `UNKNOWN` if it may be any time.
+        By op, least time from the start of the window to its start [ns]; about `_UNKNOWN` if it may be any time.
     tails_ns
-        By op, least time from its end to the end of the window [ns]; about `UNKNOWN` if it may be any time.
+        By op, least time from its end to the end of the window [ns]; about `_UNKNOWN` if it may be any time.
     path_ns
         Longest path of a step [ns].
     shorter_ns
@@ -207,7 +207,7 @@ class RankNetwork:
     def _window(self, kind: int) -> tuple[list[int], list[int]]:
         """Find the longest paths in the window of a kind of rank: to the start of each op, and from there on."""
         precedence, durations_ns = self._kinds[kind]
-        starts, rests = ([UNKNOWN] * len(self._node) for _ in range(2))
+        starts, rests = ([_UNKNOWN] * len(self._node) for _ in range(2))
         if precedence.last >= 0:
             last_ns = durations_ns[precedence.last]
             if self._may_repeat:

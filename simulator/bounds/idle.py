@@ -25,7 +25,7 @@ from simulator.lifetime import Lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
 from simulator.trace import Bools, Ints, held_bytes
 
-MOST_SUMS = 1000
+_MOST_SUMS = 1000
 """Most sums of sizes that are kept for a window; of more, the smallest size counts alone."""
 
 
@@ -264,7 +264,7 @@ def whole_bytes(sizes: Sequence[int], lack: int) -> int:
     """
     sums, least = {0}, sum(sizes)
     for size in sizes:
-        if len(sums) > MOST_SUMS:
+        if len(sums) > _MOST_SUMS:
             return max(lack, min(sizes))
         reached = {total + size for total in sums}
         least = min((total for total in reached if lack <= total < least), default=least)

@@ -16,7 +16,7 @@ links out.
 *Whole tensors.* Copies move whole tensors. The values of a window that have no place beside ``a``, or beside ``c``, are
 some of those that it counts, and have at least the bytes of the lack together. All of each comes in, or goes out, in
 the window; so at least the least sum of sizes of some of them that is no less than the lack. On short chains, where a
-window counts few tensors, this is much more than the lack. It is looked for in graphs of up to `MOST_WHOLE` ops.
+window counts few tensors, this is much more than the lack. It is looked for in graphs of up to `_MOST_WHOLE` ops.
 
 *Both.* Values that come in existed before ``a``, values that go out did not: no byte counts twice. Over links that
 share the channels of a copy queue, or a bus, both take their time in turn.
@@ -71,7 +71,7 @@ Floats = NDArray[np.float64]
 MOST_POINTS = 512
 """Most ops between which windows lie: memory and time grow with their square."""
 
-MOST_WHOLE = 128
+_MOST_WHOLE = 128
 """Most ops of a graph in which whole tensors count: sums of many sizes come close to any lack."""
 
 _ENDLESS = 1 << 62
@@ -195,7 +195,7 @@ class _Sweep:
         due = np.where(idle.due < len(in_line), np.searchsorted(points, idle.due), count)
         made, final = np.searchsorted(points, idle.made, "right"), np.full_like(due, count)
         # By start and end: what must have come in if it has no place beside the start, and be out beside the end [B].
-        is_whole, never = len(in_line) <= MOST_WHOLE, np.zeros_like(made)
+        is_whole, never = len(in_line) <= _MOST_WHOLE, np.zeros_like(made)
         self._comes = Counted(held[:, None], idle.size, (first, behind), (due, final), is_whole=is_whole)
         self._leaves = Counted(held[None, :], idle.size, (never, made), (first, behind), is_whole=is_whole)
         self._about_ns = np.zeros((count, count))

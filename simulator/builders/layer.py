@@ -63,12 +63,14 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     """
     t.block, is_parallel = block, t.model.parallel
     beside = t.layer.attention.beside
-    is_shared = beside is not None or t.model.norms == "shared"
+    is_shared = beside is not None or t.model.norms == "shared" or t.model.laurel > 0
     t.begin("layer")
-    normed, made, r = normalise(t, "norm1", x) if is_shared else x, "", x
+    predictions = _with_routed(t, "predict", [x], x) if t.model.predicted else ""
+    x = t.first(predictions, t.model.hidden) if predictions else x
+    normed, made, r = _normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
-        return attend(normed if is_shared else normalise(t, "norm1", taken))
+        return attend(normed if is_shared else _normalise(t, "norm1", taken))
 
     if t.layer.attention.kind != "none":
         taken = collapsed(t, "streams1", x)
@@ -78,49 +80,62 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         made = t.linear("attn.o", context)
         if beside:
             made = _with_state(t, made, attended)
-        made = normalise(t, "norm1.after", made)
-        r = normed if is_parallel else normalise(t, "norm1.sum", _joined(t, "1", x, made))
+        made = _normalise(t, "norm1.after", made)
+        r = normed if is_parallel else _normalise(t, "norm1.sum", _joined(t, "1", x, made))
+        if t.model.laurel:
+            low = t.norm("laurel.norm", t.linear("laurel.out", t.linear("laurel.in", normed)))
+            r = t.vector("laurel.add", [r, normed, low], adds=t.residual)
     if t.model.encoded:
-        across = t.linear("attn.across.o", attend_across(t, normalise(t, "norm3", r, "add1")))
-        r = t.vector("add3", [r, normalise(t, "norm3.after", across)], adds=t.residual)
-        r = normalise(t, "norm3.sum", r)
+        across = t.linear("attn.across.o", attend_across(t, _normalise(t, "norm3", r, "add1")))
+        r = t.vector("add3", [r, _normalise(t, "norm3.after", across)], adds=t.residual)
+        r = _normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
         fed = collapsed(t, "streams2", r)
         t.begin("feed_forward")
         fed_forward = feed_forward(t, fed)
         t.end("feed_forward", fed_forward, partial(feed_forward, t, fed))
-        fed_forward = normalise(t, "norm2.after", fed_forward)
+        fed_forward = _normalise(t, "norm2.after", fed_forward)
         if is_parallel:  # ranks add up their parts of both at once
             both, other = t.spread[made].layout, t.spread[fed_forward].layout
             r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == other else t.residual)
-        out = normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
+        out = _normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
+    out = _with_routed(t, "correct", [predictions, out], out) if predictions else out
+    out = _with_input(t, out) if t.model.layer_inputs else out
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
 
+def _with_input(t: Tape, x: str) -> str:
+    """Add what a layer makes of the row that it takes beside its input."""
+    given, taken, hidden = f"{t.micro}embed/layers.add.out.{t.block}", x, t.model.hidden
+    if t.model.predicted:
+        taken = t.joined("streams.scale", [t.first(x, hidden)], hidden, [t.weight("streams.scale")])
+    gate = t.linear("input.gate", taken)
+    made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
+    if t.model.predicted:
+        return t.joined("input.add", [x, made], t.model.streams * hidden)
+    return t.vector("input.add", [x, made], adds=t.residual)
+
+
+def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:
+    """Predict streams, or correct them, by coefficients that are made of the first elements of a row."""
+    n, h, weights = t.model.streams, t.model.hidden, [f"streams.{part}" for part in ("router", "norm", name)]
+    products = n * h + n * n * (n if name == "predict" else 1)
+    flops = 2 * t.spread[routed].elements // t.spread[routed].width * products
+    return t.joined(f"streams.{name}", reads, n * h, map(t.weight, weights), flops=flops)
+
+
 def collapsed(t: Tape, name: str, x: str) -> str:
     """Add up the streams of the residual, each times a weight that is made of all; as it is, where there is one."""
-    if t.model.streams == 1:
+    if t.model.streams == 1 or t.model.predicted:
         return x
-    weights, scale = t.linear(name, x), t.weight(f"{name}.scale")
-    out = t.tensor(f"{name}.sum.out", t.model.hidden, t.residual)
-    t.op(f"{name}.sum", [x, weights, t.held[scale.name]], [out])
-
-    def back(dy: str) -> None:
-        dy = t.to(dy, t.residual)
-        grads = [t.add(f"{y}.sum.grad", t.spread[y]) for y in (x, weights)]
-        old, new = t.weight_gradients(t.residual.cut, scale)
-        t.op(f"{name}.sum", [dy, x, weights, t.held[scale.name], *old], [*grads, *new])
-        t.add_gradients([x], grads[:1], f"{name}.sum")
-        t.add_gradients([weights], grads[1:], f"{name}.weights")
-
-    return t.record(out, back)
+    return t.joined(f"{name}.sum", [x, t.linear(name, x)], t.model.hidden, [t.weight(f"{name}.scale")])
 
 
 def _joined(t: Tape, part: str, x: str, made: str) -> str:
     """Add what a part made to the residual, or to each of its streams, which are mixed."""
-    if t.model.streams == 1:
+    if t.model.streams == 1 or t.model.predicted:
         return t.vector(f"add{part}", [x, made], adds=t.residual)
     return t.vector(f"streams{part}.add", [x, t.to(made, t.residual), t.name(f"streams{part}.out")])
 
@@ -133,7 +148,7 @@ def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
     return t.vector("state.add", [made, beside], adds=both if both == t.spread[beside].layout else t.residual)
 
 
-def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
+def _normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
     """Normalise rows in a norm that layers of the model may have; they are whole then."""
     return t.norm(name, t.to(x, t.residual), sums) if name in t.model.layer_norms else x
 
@@ -141,7 +156,7 @@ def normalise(t: Tape, name: str, x: str, sums: str = "") -> str:
 # feed-forward
 
 
-def through_matrices(t: Tape, name: str, x: str) -> str:
+def _through_matrices(t: Tape, name: str, x: str) -> str:
     """Take all tokens through one feed-forward."""
     if not t.layer.feed_forward.gate:
         return t.linear(f"{name}.down", t.vector(f"{name}.act", [t.linear(f"{name}.up", x)]))
@@ -154,13 +169,15 @@ def through_matrices(t: Tape, name: str, x: str) -> str:
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
     first = "add3" if t.model.encoded else "add1"
-    return "" if t.model.parallel or t.model.streams > 1 or t.layer.attention.kind == "none" else first
+    return (
+        "" if t.model.parallel or t.model.streams > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
+    )
 
 
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
-    part, x = t.layer.feed_forward, normalise(t, "norm2", x, sums=_first_sum(t))
-    return _through_experts(t, part, x) if isinstance(part, Experts) else through_matrices(t, "ffn", x)
+    part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=_first_sum(t))
+    return _through_experts(t, part, x) if isinstance(part, Experts) else _through_matrices(t, "ffn", x)
 
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
@@ -177,8 +194,8 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, t.lay_out((experts, tuple(axis for axis in tokens if axis not in experts), ())))
-    made = through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
-    shared = [through_matrices(t, "ffn.shared", x)] if part.shared else []
+    made = _through_matrices(t, "ffn", taken) if t.workload.experts == "together" else ""
+    shared = [_through_matrices(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
@@ -217,7 +234,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
-    each = ceil(Fraction(own_tokens * part.top_k, ranks) * part.busiest(ranks * part.ranks))
+    each = ceil(own_tokens * part.chosen / ranks * part.busiest(ranks * part.ranks))
     rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     x = t.linear("ffn.latent_in", x) if part.latent else x
     sent = t.tensor("ffn.route.out", width, routed, rows=rows)
@@ -228,7 +245,9 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         d_shares = t.to(t.grads.pop(shares), t.spread[shares].layout)
         summed = t.cut((), tokens, t.spread[d_sent].layout.partial)
         d_sent = t.to(d_sent, replace(routed, partial=summed.partial))
-        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
+        d_logits = t.tensor(
+            "ffn.router.out.grad", part.candidates, t.spread[logits].layout, t.spread[logits].element_bytes
+        )
         dx = t.tensor("ffn.route.in.grad", width, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.add_gradients([x, logits], [dx, d_logits], "ffn.route")
@@ -247,7 +266,7 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
     t.op("ffn.route", [logits, *bias], [choices])
     count, each = t.workload.on.host_experts(part)
     made = [_of_side(t, part, HOST, [x, choices], (count, each))]
-    made += [through_matrices(t, "ffn.shared", x)] if part.shared else []
+    made += [_through_matrices(t, "ffn.shared", x)] if part.shared else []
     if count < part.routed:
         made.append(_of_side(t, part, "accelerator", [x, choices], (part.routed - count, part.top_k - each)))
     return t.vector("ffn.combine", made)

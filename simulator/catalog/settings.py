@@ -19,7 +19,7 @@ from simulator.units import FieldError, exact, nearest, parse, unit_of
 from simulator.workload import Workload
 
 Changed = TypeVar("Changed", bound=Document)
-OUTSIDE = "changed for this run"
+_OUTSIDE = "changed for this run"
 
 
 def setting(text: str, such: str = "links.d2h.bandwidth=40 GB/s") -> tuple[str, Any]:
@@ -221,10 +221,8 @@ def _times(value: Any, factor: Decimal) -> Any:
 
 def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
     """Make changes from outside, which need no origin, of values by dotted path, as text or typed."""
-    return {
-        key: FieldChange(scalar(value) if isinstance(value, str) else value, where or f"set, {key}", "assumed", OUTSIDE)
-        for key, value in changes.items()
-    }
+    texts = {key: scalar(value) if isinstance(value, str) else value for key, value in changes.items()}
+    return {key: FieldChange(value, where or f"set, {key}", "assumed", _OUTSIDE) for key, value in texts.items()}
 
 
 def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
@@ -235,7 +233,7 @@ def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
         "set_": {**scenario.set_, **{key: change.value for key, change in changes.items()}},
         "sources": {key: cited for key, cited in scenario.sources.items() if key not in changes},
         "fitted": {key: why for key, why in scenario.fitted.items() if key not in changes},
-        "assumed": {**scenario.assumed, **dict.fromkeys(changes, OUTSIDE)},
+        "assumed": {**scenario.assumed, **dict.fromkeys(changes, _OUTSIDE)},
     }
     return scenario.model_copy(update=tables)
 

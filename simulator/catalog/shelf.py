@@ -55,14 +55,6 @@ class Entry:
 
     Attributes
     ----------
-    document
-        The document.
-    path
-        Its file.
-    sha256
-        Digest of its bytes.
-    tree
-        Its fields with their lines.
     inside
         JobProgram of a job -> the workload that it names.
     """

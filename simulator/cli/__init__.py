@@ -16,7 +16,7 @@ from simulator import __version__, interrupts, retired
 from simulator.cli.asking import crossover, frontier, layout, limits
 from simulator.cli.documents import calibrate, check, diff, graph, import_, list_, schema
 from simulator.cli.plans import export, lint
-from simulator.cli.run import plan, robust, run, scaling, serve, sweep, validate
+from simulator.cli.run import plan, run, serve, sweep, validate
 from simulator.cli.torch_steps import torch
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
@@ -167,7 +167,7 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 
 _COMMANDS = {
-    "Run": (list_, run, serve, plan, sweep, scaling, robust, torch, diff),
+    "Run": (list_, run, serve, plan, sweep, torch, diff),
     "Ask back": (frontier, crossover, limits, layout),
     "Bring your own": (import_, calibrate, check, lint, graph, export, schema),
     "Compare with published figures": (validate,),

@@ -136,8 +136,8 @@ def layout() -> None:
 @common.command("Search all layouts on so many devices.", "scenario", "policy", "set", "workers", "json", "out")
 @click.option("--devices", type=click.IntRange(1), help="Number of ranks.")
 @click.option("--global-batch", type=click.IntRange(1), help="Sequences of all replicas in a step.")
-@click.option("--budget", "--memory", "memory", metavar="SIZE", help="Budget of the compute tier: --set budget=SIZE.")
-@click.option("--grid", "--over", "over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary it.")
+@click.option("--budget", "memory", metavar="SIZE", help="Budget of the compute tier: --set budget=SIZE.")
+@click.option("--grid", "over", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary it.")
 @click.option("--replay", type=click.IntRange(1), help="Layouts that are replayed. [default: 8]")
 @click.option("--whole", is_flag=True, help="Replay all micro-batches, however many.")
 def search(scenario: str, **more: Any) -> int:

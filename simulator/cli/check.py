@@ -21,7 +21,6 @@ from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
 from simulator.run.effects import idle_line, own_unread, told
 from simulator.run.grid import points_in
-from simulator.run.studies import points_of
 from simulator.run.task import Task
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
@@ -106,8 +105,8 @@ def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
     loaded = catalog.resolve(path)
     for kind in ("hardware", "workload", *(["software"] if loaded.software else [])):
         catalog.load(loaded.paths[kind], is_strict=is_strict)
-    if scenario.scaling:
-        points_of(loaded).check()
+    if scenario.sweep:
+        points_in(path)
     if loaded.workload.requests is not None:
         rows, stream, _ = read_served(loaded)
         idle = _idle(idle_line(smallest(loaded), is_served=True))

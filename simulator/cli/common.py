@@ -146,7 +146,7 @@ class _Command(click.Command):
         try:
             return super().parse_args(context, args)
         except click.NoSuchOption as error:
-            now = retired.OPTIONS.get(error.option_name)
+            now = retired.OPTIONS.get(str(context.info_name), {}).get(error.option_name)
             if now is None:
                 raise
             raise click.UsageError(f"No such option {error.option_name!r}: write {now}.", context) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
 @click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
-@click.option("--most-cells", "--at-most", "at_most", type=click.IntRange(1), help="Refuse more. [default: 10,000]")
+@click.option("--most-cells", "at_most", type=click.IntRange(1), help="Refuse more. [default: 10,000]")
 @click.option(
     "--uncertainty",
     type=click.IntRange(0),
@@ -184,21 +184,38 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     metavar="DRAWS",
     help="Draw cited ranges and assumed figures of the machine.",
 )
-@click.option("--bounds", is_flag=True, help="Also compute the columns about bounds, which takes longer.")
-def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
+@click.option("--jitter", callback=common.levels, metavar="LEVELS", help="Draw the times of ops and links: 1%,5%,20%.")
+@click.option("--draws", type=click.IntRange(1), help="Draws at each level of jitter. [default: 20]")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the draws. [default: 0]")
+@click.option("--plans", type=click.Choice(["anew", "once"]), help="Plan in each cell, or once. [default: anew]")
+@click.option("--headroom", callback=common.levels, help="Share of the budget that plans made once leave free.")
+@click.option("--bounds/--no-bounds", default=None, help="Compute columns of bounds, too. [default: for a curve]")
+def sweep(
+    scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, headroom: list[float] | None, **more: Any
+) -> int:
     """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml with the varied fields.
+
+    Without a grid a scenario runs at the points of its key `sweep:`.
 
     \b
     Examples:
       hosim sweep llama3_8b_train_910c --grid "links.*.bandwidth=16..200 GB/s:8"
       hosim sweep tiny_train_910c --policy static --policy reactive
         --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "scenario.budget=600..700 MB:5" --out results/grid
+      hosim sweep llama3_8b_layer_scaling --policy resident
       hosim sweep tiny_train_uncertain --out results/uncertain
+      hosim sweep llama3_8b_train_910c --plans once --headroom 5% --policy static --policy reactive
+        --grid "workload.sequence=8192,8274,8602"
       hosim sweep long_context_kv_tiers --uncertainty 24
 
     A field is one of the machine, of the workload (workload.batch=1,2,4), or of the scenario
-    (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. A study may
-    also list values that go together, and draw uncertain figures from distributions.
+    (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios; 0.5x,2x are
+    factors. A study may also list values that go together, and draw uncertain figures from distributions.
+
+    With --plans once plans are made for the documents as they are, and replayed unchanged in each cell, beside
+    runtimes, which decide as they run: what blocks or no longer fits there is an outcome. Jitter factors are
+    log-normal with mean 1: one for each op, and one for each link and draw; the level is their coefficient of
+    variation.
 
     Rows are cached by all their inputs, and not run again: an interrupted sweep resumes, and a grown sweep
     runs only its new points. With --out rows are appended to a file as they are done. A row that cannot run
@@ -213,62 +230,8 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
         check_file("--out", out) if is_file else check_target(out)
     folder, cached = None if is_file else out, False if no_cache else cache
     appending = partial(hosim.sweep, out=out)
+    more["headroom"] = max(headroom or [0.0])
     return common.judged(common.run_and_print(appending, scenario, out=folder, cache=cached, **more).rows)
-
-
-@common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")
-def scaling(scenario: str, **more: Any) -> int:
-    """Run SCENARIO at each point of its key `scaling:`, and print one line per point and policy.
-
-    \b
-    Examples:
-      hosim scaling llama3_8b_layer_scaling
-      hosim scaling mine.yaml --out results/scaling
-
-    A point sets fields of the workload, such as `parallel.data` or `batch`. If points differ in
-    ranks, the efficiency compares tokens per second and rank with the first point.
-
-    The exit code is 1 if no row ran to its end.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    return common.judged(common.run_and_print(hosim.scaling, scenario, **more).rows)
-
-
-def _levels(name: str, about: str, default: str) -> Callable[..., Any]:
-    """Make the option for the levels of a perturbation."""
-    text = f"Levels, or none: {about}. [default: {default}]"
-    return click.option(name, callback=common.levels, metavar="LEVELS", help=text)
-
-
-@common.command("Replay a plan under jitter, slower links and longer sequences.", "scenario", "set", "workers", "out")
-@click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
-@click.option(
-    "--over", "--against", "against", default="reactive", metavar="ROW", help="Compare with it. [default: reactive]"
-)
-@_levels("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%")
-@_levels("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%")
-@_levels("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us")
-@_levels("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%")
-@click.option("--headroom", callback=common.levels, default="0", help="Share of the budget that the plan leaves free.")
-@click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the draws.")
-def robust(scenario: str, headroom: list[float], **more: Any) -> int:
-    """Replay a plan made for SCENARIO under other conditions, and compare it with a policy that decides as it runs.
-
-    \b
-    Examples:
-      hosim robust llama3_8b_train_910c
-      hosim robust llama3_8b_train_910c --policy recompute --jitter 5% --draws 100 --longer none
-      hosim robust llama3_8b_train_910c --headroom 5%
-      hosim robust mine.yaml --slower-links 10%,90% --out results/robust
-
-    The plan is made once, for nominal conditions, and replayed unchanged; for a longer sequence it is
-    carried over by the names of ops and tensors. Jitter factors are log-normal with mean 1: one for
-    each op, and one for each link and draw; the level is their coefficient of variation. What blocks or
-    no longer fits is an outcome in the table. The exit code is 1 if one of the two fails under nominal
-    conditions, or neither runs.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    result = common.run_and_print(hosim.robustness, scenario, headroom=max(headroom, default=0.0), **more)
-    return common.judged([row for row in result.tables["points"] if row["perturbation"] == "nominal"], is_whole=True)
 
 
 @common.command("Recompute published figures, and show which are reproduced.", "workers", "json", "junit", "out")

@@ -28,7 +28,7 @@ from simulator.units import nearest
 CHOICE = "HOSIM_ENGINE"
 """The environment variable that carries the choice, also to processes that are started."""
 ENGINES = ("auto", "simpy", "compiled")
-BUILD = "install a C++17 compiler and Python's headers, then hosim again"
+_BUILD = "install a C++17 compiler and Python's headers, then hosim again"
 """What to do to have the compiled engine."""
 
 
@@ -105,7 +105,7 @@ def chosen(name: str | None = None) -> str:
     where, name = "engine" if name else CHOICE, name or os.environ.get(CHOICE) or "auto"
     if name not in ENGINES:
         raise ConfigError(where, "an engine is one that hosim has", repr(name), nearest(name, ENGINES))
-    must, do = "the compiled engine is built where it must run", f"{BUILD}; or choose auto"
+    must, do = "the compiled engine is built where it must run", f"{_BUILD}; or choose auto"
     insist(name != "compiled" or replay.is_built(), CHOICE, must, "none that is of this hosim", do)
     return name
 
@@ -133,4 +133,4 @@ def hint() -> str:
         return ""
     if is_stale():
         return "its compiled engine, which is quicker, was built of other sources; for it install hosim again"
-    return f"its compiled engine, which is quicker, is not built; for it {BUILD}"
+    return f"its compiled engine, which is quicker, is not built; for it {_BUILD}"

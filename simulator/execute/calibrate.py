@@ -35,7 +35,7 @@ from simulator.outputs import check_file, written
 from simulator.run.sweep import Progress, silent
 from simulator.units import counted, exact, human
 
-NOISY = 0.1
+_NOISY = 0.1
 """On a quiet machine, the medians of a figure's rounds differ less, and other programs take less of the cores."""
 _MIB = 1 << 20
 _SIZES, _SHAPES = (4096, 65536, _MIB, 16 * _MIB, 128 * _MIB), (256, 512, 1024, 2048)
@@ -56,8 +56,6 @@ class Probe:
         What it moves or computes, and the unit of its rate; or 1, and ``ns``.
     once
         Does it once, and returns how long that took [s].
-    rounds
-        The values of each round, in its unit.
     """
 
     about: str
@@ -78,7 +76,7 @@ class Probe:
         factor = max(medians) / min(medians)
         middle, least, most = (human(value, self.unit) for value in (self.median, min(values), max(values)))
         value = f"median {middle}, least {least}, most {most}, of {len(values):,}"
-        noise = {"note": f"noisy: its rounds differ by a factor of {factor:.3g}"} if factor > 1 + NOISY else {}
+        noise = {"note": f"noisy: its rounds differ by a factor of {factor:.3g}"} if factor > 1 + _NOISY else {}
         return {"from": self.about, "value": value, "basis": "measured", "confidence": "A"} | noise
 
 
@@ -136,7 +134,7 @@ def calibrate(
     how = f"{date.today()} by hosim calibrate{' --quick' * quick}, {counted(cores, 'core')}"
     cache = f"{'past' if tier.is_direct else 'through'} the page cache"
     title = f"Measured {how}, {library.__name__} {library.__version__}, a file {cache}"
-    if any(noisy) or share > NOISY:
+    if any(noisy) or share > _NOISY:
         title += f"; noisy: {sum(noisy)} of {len(noisy)} figures, and others took {share:.0%} of the cores"
     hardware = _profile({"name": named(path.stem), "title": title}, probes, capacities)
     with written(path, option="-o") as (part,):

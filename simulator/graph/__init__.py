@@ -18,7 +18,6 @@ from simulator.graph.graph import check_sums as check_sums
 from simulator.graph.graph_columns import GraphColumns as GraphColumns
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import DEVICES as DEVICES
-from simulator.graph.ops import DISTRIBUTIONS as DISTRIBUTIONS
 from simulator.graph.ops import HOST as HOST
 from simulator.graph.ops import LARGEST as LARGEST
 from simulator.graph.ops import OP_CLASSES as OP_CLASSES
@@ -43,10 +42,6 @@ class Job:
 
     Attributes
     ----------
-    name
-        For people.
-    graphs
-        The different graphs.
     graph_of
         For each rank, which of them it runs.
     labels
@@ -106,8 +101,6 @@ class Call(NamedTuple):
 
     Attributes
     ----------
-    group
-        Its name.
     role
         ``send`` or ``recv``, or empty where all members do the same.
     """

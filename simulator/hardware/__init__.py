@@ -31,7 +31,7 @@ from simulator.hardware.device import (
     span,
 )  # fmt: skip
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reachable, reserve_chunks, with_stages
-from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, require, require_known
+from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, named_in, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "DevicePace", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware",
@@ -266,7 +266,7 @@ class Hardware(Document):
         return self.model_copy(update={"links": with_stages(links)})
 
     def _check(self) -> None:
-        require_known(self.compute_tier, self.tiers, "the compute tier is one of the tiers", "compute_tier")
+        named_in(self.compute_tier, self.tiers, "the compute tier is one of the tiers", "compute_tier")
         tier, keys = self.tiers[self.compute_tier], ("tiers", self.compute_tier)
         require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
@@ -278,7 +278,7 @@ class Hardware(Document):
             self._check_host(self.host_compute.tier)
         for name, link in self.links.items():
             for end in ("source", "target"):
-                require_known(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
+                named_in(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
             fits = link.loads_bytes_per_s is None or (link.target == self.compute_tier and not link.via)
@@ -287,11 +287,11 @@ class Hardware(Document):
             for passed in link.passes:
                 below = {link.source, link.target} - {self.compute_tier} if not link.via else set[str]()
                 must = "passes name lower tiers that the link joins, of no staged link"
-                require_known(passed, below, must, "links", name, "passes")
+                named_in(passed, below, must, "links", name, "passes")
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for link_name in bus.links:
-                require_known(link_name, capped, "a bus caps links and ports of fabrics", "buses", name, "links")
+                named_in(link_name, capped, "a bus caps links and ports of fabrics", "buses", name, "links")
             once = len(set(bus.links)) == len(bus.links)
             require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
         self.links.update(with_stages(self.links))
@@ -313,7 +313,7 @@ class Hardware(Document):
 
     def _check_host(self, tier: str) -> None:
         """Refuse cores that work in no tier, in the compute tier, or in one whose bandwidth is not known."""
-        require_known(tier, self.tiers, "the cores of the host work in one of the tiers", "host_compute", "tier")
+        named_in(tier, self.tiers, "the cores of the host work in one of the tiers", "host_compute", "tier")
         must, do = "the cores of the host work in another tier than the compute tier", "name that of the host"
         require(tier != self.compute_tier, must, repr(tier), "host_compute", "tier", do=do)
         must = "the tier that the cores of the host work in has a bandwidth"
@@ -323,7 +323,7 @@ class Hardware(Document):
         waiting = Counter(link for queue in self.copy_queues.values() for link in queue)
         for name, queue in self.copy_queues.items():
             for link in queue:
-                require_known(link, self.links, "a copy queue serves links", "copy_queues", name)
+                named_in(link, self.links, "a copy queue serves links", "copy_queues", name)
                 require(waiting[link] == 1, "a link waits in one queue", f"{link!r} twice", "copy_queues", name)
             channels = [self.links[link].channels for link in queue]
             must, found = "the links of a queue have the same channels", ", ".join(map(str, channels))

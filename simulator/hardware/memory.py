@@ -27,16 +27,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import (
-    Bytes,
-    BytesPerSecond,
-    Capacity,
-    EnergyPerByte,
-    Nanoseconds,
-    PriceOfRoom,
-    require,
-    require_known,
-)  # fmt: skip
+from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, named_in, require
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of a tier or bus: each device, each node, or all devices together."""
@@ -262,7 +253,7 @@ class Bus(Part):
     scope: Scope = "device"
 
 
-CHUNKS = 2
+_CHUNKS = 2
 """Chunks for which a tier between has room: one comes in while the other goes out."""
 
 
@@ -317,7 +308,7 @@ def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
     """Refuse a way unless its links are wires, and each begins where the one before it ends."""
     place = link.source
     for stage in link.via:
-        require_known(stage, links, "a link goes via other links", *path)
+        named_in(stage, links, "a link goes via other links", *path)
         require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *path)
         must, source = "the links that a link goes via connect", links[stage].source
         require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *path)
@@ -346,7 +337,7 @@ def reserve_chunks(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices
     """
     for name, tier in tiers.items():
         through = [link_name for link_name, link in links.items() for stage in link.stages[1:] if stage.source == name]
-        chunks = sum(CHUNKS * links[link].chunk_bytes * links[link].channels for link in through) * devices[tier.scope]
+        chunks = sum(_CHUNKS * links[link].chunk_bytes * links[link].channels for link in through) * devices[tier.scope]
         room = tier.capacity_bytes - tier.reserved_bytes
         must = f"the tier {name!r} has room for the chunks that pass through it"
         found = f"{chunks:,} B of chunks of {' and '.join(dict.fromkeys(through))} and {room:,} B of room"

@@ -20,7 +20,7 @@ from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted, human
 
-ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
 _OLD = {"memcpy": "gpu_memcpy", "memset": "gpu_memset", "operator": "cpu_op", "runtime": "cuda_runtime"}
 """Categories as PyTorch 1.8 to 1.11 wrote them (in lower case) -> as later versions do."""
@@ -40,10 +40,6 @@ class TimelineSpan(NamedTuple):
 
     Attributes
     ----------
-    start_ns, end_ns
-        Times on the recording's clock [ns].
-    name, cat
-        Name and category.
     thread
         Process and thread; for a kernel, device and stream.
     args
@@ -77,8 +73,6 @@ class Timeline:
 
     Attributes
     ----------
-    path
-        The file.
     device, ops, marks
         Spans of the device, operators of the host, and user annotations, by start.
     memory
@@ -133,12 +127,12 @@ class Timeline:
             self.others[f"events {cat or name[:40]!r}" if event.get("ph") != "M" else "names of threads"] += 1
             return
         if start_ns is None or took_ns is None:
-            self.others[UNTIMED if cat in ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
+            self.others[UNTIMED if cat in _ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
             return
         thread = sys.intern(str(event.get("pid"))[:50]), sys.intern(str(args.get("stream", event.get("tid")))[:50])
         facts = {key: args[key] for key in _FACTS if key in args}
         span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), thread, facts)
-        if cat in ON_DEVICE:
+        if cat in _ON_DEVICE:
             self.device.append(span)
         elif cat == "user_annotation" or (cat == "cpu_op" and name.startswith(STEP)):
             self.marks.append(span)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from simulator.formats.residency_json import VIEW
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, whole
 
-ALLOCATES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
+_ALLOCATES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
 """ATen ops that only allocate or resize a tensor."""
 # ATen ops, besides views, that do no work on the device.
 _IDLE = re.compile(
     "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
     "|contiguous|type_as|resolve_(conj|neg)|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
 )
-EXPANDS = re.compile("expand(_as)?|broadcast_to|as_strided")
+_EXPANDS = re.compile("expand(_as)?|broadcast_to|as_strided")
 """Views that may have more elements than their storage."""
 
 # Prefix of a tensor's type, in lower case and without ``c10::`` -> data type; the caller chooses that of float.
@@ -31,7 +31,7 @@ def base_name(name: str) -> str:
 
 def does_work(name: str) -> bool:
     """Tell whether an op of this name does work on the device, beyond views and allocations."""
-    return not any(pattern.fullmatch(base_name(name)) for pattern in (VIEW, ALLOCATES, _IDLE))
+    return not any(pattern.fullmatch(base_name(name)) for pattern in (VIEW, _ALLOCATES, _IDLE))
 
 
 def mutated(schema: str) -> frozenset[int]:
@@ -47,10 +47,6 @@ class TensorView(NamedTuple):
 
     Attributes
     ----------
-    tensor, storage
-        Ids.
-    end_bytes, size_bytes
-        Offset of its end in its storage, and its size [B].
     device
         Such as ``cuda:0``.
     """
@@ -149,8 +145,6 @@ class OperatorNode(NamedTuple):
         Name and schema; only operators have a schema.
     reads, writes
         Tensors of each argument; tensors that it returns.
-    texts
-        Arguments that are strings.
     shapes_in, shapes_out, types
         Shapes of arguments and results, and types of arguments.
     more
@@ -196,8 +190,6 @@ class Tree:
 
     Attributes
     ----------
-    nodes
-        By id.
     owner
         Id of a node -> id of the node whose op it belongs to.
     phase
@@ -235,7 +227,7 @@ class Tree:
             if is_at_work and (node.id not in holders or written - below):
                 working.add(node.id)
                 below |= written
-            elif ALLOCATES.fullmatch(base_name(node.name)):  # writes nothing, unless a sibling then fills it
+            elif _ALLOCATES.fullmatch(base_name(node.name)):  # writes nothing, unless a sibling then fills it
                 below |= {storage for storage in fresh if ~storage in beside}
             if node.parent < node.id:
                 small, large = sorted((below, beside), key=len)
@@ -285,7 +277,7 @@ class Memory:
     def fold(self, node: OperatorNode, into: Event | None) -> None:
         """Account for a node that is no op: a view, an allocation, or a caller of other nodes."""
         base = base_name(node.name)
-        allocates, expands = ALLOCATES.fullmatch(base), EXPANDS.fullmatch(base)
+        allocates, expands = _ALLOCATES.fullmatch(base), _EXPANDS.fullmatch(base)
         read = self._tree.storages(*node.reads)
         if into is None:
             self._enter_reads(node)

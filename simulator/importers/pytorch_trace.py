@@ -32,7 +32,7 @@ FloatType = Literal["tf32", "fp32", "bf16", "fp16"]
 _VERSION = re.compile(r"1\.\d+\.\d+(-chakra\.\d+\.\d+\.\d+)?")
 
 
-def nodes_of(path: Path) -> list[OperatorNode]:
+def _nodes_of(path: Path) -> list[OperatorNode]:
     """Read the nodes of an execution trace, sorted by id: the order in which they began.
 
     Raises
@@ -152,7 +152,7 @@ def read_pytorch_trace(
         If a file is wrong or has no such step, or the two are not of the same run.
     """
     path, recording = Path(source), Recording()
-    nodes = nodes_of(path)
+    nodes = _nodes_of(path)
     tree = Tree(_nodes_of_step(nodes, step, shown(path), recording))
     ops = ops_of(tree, recording, of_float, timed=kineto is not None)
     recording.kept["nodes"] = f"{len(nodes):,}"

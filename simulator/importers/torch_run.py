@@ -66,7 +66,7 @@ def line_of(frame: FrameType | None) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
 
 
-def line_of_error(error: BaseException) -> str:
+def _line_of_error(error: BaseException) -> str:
     """Return file and line of the failure in the user's code, or else in a PyTorch layer or optimizer; or empty."""
     lines = [(frame.f_code, f"{frame.f_code.co_filename}:{line}") for frame, line in walk_tb(error.__traceback__)]
     of_users = [line for code, line in lines if _is_users(code)]
@@ -74,7 +74,7 @@ def line_of_error(error: BaseException) -> str:
     return (of_users or of_layers or [""])[-1]
 
 
-def is_of_scaler(error: BaseException) -> bool:
+def _is_of_scaler(error: BaseException) -> bool:
     """Tell whether a GradScaler, or a function that it called, raised the error."""
     return any(frame.f_code.co_filename == _SCALES for frame, _ in walk_tb(error.__traceback__))
 
@@ -326,13 +326,13 @@ def config_errors(name: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        where, found = line_of_error(error) or name, f"{type(error).__name__}: {error}"
+        where, found = _line_of_error(error) or name, f"{type(error).__name__}: {error}"
         must, is_lone = "the step runs under fake tensors", not any(words in str(error) for words in _NO_GROUP)
         do = "correct it there" if is_lone else _OF_RANKS
         if isinstance(error, fake_tensor.DataDependentOutputException | fake_tensor.DynamicOutputShapeException):
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
-            do = _NO_SCALER if is_of_scaler(error) else do
+            do = _NO_SCALER if _is_of_scaler(error) else do
         elif isinstance(error, fake_tensor.UnsupportedOperatorException) or "no fake impl" in str(error):
             must, found = "each kernel runs under fake tensors", str(getattr(error, "func", error)).partition(". ")[0]
             do = "give it a form there (torch.library.register_fake), or run it for real: hosim.torch.offload"

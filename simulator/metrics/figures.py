@@ -279,13 +279,17 @@ SERVED = registered(
 """Figures of what `hosim serve` serves; `tflops`, `mfu`, waits, `drain_ns` and what links moved stand above."""
 
 
-def local(unit: Unit, *heads: str, end: str = "") -> dict[str, Figure]:
-    """Return figures of a table of its own by column: the words of the heading, and the end of the unit."""
-    columns = {head.replace(" ", "_") + end: head for head in heads}
-    return {column: Figure(column, unit, head) for column, head in columns.items()}
+def local(**heads: Iterable[str]) -> dict[str, Figure]:
+    """Return figures of a table of its own by column, by unit: the words of the heading, and the end of the unit."""
+    ends, by_column = {unit: end for end, unit in _ENDS.items()}, dict[str, Figure]()
+    for unit in get_args(Unit):
+        for head in heads.get(unit, ()):
+            column = head.replace(" ", "_") + ends.get(unit, "")
+            by_column[column] = Figure(column, unit, head)
+    return by_column
 
 
-_OTHERS = (*SERVED, *local("text", "policy", "notes", "remarks", "short at").values())
+_OTHERS = (*SERVED, *local(text=("policy", "notes", "remarks", "short at")).values())
 PLAIN: Mapping[str, Figure] = {
     figure.at(place).column: figure.at(place)
     for figure in reversed((*FIGURES, *_OTHERS))

@@ -40,8 +40,6 @@ class Frames:
     ----------
     what
         What ran: a job, or the graph of all ranks.
-    hardware, trace
-        The machine and the trace.
     """
 
     what: Graph | Job
@@ -247,7 +245,7 @@ def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
         "cause": [CAUSES[i] for i in causes],
         "tensor": [tensors[i] for i in waits["tensor"].tolist()],
         "on": [place_name(hardware, cause, i) for cause, i in on],
-        "blocker": [blocker_name(graph, cause, i) for cause, i in blockers],
+        "blocker": [_blocker_name(graph, cause, i) for cause, i in blockers],
         "issue": waits["issue"],
         "start_ns": waits["start_ns"],
         "end_ns": waits["end_ns"],
@@ -264,7 +262,7 @@ def place_name(hardware: Hardware, cause: int, on: int) -> str:
     return hardware.tier_names[on] if is_tier else hardware.link_names[on]
 
 
-def blocker_name(graph: Graph, cause: int, blocker: int) -> str:
+def _blocker_name(graph: Graph, cause: int, blocker: int) -> str:
     """Name the tensor, or the collective or op of the host, that was under way while an op waited; empty if none."""
     if blocker < 0:
         return ""
@@ -280,7 +278,7 @@ def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) ->
     stays = {name: values.tolist() for name, values in pick(rows, is_taken).items()}
     return {
         "rank": stays["rank"],
-        "tensor": [name_of(graph, t) for t in stays["tensor"]],
+        "tensor": [_name_of(graph, t) for t in stays["tensor"]],
         "kind": [kind_of(graph, t) for t in stays["tensor"]],
         "tier": [hardware.tier_names[tier] for tier in stays["tier"]],
         "start_ns": stays["time_ns"],
@@ -347,7 +345,7 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
     largest = sorted(((-size, t, holder) for (t, holder), size in held.items() if size))
     for size, t, _ in largest:
         by_kind[kind_of(graph, t)] -= size
-    names = tuple((name_of(graph, t), -size) for size, t, _ in largest[:most])
+    names = tuple((_name_of(graph, t), -size) for size, t, _ in largest[:most])
     return Peak(tier, int(time[fullest]), int(used[fullest]), dict(by_kind.most_common()), names)
 
 
@@ -356,6 +354,6 @@ def kind_of(graph: Graph, tensor: int) -> str:
     return graph.tensors[tensor].kind.value if tensor >= 0 else TensorKind.WORKSPACE.value
 
 
-def name_of(graph: Graph, tensor: int) -> str:
+def _name_of(graph: Graph, tensor: int) -> str:
     """Name a tensor by its id in the residencies; negative ids are workspaces."""
     return graph.tensors[tensor].name if tensor >= 0 else f"workspace of {graph.ops[-1 - tensor].name}"

@@ -13,30 +13,28 @@ Figures = Mapping[str, Any]
 """Figures by column."""
 CONFIDENCE = 0.95
 """Confidence level of intervals, if draws are independent: the usual one."""
-QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
+_QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
 """Name -> share of the draws that are at most as slow."""
 ESTIMATED = ("p05", "median", "p95")
 """Those that are estimates for further draws; the worst is that of these draws only."""
-NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"
-"""Conditions under which a plan is tried, besides jitters of times: none, dearer inspections, longer sequences."""
 
 
-def quantiles(outcomes: Iterable[Figures], keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
-    """Compute quantiles over the draws of each policy, under each perturbation or at each cell.
+def quantiles(outcomes: Iterable[Figures], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Compute quantiles over the draws of each policy at each cell.
 
     Parameters
     ----------
     outcomes
-        A row for each policy, perturbation, level and draw, with ``status``, ``step_ns`` and perhaps ``slowdown``.
+        A row for each policy, cell and draw, with ``status`` and ``step_ns``.
     keys
-        The columns that identify a group of draws.
+        The columns that identify a cell.
 
     Returns
     -------
     list of dict
         The keys, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
-        and for each of `QUANTILES` ``<name>_step_ns`` and ``<name>_slowdown``: those of a draw, or None if that draw
-        did not run. Draws that did not run count as slower than all that did.
+        and for each of `_QUANTILES` ``<name>_step_ns``: that of a draw, or None if that draw did not run. Draws that
+        did not run count as slower than all that did.
     """
     rows = []
     for (*common, policy), group in by(outcomes, *keys, "policy").items():
@@ -44,9 +42,9 @@ def quantiles(outcomes: Iterable[Figures], keys: Sequence[str] = ("perturbation"
         failed = [row["status"] for row in group if row["step_ns"] is None]
         line = {**dict(zip(keys, common, strict=True)), "policy": policy, "draws": len(group)}
         line |= {"ok": len(group) - len(failed), "failed": ", ".join(sorted(set(failed)))}
-        for name, share in QUANTILES.items():
+        for name, share in _QUANTILES.items():
             row = slowest_last[max(0, math.ceil(share * len(group)) - 1)]
-            line |= {f"{name}_step_ns": row["step_ns"], f"{name}_slowdown": row.get("slowdown")}
+            line[f"{name}_step_ns"] = row["step_ns"]
         rows.append(line)
     return rows
 
@@ -78,8 +76,6 @@ class Beats(NamedTuple):
 
     Attributes
     ----------
-    policy, other
-        The two policies.
     times, draws
         The number of draws in which `policy` is faster, and of all; not to run is slower than to run, a tie is no win.
     low, high
@@ -126,8 +122,6 @@ class Summed(NamedTuple):
     quantiles
         A row for each policy, see `quantiles`; each quantile except the worst also has the ends of its interval,
         ``<name>_low_ns`` and ``<name>_high_ns``: see `quantile_interval`.
-    beats
-        The comparison of each policy with each other one.
     """
 
     values: dict[str, Any]
@@ -153,7 +147,7 @@ def summed(rows: Iterable[Figures], keys: Sequence[str]) -> list[Summed]:
             steps.setdefault(row["policy"], []).append(math.inf if row["step_ns"] is None else row["step_ns"])
         lines = quantiles(group, keys)
         for line, name in product(lines, ESTIMATED):
-            low_ns, high_ns = quantile_interval(steps[line["policy"]], QUANTILES[name])
+            low_ns, high_ns = quantile_interval(steps[line["policy"]], _QUANTILES[name])
             line.update({f"{name}_low_ns": low_ns, f"{name}_high_ns": high_ns})
         pairs = [beats(steps, *pair) for pair in permutations(steps, 2)]
         cells.append(Summed(dict(zip(keys, values, strict=True)), lines, pairs))

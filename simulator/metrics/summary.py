@@ -109,8 +109,6 @@ class Window(NamedTuple):
 
     Attributes
     ----------
-    stream
-        The main stream.
     first_issue, next_issue
         Issue numbers of its first action, and of the first one after it.
     start_ns, end_ns
@@ -153,7 +151,7 @@ def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
-    meets, idles = is_collective(graph, trace), is_delay(graph, trace)
+    meets, idles = is_collective(graph, trace), _is_delay(graph, trace)
     on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
@@ -246,7 +244,7 @@ def is_collective(graph: Graph, trace: Trace) -> Bools:
     return np.asarray(is_compute & meets[np.where(is_compute, spans["item"], 0)])
 
 
-def is_delay(graph: Graph, trace: Trace) -> Bools:
+def _is_delay(graph: Graph, trace: Trace) -> Bools:
     """Flag the spans that are delays."""
     spans = trace.spans.whole()
     return np.asarray((spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays]))

@@ -53,8 +53,8 @@ def resident(problem: Problem, options: Resident) -> Plan:
 Distance = Annotated[int, Field(ge=0)] | Literal["best"]
 """A number of ops."""
 
-SELECT_DISTANCES = (100, 200, 400)
-DISTANCES = (50, 20, 100)
+_SELECT_DISTANCES = (100, 200, 400)
+_DISTANCES = (50, 20, 100)
 """Distances that ``best`` tries [ops]; MindSpore's defaults first."""
 PARTS = (4, 8, 16)
 """The graph's length over each of these is tried as well: a fixed number of ops suits some lengths only."""
@@ -94,7 +94,7 @@ def lookahead(problem: Problem, options: Lookahead) -> Plan:
         If the result does not fit the budget.
     """
     parts = [len(problem.graph.ops) // part for part in PARTS]
-    asked = ((options.select_distance, SELECT_DISTANCES), (options.distance, DISTANCES))
+    asked = ((options.select_distance, _SELECT_DISTANCES), (options.distance, _DISTANCES))
     values = [tuple(dict.fromkeys((*usual, *parts))) if value == "best" else (value,) for value, usual in asked]
     return tune(problem, values, partial(_at_distances, problem))
 

@@ -23,9 +23,9 @@ from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
 from simulator.policies.working_sets import DynamicReaders, WorkingSets
 
-EVICT = ("lru", "fifo", "furthest")
+_EVICT = ("lru", "fifo", "furthest")
 ON_DEMAND = ("lru", "lfu", "hot")
-LOOK_AHEAD = (32, 0, 64)
+_LOOK_AHEAD = (32, 0, 64)
 """Orders, and numbers of ops, that ``best`` tries; `ON_DEMAND` where dynamic reads are handled on demand."""
 
 _AT_ONCE = 64
@@ -84,8 +84,8 @@ def plan(problem: Problem, options: Options) -> Plan:
     dynamic = DynamicReaders(problem, on_demand=options.dynamic == "on_demand")
     dynamic.check("reactive", writes_back=True)
     sets = WorkingSets(dynamic)
-    evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)
-    look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
+    evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else _EVICT) if options.evict == "best" else (options.evict,)
+    look_ahead: tuple[int, ...] = _LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
     if sets.nothing_moves:
         evict, look_ahead = evict[:1], (0,)
     elif dynamic.readers and sets.fits_without(dynamic.candidates) and options.look_ahead == "best":

@@ -43,7 +43,7 @@ from simulator.policies.profile import Profile
 from simulator.policies.writer import Writer
 from simulator.units import counted, human
 
-LONGEST_CHAIN = 256
+_LONGEST_CHAIN = 256
 """Most ops to make a tensor again; a tensor that takes more is kept, so that each choice takes bounded time."""
 
 TIME_WEIGHTS = (0.0, 0.5, 1.0)
@@ -58,7 +58,7 @@ class Options(Part):
     """No options."""
 
 
-def plan(problem: Problem, _: Options) -> Plan:
+def plan(problem: Problem, options: Options) -> Plan:
     """Free tensors under memory pressure, and rerun their ops before their next use.
 
     Persistent tensors stay in the compute tier; those with a home in another tier come in when the step starts and go
@@ -66,8 +66,8 @@ def plan(problem: Problem, _: Options) -> Plan:
 
     Parameters
     ----------
-    problem
-        Problem to plan for.
+    problem, options
+        Problem to plan for; nothing to choose.
 
     Raises
     ------
@@ -86,11 +86,6 @@ class Walker:
     ----------
     problem
         Problem to plan for.
-
-    Attributes
-    ----------
-    problem, remaker
-        Problem to plan for, and the remaker of its tensors.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -158,8 +153,6 @@ class RecomputePass:
     ----------
     made_in_passing
         Tensor that was made again after its last use, on the way to others -> the ops before which it was.
-    again_ns
-        Time of the ops that ran again [ns].
     """
 
     def __init__(
@@ -277,7 +270,7 @@ class RecomputePass:
         def will_be_there(other: int) -> bool:
             return other != tensor and resident(other) and dies[other] >= next_use
 
-        ops = self._remaker.chain((tensor,), next_use, will_be_there, LONGEST_CHAIN)
+        ops = self._remaker.chain((tensor,), next_use, will_be_there, _LONGEST_CHAIN)
         return None if ops is None else self._rank_for(tensor, next_use, ops)
 
     def _rank_for(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:
@@ -361,7 +354,7 @@ class Remaker:
         return tuple(sorted(ops))
 
 
-def remakes(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[IdleInterval, tuple[int, ...]]]:
+def remakes(graph: Graph, most_ops: int = _LONGEST_CHAIN) -> Iterator[tuple[IdleInterval, tuple[int, ...]]]:
     """Yield idle intervals, each with the ops that recompute its tensor at the end if all else that is live stays.
 
     Parameters

@@ -69,7 +69,7 @@ class DynamicReaders:
         problem, tier = self.problem, self.problem.compute_tier
         left = {away: room for away, room in problem.left_away.items() if (away, tier) in problem.links}
         full = next(iter(left or problem.neighbours), NOWHERE)
-        homes = dict.fromkeys(chosen, tier) | assign_homes(problem, self.likeliest(self.free - {*chosen}), left, full)
+        homes = dict.fromkeys(chosen, tier) | _assign_homes(problem, self.likeliest(self.free - {*chosen}), left, full)
         settled = (homes.get(t, home) for t, home in enumerate(problem.homes))
         return DynamicReaders(replace(problem, homes=tuple(settled)))
 
@@ -138,7 +138,7 @@ class DynamicReaders:
             raise ScopeError(f"policy {policy!r}", must, f"nothing written by {graph.ops[mute].name!r}", do)
 
 
-def assign_homes(problem: Problem, order: Iterable[int], left: dict[int, int | float], full: int) -> dict[int, int]:
+def _assign_homes(problem: Problem, order: Iterable[int], left: dict[int, int | float], full: int) -> dict[int, int]:
     """Assign tensors in some order to the first tier that has room.
 
     Parameters
@@ -223,7 +223,7 @@ class WorkingSets:
         share = dict.fromkeys(dynamic.candidates, 0.0) | dynamic.shares
         free = (t for t in persistent if problem.homes[t] == FREE)
         order = sorted(free, key=lambda t: (-share.get(t, 2.0), first_use[t] == NEVER, first_use[t], t))
-        return assign_homes(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
+        return _assign_homes(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
 
     @cached_property
     def hottest(self) -> frozenset[int]:

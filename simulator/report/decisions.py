@@ -84,13 +84,10 @@ def write(explanation: Explanation, folder: Path) -> None:
 
 _COSTS = ("alone_ns", "stall_ns", "residency_ns", "waited_ns")
 """Columns of the costs of a cache operator."""
-_FIGURES = {
-    **local("text", "kind", "role", "tensors", "link", "to", "reason"),
-    **local("count", "count", "score", "slots oversubscribed"),
-    **local("B", "size", end="_bytes"),
-    **local("ns", "idle", "copies", "remake", "alone", "stall", "residency", "waited", end="_ns"),
-    **local("share", "wanted", "busy", end="_fraction"),
-}
+_FIGURES = local(
+    text=("kind", "role", "tensors", "link", "to", "reason"), count=("count", "score", "slots oversubscribed"),
+    B=("size",), ns=("idle", "copies", "remake", "alone", "stall", "residency", "waited"), share=("wanted", "busy"),
+)  # fmt: skip
 """The columns of the tables."""
 
 

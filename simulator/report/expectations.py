@@ -22,7 +22,7 @@ from simulator.outputs import written
 from simulator.report.views import rendered
 from simulator.report.words import ABSENT, percent, ratio, shown, signed
 from simulator.scenario import LIMITS, Claim, Expectation, Kind
-from simulator.units import FieldError, nearest, require, require_known, unit_of
+from simulator.units import FieldError, named_in, nearest, require, unit_of
 
 Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
@@ -39,14 +39,10 @@ class Verdict:
     ----------
     row, column, must, found
         The row and the column that it is about; the condition and the value, for people.
-    holds
-        Whether the condition holds.
     why
         The sentence or printed figure behind it.
     asks
         The expectation, in words that do not change with the outcome.
-    source
-        The source of the claim, or of the figure.
     printed, difference
         The figure as its source prints it, and the difference of ours from it; empty if none is printed.
     error
@@ -122,7 +118,7 @@ def check_columns(expected: Expectation, columns: tuple[str, ...]) -> None:
         If it can never hold, or means nothing.
     """
     for column in expected.columns:
-        require_known(column, columns, "an expectation names a column of the summary", "column")
+        named_in(column, columns, "an expectation names a column of the summary", "column")
         if figure_of(column).unit == "text":
             other = next((key for key in ("over", *LIMITS[:-1]) if getattr(expected, key) is not None), "")
             require(not other, f"{column} is a text, which only equals compares", other, other, do="write equals")
@@ -313,7 +309,7 @@ def named(text: str, columns: Sequence[str]) -> str:
     by_name, part = heads | dict(zip(columns, columns, strict=True)), text.strip().replace(" ", ".")
     begun = [column for head, column in heads.items() if head.startswith(f"{part}.")]
     part = begun[0] if part not in by_name and len(begun) == 1 else part
-    require_known(part, by_name, "the condition names a figure of the table")
+    named_in(part, by_name, "the condition names a figure of the table")
     return by_name[part]
 
 

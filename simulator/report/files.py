@@ -32,7 +32,7 @@ from simulator.interrupts import complete, waiting
 from simulator.metrics import figure_of
 from simulator.outputs import check_beside, refusing
 
-SUMMARY = "hosim-summary/1"
+_SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
 COMPARISON = "comparison.png"
 """Name of the picture that compares all rows."""
@@ -76,7 +76,7 @@ def _strange(folder: Path) -> list[str]:
     summary: Any = None
     with suppress(OSError, orjson.JSONDecodeError):
         summary = orjson.loads((folder / "summary.json").read_bytes())
-    is_ours = isinstance(summary, dict) and summary.get("schema") == SUMMARY
+    is_ours = isinstance(summary, dict) and summary.get("schema") == _SUMMARY
     return sorted(_contents(folder) - set(map(str, summary.get("files", []) if is_ours else ())))
 
 
@@ -199,7 +199,7 @@ def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[
         Further entries: provenance, sentences, expectations.
     """
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {"schema": SUMMARY, "rows": [{column: row.get(column) for column in columns} for row in rows], **more}
+    return {"schema": _SUMMARY, "rows": [{column: row.get(column) for column in columns} for row in rows], **more}
 
 
 def dumped(data: Mapping[str, Any]) -> bytes:
@@ -321,14 +321,14 @@ def read_summary(result: Path) -> dict[str, Any]:
     try:
         summary = orjson.loads(whole(path))
         schema = summary.get("schema") if isinstance(summary, dict) else None
-        insist(schema == SUMMARY, str(path), f"the schema is {SUMMARY}", repr(schema) if schema else "none", _AGAIN)
+        insist(schema == _SUMMARY, str(path), f"the schema is {_SUMMARY}", repr(schema) if schema else "none", _AGAIN)
         TypeAdapter(_Summary).validate_python(summary, strict=True)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = f"{path}, {', '.join(map(str, first['loc']))}"
-        raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
+        raise ConfigError(where, f"a summary of a run is as {_SUMMARY} says", first["msg"].lower(), _AGAIN) from None
     labels = Counter(row.get("policy") for row in summary["rows"])
     for row in summary["rows"]:
         for figure, value in ((figure_of(column), value) for column, value in row.items() if value is not None):

@@ -1,4 +1,4 @@
-"""Views of the cells of a grid, and of the points of a scaling curve: a table, sentences, curves or maps."""
+"""Views of the cells of a grid, and of the points of a curve: a table, sentences, curves or maps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simulator.report.words import percent, quantity, ratio, shown
 from simulator.trace import CAUSES
 from simulator.units import listed
 
-LINES = 64
+_LINES = 64
 """Most lines of a printed table, about a screen; the output folder has all."""
 
 
@@ -72,12 +72,13 @@ def grid_view(
         by_rate = (each for each in (_pace(ran, axes),) if each not in ("", "step_ns"))
         steps = ("status", "step_ns", *by_rate, "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
-        held_columns = figures(lines, (*steps, *held), columns_of(hardware))
-        tables = [Section(columns=[*views.point_columns(lines, axes), *held_columns])]
+        tables = [
+            Section(columns=[*views.point_columns(lines, axes), *figures(lines, (*steps, *map(figure_of, held)))])
+        ]
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
-    if len(lines) > LINES:
+    if len(lines) > _LINES:
         files, tables = "--out DIR writes them to DIR/points.csv, --out FILE.csv to that file alone", []
         sentences.append(f"{len(lines):,} rows are too many to print: {files}.")
     if not fixed:
@@ -89,25 +90,23 @@ def grid_view(
     return SweepView(title, tables, sentences, panels)
 
 
-def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_bytes: float, title: str) -> SweepView:
-    """Show the points of a scaling curve.
+def curve_view(
+    rows: Rows, axes: Sequence[Varied], hardware: Hardware, title: str, budget_bytes: int | None = None
+) -> SweepView:
+    """Show the points of a curve over other work, policy by policy.
 
     Parameters
     ----------
     rows
-        See `simulator.run.studies`.
-    fields
-        The fields that points set, as columns.
-    hardware, budget_bytes
-        The machine, and the budget in its compute tier [B].
-    title
-        The title.
+        One per point and policy, with ``efficiency``: see `simulator.run.grid.sweep`.
+    axes, hardware, title, budget_bytes
+        As for `grid_view`.
     """
     over_ranks = len({row.get("ranks", 1) for row in rows}) > 1
     is_known = all(present(row.get("ranks")) for row in rows)
-    axes = [Varied("ranks")] if over_ranks and is_known else [Varied(field) for field in fields]
-    usable = {name: tier.usable_bytes for name, tier in hardware.tiers.items()} | {hardware.compute_tier: budget_bytes}
-    limits: dict[str, float] = {f"peak_{name}_bytes": limit for name, limit in usable.items()}
+    axes = [Varied("ranks")] if over_ranks and is_known else axes
+    limits: dict[str, float] = {f"peak_{name}_bytes": tier.usable_bytes for name, tier in hardware.tiers.items()}
+    limits |= {} if budget_bytes is None else {f"peak_{hardware.compute_tier}_bytes": budget_bytes}
     limits |= {f"moved_{name}_bytes": math.inf for name in hardware.links}
     used = occurring(rows, limits)
     of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bound_kind")

@@ -200,16 +200,17 @@ def crowded(rows: Sequence[Row]) -> list[str]:
     return [f"transfers of ranks that share {link} take {listed(times)}"] if crowd else []
 
 
-def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
-    """Point to `hosim scaling` if the scenario lists points of a curve.
+def pointer(points: Mapping[str, str | Sequence[object]]) -> list[str]:
+    """Point to `hosim sweep` if the scenario lists points of a curve.
 
     Parameters
     ----------
     points
-        The ``scaling`` of a scenario.
+        The ``sweep`` of a scenario.
     """
     if not points:
         return []
     first = next(iter(points.values()))
-    where = listed([written(value, "count") for value in first]) if len(points) == 1 else f"at {len(first)} points"
-    return [f"This is one point of a curve: hosim scaling compares {listed(list(points))} {where}."]
+    values = [first] if isinstance(first, str) else [written(value, "count") for value in first]
+    where = listed(values) if len(points) == 1 else f"at {len(first)} points"
+    return [f"This is one point of a curve: hosim sweep compares {listed(list(points))} {where}."]

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from simulator.metrics import columns as columns_of
-from simulator.metrics.figures import PLAIN, Figure
+from simulator.metrics.figures import PLAIN, Figure, local
 from simulator.metrics.rows import Row
 from simulator.report.words import ABSENT, named, written
 from simulator.trace import CAUSES
@@ -23,13 +23,15 @@ from simulator.trace import CAUSES
 PIPE_WIDTH = 100
 """Width of a line in a pipe [characters]."""
 _GAP = "  "
-SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
+_SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
 """Columns of work per second."""
 WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
 """Columns of waits by cause."""
+_OWN = local(text=("bound", "real step", "runs"), count=("rank", "stands for"))
+"""What tables say of rows besides their figures."""
 SELDOM_S = 30
 """Time between two lines of progress without a terminal [s]; a shorter run prints none."""
-OFTEN_S = 0.1
+_OFTEN_S = 0.1
 """Time between two updates of the bar on a terminal [s]; no thread updates it, as rows are written in forks."""
 
 
@@ -120,14 +122,10 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
         The rows, in the order of the scenario. Columns without any number are left out.
     """
     summaries, machine = [row.summary | named(row) for row in rows], rows[0].hardware
-    on, bound, real_step = (
-        columns_of(machine),
-        Figure("bound", "text", "bound"),
-        Figure("real_step", "text", "real step"),
-    )
-    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", bound)
+    on = columns_of(machine) | _OWN
+    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *_SPEED, "slowdown_vs_compute", "bound")
     more = occurring(summaries, ["recompute_ns", "delay_ns", "host_compute_ns"])
-    times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"))
+    times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"), on)
     columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]
     columns += [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
@@ -137,7 +135,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     demands = (f"demand_{bus}" for bus in machine.caps)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
-    real = figures(summaries, ("paced_by", real_step))
+    real = figures(summaries, ("paced_by", "real_step"), on)
     parts = (times, real, *(figures(summaries, columns, on) for columns in (occurring(summaries, WAITS), held, paid)))
     return list(filter(None, map(filled, parts)))
 
@@ -187,16 +185,13 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     ranks
         Ranks of one row.
     """
-    on, peak = columns_of(ranks[0].hardware), f"peak_{ranks[0].hardware.compute_tier}_bytes"
-    names = Figure("rank", "count", "rank"), Figure("runs", "text", "runs"), Figure("stands_for", "count", "stands for")
+    on, peak = columns_of(ranks[0].hardware) | _OWN, f"peak_{ranks[0].hardware.compute_tier}_bytes"
     folded = [row.stands_for if row.stands_for > 1 else None for row in ranks]
-    rows = [
-        {"rank": row.rank, "runs": row.program, "stands_for": n, **row.summary}
-        for row, n in zip(ranks, folded, strict=True)
-    ]
+    names = [{"rank": row.rank, "runs": row.program, "stands_for": n} for row, n in zip(ranks, folded, strict=True)]
+    rows = [name | row.summary for name, row in zip(names, ranks, strict=True)]
     shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
     spent = occurring(rows, ("delay_ns", *WAITS))
-    return filled(figures(rows, (*names, "step_ns", "compute_ns", *spent, *shares, peak), on))
+    return filled(figures(rows, (*names[0], "step_ns", "compute_ns", *spent, *shares, peak), on))
 
 
 class ProgressBar:
@@ -229,7 +224,7 @@ class ProgressBar:
             show = partial(print, file=sys.stderr) if self._bar is None else partial(self._bar.console.print, **style)
             show(f"hosim: {label}")
             return
-        if now_s < self._shown_s + (SELDOM_S if self._bar is None else OFTEN_S):
+        if now_s < self._shown_s + (SELDOM_S if self._bar is None else _OFTEN_S):
             return
         self._shown_s = now_s
         if self._bar is not None:

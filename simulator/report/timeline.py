@@ -52,7 +52,7 @@ class Lane(NamedTuple):
     bands: list[tuple[tuple[float, float], Block]]
 
 
-def kind_name(kind: int) -> str:
+def _kind_name(kind: int) -> str:
     """Return the name of a tensor kind in pictures."""
     return KINDS[kind].replace("_", " ")
 
@@ -64,7 +64,7 @@ def _looks(row: Row) -> dict[str, str]:
     looks |= {"recompute": drawing.RECOMPUTE} | {f"stall: {cause}": drawing.CAUSE[cause] for cause in CAUSES}
     groups = dict.fromkeys(op.collective.group for op in ops if op.collective is not None)
     looks |= {f"collective: {group}": drawing.GROUPS[n % len(drawing.GROUPS)] for n, group in enumerate(groups)}
-    return looks | {kind_name(index): drawing.KIND[kind] for index, kind in enumerate(KINDS)}
+    return looks | {_kind_name(index): drawing.KIND[kind] for index, kind in enumerate(KINDS)}
 
 
 def _look(op: Op) -> str:
@@ -85,7 +85,7 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     ops, is_compute = np.array([looks.index(_look(op)) for op in graph.ops] or [0]), spans["kind"] == COMPUTE
     computed = ops[np.where(is_compute, spans["item"], 0)]
     again = is_compute & (spans["run"] > 1)
-    moved = looks.index(kind_name(0)) + tensor_kinds(graph, np.where(is_compute, 0, spans["item"]))
+    moved = looks.index(_kind_name(0)) + tensor_kinds(graph, np.where(is_compute, 0, spans["item"]))
     look = np.where(again, looks.index("recompute"), np.where(is_compute, computed, moved))
     link = (1 + spans["track"]) * COPIES + spans["channel"]
     is_last = is_compute & (spans["item"] == len(graph.ops) - 1)
@@ -207,7 +207,7 @@ def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None
     for ax, usage in zip(axes[1:], memories, strict=True):
         lines |= _memory(row, ax, usage, edges, size)
     axes[-1].set_xlabel(f"time [{unit}]", **drawing.TEXT)
-    names, shown = [*looks], {kind_name(k) for usage in memories for k in usage.kinds}
+    names, shown = [*looks], {_kind_name(k) for usage in memories for k in usage.kinds}
     shown |= {names[look] for lane in lanes for _, part in lane.bands for look in np.unique(part["look"]).tolist()}
     inside = [end / size for end in ends if first < end < last]
     if 0 < len(inside) <= _FEW_STEPS:
@@ -356,7 +356,7 @@ def _changes(shown: Scene, usage: Usage) -> dict[str, Any]:
         "tier": usage.tier,
         "limit": usage.limit_bytes if usage.allowed else 0,
         "allowed": usage.allowed,
-        "kinds": [looks.index(kind_name(kind)) for kind in usage.kinds],
+        "kinds": [looks.index(_kind_name(kind)) for kind in usage.kinds],
         "gap": np.diff(usage.time_ns[rows], prepend=0).tolist(),
         "change": np.diff(held, prepend=0).tolist(),
     }

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from simulator.metrics.figures import Figure
-from simulator.metrics.statistics import CONFIDENCE, ESTIMATED, INSPECTION, NOMINAL, Summed, by, grouped
+from simulator.metrics.statistics import CONFIDENCE, ESTIMATED, Summed, by
 from simulator.report.tables import Column, figures
-from simulator.report.views import Panel, Row, Rows, Section, SweepView, Varied, point, point_columns
-from simulator.report.words import ABSENT, quantity, ratio
+from simulator.report.views import Panel, Row, Rows, Section, Varied, point, point_columns
+from simulator.report.words import ABSENT, quantity
 from simulator.units import listed
 
 _SHOWN = dict(zip(ESTIMATED, ("5 %", "median", "95 %"), strict=True))
@@ -86,59 +86,3 @@ def distributions(rows: Rows) -> Panel:
             shares = (count / draws[policy] for count in (position, position + 1))
             points += [{"policy": policy, "step_ns": step_ns, "share": share} for share in shares]
     return Panel("draws with at most such a step", "step", "%", points, "step_ns", "share", "ns", dense="log")
-
-
-def robust_view(rows: Rows, policies: Sequence[str]) -> SweepView:
-    """Show a fixed plan and a runtime under each perturbation: quantiles of their steps, and who is faster where.
-
-    Parameters
-    ----------
-    rows
-        See `quantiles`.
-    policies
-        The tested policy, and the one that it is compared with.
-    """
-    columns = [
-        *figures(rows, (Figure("perturbation", "text", "perturbation"),)),
-        Column("level", map(_level, rows), left=False),
-        *figures(rows, ("policy",)),
-        Column("median", map(_median, rows), left=False),
-        Column("slowdown", (ratio(row["median_slowdown"]) for row in rows), left=False),
-        Column("5 to 95 %", map(_range, rows), left=False),
-    ]
-    panels, sentences = [], []
-    kinds = by(rows, "perturbation")
-    nominal = kinds.pop((NOMINAL,), [])
-    for (kind,), group in (kinds or {(NOMINAL,): nominal}).items():
-        unit, band = "ns" if kind == INSPECTION else "%", ("p05_step_ns", "p95_step_ns")
-        points = group if kind in (INSPECTION, NOMINAL) else [*nominal, *group]
-        panels.append(Panel(kind, "level", "ns", points, "level", "median_step_ns", unit, band=band))
-    for (kind,), group in kinds.items():
-        faster = grouped(by(group, "level").values(), _faster)
-        where = [f"{who} at {listed([_level(lines[0]) for lines in levels])}" for who, levels in faster.items()]
-        sentences.append(f"Faster under {kind}: {'; '.join(where)}.")
-    title = f"one plan of {policies[0]!r} under other conditions, beside {policies[1]!r}"
-    return SweepView(title, [Section(columns=columns)], sentences, panels)
-
-
-def _level(row: Row) -> str:
-    """Write a level: a share, or the time of an inspection."""
-    if row["perturbation"] == NOMINAL:
-        return ABSENT
-    return quantity(round(row["level"]), "ns") if row["perturbation"] == INSPECTION else f"{100 * row['level']:g} %"
-
-
-def _median(row: Row) -> str:
-    step = row["failed"] if row["median_step_ns"] is None else quantity(row["median_step_ns"], "ns")
-    return step if row["ok"] in (0, row["draws"]) else f"{step} ({row['ok']} of {row['draws']} ran)"
-
-
-def _range(row: Row) -> str:
-    return ABSENT if row["draws"] == 1 else f"{ratio(row['p05_slowdown'])} {ratio(row['p95_slowdown'])}"
-
-
-def _faster(lines: Rows) -> str:
-    """Name the policy with the least median, or ``tie``, or ``neither`` if none runs."""
-    steps = {row["policy"]: row["median_step_ns"] for row in lines if row["median_step_ns"] is not None}
-    fastest = [policy for policy, step in steps.items() if step == min(steps.values())]
-    return fastest[0] if len(fastest) == 1 else "tie" if fastest else "neither"

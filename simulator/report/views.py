@@ -67,8 +67,6 @@ class Map(NamedTuple):
 
     Attributes
     ----------
-    title
-        The title.
     axes
         The names of the axes, from left to right and from bottom to top.
     ticks
@@ -119,8 +117,6 @@ class SweepView(NamedTuple):
 
     Attributes
     ----------
-    title
-        The name of the sweep.
     sections, sentences, panels
         Tables and notes, sentences, and curves.
     maps
@@ -169,12 +165,8 @@ class Varied(NamedTuple):
 
     Attributes
     ----------
-    name
-        Its column.
     unit
         The unit of its values inside; None for plain values.
-    values
-        Its values, in order.
     is_drawn
         Whether the values are drawn, or number the draws.
     is_of_work
@@ -190,6 +182,8 @@ class Varied(NamedTuple):
     def written(self, row: Row) -> str:
         """Write the value of a row for people."""
         value = row[self.name]
+        if self.unit == "x":
+            return f"{value:g}x"
         return written(value, "count") if self.unit is None else quantity(value, self.unit)
 
 

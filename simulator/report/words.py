@@ -80,10 +80,10 @@ def written(value: Any, unit: Unit) -> str:
 def named(row: Row) -> dict[str, str]:
     """Return what a table has of a row in words: the kind of its ``bound``, and the interval of its ``real_step``."""
     low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
-    return {"bound": bound_name(row), "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
+    return {"bound": _bound_name(row), "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
 
 
-def bound_name(row: Row) -> str:
+def _bound_name(row: Row) -> str:
     """Name the bound from which the row's gap is measured, or `ABSENT`.
 
     ``fixed plans`` if it holds for such plans only, else ``combinatorial``.

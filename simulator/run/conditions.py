@@ -29,7 +29,7 @@ from simulator.plan import Plan
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.row import row_of
+from simulator.run.row import relate, row_of
 from simulator.run.sweep import Rows, silent
 from simulator.scenario.study import Distribution, Sample
 from simulator.units import exact, parse, unit_of
@@ -71,7 +71,7 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
         values = getattr(stats, stated.distribution)(*shape, loc=loc, scale=scale).ppf(column).tolist()
         columns.append(values if unit is None else list(map(round, values)))
         axes.append(Axis(key, (key,), place, unit))
-    return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(size), strict=True))
+    return (*axes, Axis(_DRAW, (), where)), list(zip(*columns, range(size), strict=True))
 
 
 _OF_TIME = re.compile(
@@ -80,7 +80,7 @@ _OF_TIME = re.compile(
 )
 """Figures of a machine on which times depend; the others are its size and its costs."""
 _OF_SOFTWARE = re.compile(r"(copies|host|kernels)\..*")
-WIDE = 0.54
+_WIDE = 0.54
 """Spread of the logarithm of an assumed figure without a range: 80 % of draws lie between half of it and twice."""
 
 
@@ -125,11 +125,11 @@ def _spread(document: Document, path: str, value: Any) -> Distribution | None:
     if document.origin_of(path) != "assumed":
         return None
     if isinstance(value, str):
-        return Distribution(distribution="lognorm", scale=value, s=WIDE)
+        return Distribution(distribution="lognorm", scale=value, s=_WIDE)
     return Distribution(distribution="uniform", loc=value / 2, scale=min(2 * value, 1) - value / 2)
 
 
-DRAW = "draw"
+_DRAW = "draw"
 """Column with the number of a draw."""
 
 
@@ -210,7 +210,7 @@ class Once:
     loaded, policies
         The nominal documents, for which plans are made, and the rows, as in `simulator.run`.
     headroom
-        Share of the budget that the first row's plan leaves free.
+        Share of the budget that plans leave free.
     """
 
     loaded: Loaded
@@ -248,13 +248,14 @@ class Once:
                 plans[label] = decide(case.problem)
             except CapacityError as error:
                 plans[label] = CapacityError(replace(error.report, levers=levers)) if levers else error
-            headroom = 0.0
         return plans
 
     def rows(self, case: Case) -> Rows:
         """Replay the plans in a case; a row whose plan cannot be carried over is ``failed``."""
         decided = {label: partial(self._carry_over, label, of) for label, of in case.rows(self.policies).items()}
-        return [row_of(case, label, decide, silent, advice=False).summary for label, decide in decided.items()]
+        rows = [row_of(case, label, decide, silent, advice=False) for label, decide in decided.items()]
+        relate(rows)
+        return [row.summary for row in rows]
 
     def _carry_over(self, label: str, decide: Policy, problem: Problem) -> Plan:
         """Return the plan of a row; a reactive policy decides anew, for the case in which it runs."""

@@ -32,7 +32,7 @@ _WAIT_S = 30
 """Time to wait for another process that writes [s]: a write takes milliseconds."""
 
 
-def default_folder() -> Path:
+def _default_folder() -> Path:
     """Return the default folder of kept rows: in ``XDG_CACHE_HOME``, or ``~/.cache``; refuse if there is none."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hosim"
@@ -74,7 +74,7 @@ class KeptRows:
         self._path, self._say, self._is_kept = Path(), say, True
         self._base: sqlite3.Connection | None = None
         with self._forgiving():
-            folder = folder or default_folder()
+            folder = folder or _default_folder()
             self._path = folder / _FILE
             folder.mkdir(parents=True, exist_ok=True)
             base = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
@@ -137,8 +137,8 @@ _ELSE = "name another folder with --cache, or keep nothing with --no-cache"
 _REMOVE = f"remove that file, {_ELSE}"
 
 
-PARQUET = ".parquet"
-SUFFIXES = (".csv", PARQUET)
+_PARQUET = ".parquet"
+SUFFIXES = (".csv", _PARQUET)
 """Suffixes of a file of rows."""
 _TYPES = {"ns": "int64", "B": "int64", "share": "float64", "times": "float64", "per s": "float64", "text": "string"}
 """Unit of a figure -> its type in a Parquet file; for other units the type is inferred."""
@@ -162,7 +162,7 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
         If the file cannot be written, another process writes it, or pyarrow is not installed.
     """
     rows = path
-    if path.suffix == PARQUET:
+    if path.suffix == _PARQUET:
         rows = path.with_name(path.name + ".csv")
         _arrow(path)
     phrase = f"all rows so far, in {rows},"

@@ -23,15 +23,16 @@ from simulator.errors import ConfigError, insist
 from simulator.processes import Make, spawned
 from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
+from simulator.run.axes import Values, axis
 from simulator.run.case import Policies, names_in, rows_named
 from simulator.run.estimates import decoder_of, estimate, room_bytes, trained
-from simulator.run.grid import Cells, Values, axis
+from simulator.run.grid import Cells
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
 from simulator.scenario import Layouts
 from simulator.units import human
 from simulator.workload import Experts, Gqa
 
-MOST_LAYOUTS = 50_000
+_MOST_LAYOUTS = 50_000
 """Most layouts that are estimated: at a hundredth of a second each they take some minutes on two cores."""
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "sequence", "zero_stage")
 _FIELDS = (*(f"parallel.{name}" for name in _DEGREES), "batch", "parallel.micro_batches")
@@ -91,8 +92,8 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     made, where = [*_made(loaded, listed, question)], loaded.place("layout")
     must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
     insist(made, where, must, f"none to {question.devices:,}", do)
-    must, do = f"at most {MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --grid parallel.tensor=2,4,8"
-    insist(len(made) <= MOST_LAYOUTS, where, must, f"{len(made):,}", do)
+    must, do = f"at most {_MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --grid parallel.tensor=2,4,8"
+    insist(len(made) <= _MOST_LAYOUTS, where, must, f"{len(made):,}", do)
     rows = loaded.scenario.policies
     if names := names_in(policies):
         rows = tuple(rows_named(loaded.scenario, names))
@@ -223,8 +224,6 @@ class LayoutCells:
 
     Attributes
     ----------
-    policies
-        As in `simulator.run`.
     whole
         Whether all micro-batches are replayed.
     """

@@ -224,7 +224,7 @@ class Results(dict[str, Result]):
     def said(self) -> list[str]:
         """Sentences about the rows, and hints; and how far each row fits, if that was asked."""
         rows, largest = list(self.values()), self.largest.sentences if self.largest else []
-        return [*sentences(rows), *hints(self.case, rows), *largest, *pointer(self.case.loaded.scenario.scaling)]
+        return [*sentences(rows), *hints(self.case, rows), *largest, *pointer(self.case.loaded.scenario.sweep)]
 
     @cached_property
     def told(self) -> Sequence[str]:

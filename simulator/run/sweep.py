@@ -285,8 +285,6 @@ class Sweep:
         The command, such as ``sweep``.
     loaded
         The scenarios, each with its machine and its workload.
-    rows
-        The rows of its table.
     view
         Table, sentences and pictures of the rows.
     tables

@@ -13,7 +13,8 @@ from pydantic_core import CoreSchema
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
 from simulator.scenario.question import Frontier, Layouts, Question
-from simulator.units import Bytes, Nanoseconds, require, require_known
+from simulator.scenario.study import Values
+from simulator.units import Bytes, Nanoseconds, named_in, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "KvTier", "Layouts",
@@ -228,9 +229,10 @@ class Scenario(Document):
         Budget of the compute tier [B]; default: its capacity less reserved memory.
     policies
         Rows of the table. A bare name is the policy with its default options.
-    scaling
-        Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; the n-th
-        values of all fields are one point. `hosim scaling` runs all points, other commands the workload as it stands.
+    sweep
+        Field path -> its value at each point of a curve, such as ``workload.parallel.data: [8, 16, 32]``; the n-th
+        values of all fields are one point, as in the ``list`` of a study. `hosim sweep` runs all points if nothing else
+        varies, other commands the documents as they stand.
     frontier
         Search how far a field may go while each row still fits, or is fast enough: a run then has the columns
         ``largest_<field>`` or ``least_<field>``, and what its steps are there.
@@ -263,7 +265,7 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
-    scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
+    sweep: dict[str, Values] = {}
     frontier: Frontier | None = None
     layout: Layouts | None = None
     draws: DrawsOrigin = DrawsOrigin()
@@ -297,11 +299,6 @@ class Scenario(Document):
         return (*with_prefixes(self.figures()), *super()._stated())
 
     def _check(self) -> None:
-        for key, values in self.scaling.items():
-            first, points = next((name, len(listed)) for name, listed in self.scaling.items())
-            must = "each field of scaling has a value at each point"
-            found = f"{len(values)} here and {points} at {first}"
-            require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
         rows = [choice.row for choice in self.policies]
         for index, row in enumerate(rows):
             must, do = "each row of the table has a label of its own", "give one of them another label"
@@ -309,7 +306,7 @@ class Scenario(Document):
         for index, expectation in enumerate(self.expect):
             path = ("expect", str(index))
             for key, named in expectation.rows.items():
-                require_known(named, rows, "an expectation names a row of policies", *path, key)
+                named_in(named, rows, "an expectation names a row of policies", *path, key)
             is_named = not self.claim or expectation.printed is None or expectation.figure is not None
             must = "a printed figure that puts a claim to the test has a name"
             do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"

@@ -12,6 +12,8 @@ from simulator.units import require
 
 Values = str | Annotated[tuple[Any, ...], Field(min_length=1)]
 """Values of an axis: a list, or a text such as ``16..200 GB/s:8``."""
+Spread = Annotated[float, Field(ge=0, le=1)]
+"""A coefficient of variation."""
 _SHAPES = {"c": "triang", "s": "lognorm"}
 """Shape parameter -> the distribution that has it."""
 
@@ -64,14 +66,15 @@ class Sample(Part):
     of
         Field path -> distribution of its values, independent of the others.
     jitter
-        The time of each op and each link is multiplied by a factor with mean 1 and this coefficient of variation.
+        The time of each op and each link is multiplied by a factor with mean 1 and this coefficient of variation; of
+        several, each runs.
     """
 
     size: Few
     method: Literal["random", "sobol"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     of: dict[str, Distribution] = {}
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
+    jitter: Spread | Annotated[tuple[Spread, ...], Field(min_length=1)] = 0.0
 
     def _check(self) -> None:
         require(self.of or self.jitter, "a sample draws something", "neither", "of", do="add of, or jitter")
@@ -97,7 +100,10 @@ class StudyDocument(Document):
         Random draws of uncertain figures.
     plans
         ``anew``: plans are made anew at each point. ``once``: fixed plans are made for the documents as they are, and
-        replayed unchanged at each point; reactive ones still decide as they run.
+        replayed unchanged at each point, on a longer sequence by the names of ops and tensors; reactive ones still
+        decide as they run.
+    headroom
+        Share of the budget that plans which are made ``once`` leave free, in reserve; a run may use the whole budget.
     """
 
     schema_: Literal["hosim/study/1"] = Field("hosim/study/1", alias="schema")
@@ -108,6 +114,7 @@ class StudyDocument(Document):
     list_: dict[str, Values] = Field({}, alias="list")
     sample: Sample | None = None
     plans: Literal["anew", "once"] = "anew"
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def figures(self) -> Iterator[str]:
         """Iterate over the field paths that need an origin: distributions and jitter. The others are questions."""
@@ -117,4 +124,6 @@ class StudyDocument(Document):
         varied = [*self.grid, *self.list_, *(self.sample.of if self.sample else ())]
         twice = next((key for key in varied if varied.count(key) > 1), None)
         require(twice is None, "a field varies in one way", repr(twice), do="leave all but one out")
+        is_of_plans, do = self.plans == "once" or not self.headroom, "write plans: once, or drop headroom"
+        require(is_of_plans, "headroom is of plans that are made once", "plans: anew", "headroom", do=do)
         require(varied or self.sample, "a study varies something", "nothing", do="add grid, list or sample")

@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, StrictBool, Tag, model_validator
 
 from simulator.document import MOST_RANKS, Citation, Count, Document, Few, FewOrNone, Fit, Key, Line, Part, Ranks
 from simulator.errors import insist
-from simulator.units import Bytes, Nanoseconds, require, require_known
+from simulator.units import Bytes, Nanoseconds, named_in, require
 from simulator.workload import Sides, Workload
 
 _WAYS, _ENDS = ("weights", "tensors", "bytes_"), {"from": "from_", "to": "to"}
@@ -198,7 +198,7 @@ class JobDocument(Document):
         names, placed, by_ranks = tuple(self.programs), self.placed, dict[int, str]()
         named = {("edges", str(i), end): getattr(e, f) for i, e in enumerate(self.edges) for end, f in _ENDS.items()}
         for path, name in [(("counts",), self.counts or names[0]), *named.items()]:
-            require_known(name, names, "this names a program of the job", *path)
+            named_in(name, names, "this names a program of the job", *path)
         for name, ranks in placed.items():
             must, do = "programs share all of their ranks or none", "place them apart, or alike"
             for rank in ranks:

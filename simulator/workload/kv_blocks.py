@@ -10,7 +10,7 @@ from simulator.workload.attention_kinds import Attention
 
 MOST = 500_000
 """Most blocks of a KV cache: a run then takes about 1 GB of memory."""
-MOST_READS = 10_000_000
+_MOST_READS = 10_000_000
 """Most block reads by all tokens or chunks of a step: listing them takes 80 MB and some seconds."""
 
 
@@ -55,7 +55,7 @@ class KvBlocks(Part):
             require(self.sequences == 1, must, found, "kv", "sequences", do="remove sequences")
 
     def check_count(self, layers: int, batch: int, tokens: int, times: int) -> None:
-        """Refuse more blocks than `MOST`, or more reads than `MOST_READS` if all are read `times` times.
+        """Refuse more blocks than `MOST`, or more reads than `_MOST_READS` if all are read `times` times.
 
         Raises
         ------
@@ -68,6 +68,6 @@ class KvBlocks(Part):
         must = f"a KV cache has at most {MOST:,} blocks"
         do = "raise kv.block or kv.sequences, or lower batch or sequence"
         require(found <= MOST, must, f"{found:,}", "kv", "block", do=do)
-        must = f"the tokens of a step read at most {MOST_READS:,} blocks"
+        must = f"the tokens of a step read at most {_MOST_READS:,} blocks"
         do = "raise kv.block or chunk, or lower new_tokens"
-        require(found * times <= MOST_READS, must, f"{found:,} blocks, {times:,} times", "kv", "block", do=do)
+        require(found * times <= _MOST_READS, must, f"{found:,} blocks, {times:,} times", "kv", "block", do=do)

@@ -17,8 +17,6 @@ class Format(NamedTuple):
 
     Attributes
     ----------
-    bits
-        Bits of each number.
     block
         Numbers of inputs and outputs that share a scale.
     block_bits
@@ -216,7 +214,7 @@ class Optimizer(Part):
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
 
-MOST_SENDERS = 1000
+_MOST_SENDERS = 1000
 """Most prefill ranks per decode rank: each has a graph of its own."""
 
 
@@ -367,5 +365,6 @@ class Pools(Part):
 
     def _check(self) -> None:
         self._divides("decode", "prefill")
-        must, found = f"a decode rank serves at most {MOST_SENDERS:,} prefill ranks", f"{self.prefill // self.decode:,}"
-        require(self.prefill <= MOST_SENDERS * self.decode, must, found, "prefill", do="raise decode, or lower prefill")
+        must, do = f"a decode rank serves at most {_MOST_SENDERS:,} prefill ranks", "raise decode, or lower prefill"
+        fits, senders = self.prefill <= _MOST_SENDERS * self.decode, f"{self.prefill // self.decode:,}"
+        require(fits, must, senders, "prefill", do=do)

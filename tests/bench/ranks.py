@@ -28,11 +28,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bars
+from folding import folded
 
 from simulator import catalog
 from simulator.run import run_case
 from simulator.run.case import prepare
-from simulator.run.studies import points_of
 
 RANKS = (256, 512, 1024)
 MOST = {"share": 0.4, "exponent": 1.1}
@@ -43,11 +43,10 @@ SCENARIO = "llama3_8b_layer_scaling"
 def measure(ranks: int) -> dict[str, float | int]:
     """Run one count in this process."""
     base = _most_bytes()
-    scenario = catalog.read_scenario(SCENARIO)
-    one = {"fold": "never", "scaling": {"parallel.data": (ranks,)}}
     begun = time.process_time()
-    study = points_of(catalog.resolve(scenario.model_copy(update=one)))
-    (row,) = run_case(prepare(study.at((ranks,))), ["resident"]).values()
+    loaded = catalog.resolve(SCENARIO, {"workload.parallel.data": ranks})
+    with folded("never"):
+        (row,) = run_case(prepare(loaded), ["resident"]).values()
     ops = ranks * len(row.graph.ops) * row.graph.steps
     return {
         "ranks": ranks,

@@ -16,7 +16,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
 from simulator.report.words import percent, quantity
-from simulator.run.studies import scaling
+from simulator.run.grid import sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def table(heading: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_the_curve_of_kimi_k2_on_one_gpu():
-    curve = scaling("kimi_k2_on_one_node")
+    curve = sweep("kimi_k2_on_one_node", cache=False, workers=1)
     (shown,) = re.findall(r"^\| batch \| 64 \| 512 \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
     lines = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in shown.splitlines()}
     rows = {policy: [row for row in curve.rows if row["policy"] == policy] for policy in ("static", "reactive")}

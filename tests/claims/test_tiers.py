@@ -9,7 +9,6 @@ from simulator import catalog
 from simulator.policies import POLICIES
 from simulator.run import run_case
 from simulator.run.case import prepare
-from simulator.run.studies import points_of
 
 
 @pytest.mark.parametrize(
@@ -17,8 +16,8 @@ from simulator.run.studies import points_of
 )
 def test_a_batch_is_bounded_by_the_drives_until_its_caches_fill_the_link(batch, bounded_by, gap):
     """The bound knows that what goes over DDR passes both links; `static` reaches it on a machine that is crowded."""
-    loaded = catalog.resolve("llama3_70b_stream_ssd")
-    row = run_case(prepare(points_of(loaded).at((batch,))), ["static"])["static"].summary
+    loaded = catalog.resolve("llama3_70b_stream_ssd", {"workload.batch": batch})
+    row = run_case(prepare(loaded), ["static"])["static"].summary
     assert (row["status"], row["bound_kind"]) == ("ok", bounded_by)
     assert row["gap_fraction"] < gap
 

@@ -45,7 +45,7 @@ def test_a_command_replays_by_the_engine_that_it_names(hosim, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["plan"], ["layout"], ["robust"], ["scaling"], ["list"], ["check"], ["schema"], ["graph"]]
+    "command", [[], ["run"], ["plan"], ["layout"], ["sweep"], ["frontier"], ["list"], ["check"], ["schema"], ["graph"]]
 )
 def test_help_has_examples(command, hosim):
     done = hosim(*command, "--help")

@@ -12,7 +12,6 @@ from folding import folded
 import simulator as hosim
 from simulator.cli.check import describe
 from simulator.errors import ConfigError
-from simulator.run.studies import robustness
 
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1"
 DENSE_FIRST = "[{stop: 1, feed_forward: {kind: dense, width: 64}}]"
@@ -210,8 +209,10 @@ def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
 def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
     """A plan for nominal times, and a runtime that handles dynamic reads, under other conditions."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
-    found = robustness(story, policy="hybrid", against="on demand", draws=2)
-    assert {row["status"] for row in found.tables["points"]} == {"ok"}
+    rows = {"policies": ["hybrid", "on demand"], "plans": "once", "cache": False}
+    found = [hosim.sweep(story, {"links.*.bandwidth": ["1x", "0.5x"]}, **rows)]
+    found.append(hosim.sweep(story, jitter=[0.05, 0.2], draws=2, **rows))
+    assert {row["status"] for sweep in found for row in sweep.rows} == {"ok"}
 
 
 def test_a_recorded_plan_is_checked_with_the_draws(tmp_path: Path) -> None:

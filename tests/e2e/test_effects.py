@@ -324,7 +324,7 @@ def test_every_field_of_a_machine_has_an_effect_or_is_named(walk):
 @pytest.mark.parametrize("case", SCENARIOS)
 def test_every_field_of_a_scenario_has_an_effect_or_is_named(walk, case):
     scenario = catalog.resolve(walk.paths[case]).scenario
-    not_changed = {"hardware", "workload", "set_", "expect", "claim", "scaling", "frontier"}
+    not_changed = {"hardware", "workload", "set_", "expect", "claim", "sweep", "frontier"}
     found = {of: paths for of, paths in fields_of(scenario).items() if of[1] not in not_changed}
     assert dead(walk, "scenario", found) == []
 

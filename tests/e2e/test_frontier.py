@@ -523,12 +523,12 @@ def test_a_crossover_is_of_two_rows(hosim, story):
     assert "--policy: a crossover is of two rows, found 1: static" in done.err
 
 
-@pytest.mark.parametrize("more", [(), ("--out", "out")])
-def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, story, more, capsys, monkeypatch, tmp_path):
+def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, story, capsys, monkeypatch, tmp_path):
     """Nobody waits for a search before the first figure; in the end the output is one text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(what_if, "_PAGE", 0)
-    whole, before = hosim("run", story, "--policy", "static", *more).out, list[str]()
+    asked = ("run", story, "--policy", "static", "--out", "out")
+    whole, before = hosim(*asked).out, list[str]()
 
     def searched(rows, *more, **asked):
         before.append(capsys.readouterr().out)
@@ -536,7 +536,7 @@ def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, stor
 
     what_would_free = what_if.what_would_free
     monkeypatch.setattr(sys.modules["simulator.run"], "what_would_free", searched)
-    rest = hosim("run", story, "--policy", "static", *more).out
+    rest = hosim(*asked).out
     assert [before[0] + rest] == [whole] * len(before)
     assert "\n\nstatic " in before[0]
     assert "to be as fast as if nothing moved" in rest

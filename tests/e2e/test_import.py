@@ -36,7 +36,7 @@ def test_a_graph_is_imported_told_and_checked(hosim, scenario, tmp_path, monkeyp
     assert (said["card"]["ops"], said["card"]["tensors"]) == ([13], [13]), "numbers, for programs"
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "serve", "scaling", "robust", "largest", "least"])
+@pytest.mark.parametrize("command", ["run", "plan", "serve", "sweep", "frontier"])
 def test_a_foreign_file_names_the_import_that_reads_it(hosim, scenario, command):
     done = hosim(command, scenario.with_name("graph.jsonl"))
     assert (done.code, done.out) == (1, "")

@@ -210,9 +210,9 @@ def test_plans_that_hosim_plan_writes_for_several_graphs_run_again(tmp_path, req
     assert "stage-1/plan.jsonl" in command("run", path).err
 
 
-def test_robust_is_about_one_rank(tmp_path):
-    with pytest.raises(ConfigError, match="a case that is planned once has one rank"):
-        hosim.robustness(written(tmp_path, "data: 2"))
+def test_a_plan_made_once_is_of_one_rank(tmp_path):
+    found = hosim.sweep(written(tmp_path, "data: 2"), {"links.*.bandwidth": ["1x", "0.9x"]}, plans="once", cache=False)
+    assert "a case that is planned once has one rank" in found.sentences[0]
 
 
 def test_plans_made_apart_fit_together_in_what_ranks_share(tmp_path):

@@ -33,7 +33,7 @@ EARLIER = "run inputs/scenario.yaml --policy reactive --out out"
 COMMANDS = (
     "run inputs/scenario.yaml --out out",
     "validate inputs/scenario.yaml inputs/second.yaml --workers 2 --out out",
-    "robust inputs/scenario.yaml --workers 2 --draws 2 --slower-links none --inspect none --longer none --out out",
+    "sweep inputs/scenario.yaml --plans once --jitter 1%,5% --workers 2 --draws 2 --no-cache --out out",
 )
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPED = "hosim: stopped; {}\n"

@@ -71,6 +71,7 @@ def test_what_changes_nothing_has_no_row(story):
     assert "tiers.hbm.capacity" not in {row["figure"] for row in found.rows}, "the budget holds"
 
 
+@pytest.mark.slow
 def test_it_is_the_same_with_any_number_of_workers(story):
     asked = {"policies": ["reactive"]}
     assert hosim_api.limits(story, workers=1, **asked).json() == hosim_api.limits(story, workers=2, **asked).json()

@@ -108,8 +108,15 @@ runpy.run_module("simulator", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hosim: stopped; nothing was written\n")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("arguments", [["run", "none.yaml"], ["run", "--nonsense"], ["stop"]])
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        (["run", "none.yaml"], signal.SIGTERM),
+        (["run", "--nonsense"], signal.SIGINT),
+        (["stop"], signal.SIGTERM),
+        (["stop"], signal.SIGINT),
+    ],
+)
 def test_an_interrupt_while_an_error_is_told_ends_without_a_traceback(sent, arguments):
     """The signal arrives with the first line that is printed; an interrupt has ended `stop` before."""
     code = f"""
@@ -130,7 +137,7 @@ cli.main({arguments!r})
     assert done.stderr.count("\n") <= 3
 
 
-ROBUST = "robust tiny_train_910c --draws 8 --workers 2"
+ROBUST = "sweep tiny_train_910c --plans once --jitter 1%,5%,20% --draws 8 --workers 2 --no-cache"
 
 
 def _children(pid):

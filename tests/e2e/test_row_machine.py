@@ -7,7 +7,6 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
-from simulator.run.studies import robustness
 
 RATES = "assumed:\n  budget: room for four activations\n  links.*.bandwidth: for a test\n"
 
@@ -55,16 +54,10 @@ def test_a_plan_is_made_for_the_machine_of_its_row(hosim, path):
     assert hosim("plan", path, "--policy", "fast").out.startswith(f"fast on chain: {steps['fast'] / 1e6:.2f} ms a step")
 
 
-def test_rows_are_compared_under_other_conditions_on_one_machine(hosim, path):
-    done = hosim(
-        "robust", path, "--policy", "static", "--against", "fast runtime", "--jitter", "none", "--longer", "none"
-    )
-    assert done.code == 1
-    message = "two different rows are compared, with the same changes to the machine, found 'static' and 'fast runtime'"
-    assert message in done.err
-    found = robustness(path, policy="fast", against="fast runtime", jitter=[], slower_links=[], inspect=[], longer=[])
-    nominal = found.table[found.table["perturbation"] == "nominal"].set_index("policy")["step_ns"]
-    assert nominal["fast"] == hosim_api.run(path).summary["step_ns"]["fast"]
+def test_rows_that_set_the_machine_are_planned_once_for_it(path):
+    asked = {"policies": ["fast"], "plans": "once", "cache": False}
+    (nominal, halved) = hosim_api.sweep(path, {"links.*.bandwidth": ["1x", "0.5x"]}, **asked).rows
+    assert nominal["step_ns"] == hosim_api.run(path).summary["step_ns"]["fast"] < halved["step_ns"]
 
 
 @pytest.mark.parametrize(

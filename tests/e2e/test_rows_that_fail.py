@@ -67,8 +67,9 @@ def test_a_plan_file_of_another_graph_is_a_row(hosim, with_plan_of_another_graph
     assert "other fails at links.*.bandwidth 1.00 GB/s and links.*.bandwidth 2.00 GB/s: other.jsonl:" in done.out
 
 
-def test_robust_says_why_a_plan_does_not_run(hosim, with_plan_of_another_graph):
-    done = hosim("robust", with_plan_of_another_graph, "--policy", "other", "--draws", "1")
+def test_a_plan_made_once_says_why_it_does_not_run(hosim, with_plan_of_another_graph):
+    asked = ("--policy", "other", "--plans", "once", "--jitter", "1%", "--draws", "1", "--no-cache")
+    done = hosim("sweep", with_plan_of_another_graph, *asked)
     assert done.code == 1
     assert "other.jsonl:" in done.err
 

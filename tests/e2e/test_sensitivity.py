@@ -103,6 +103,7 @@ def test_the_command_refuses_in_words(monkeypatch, capsys, said):
     assert "name scenarios, or say --all" in capsys.readouterr().err or "'nosuch'" in str(ended.value.code)
 
 
+@pytest.mark.slow
 def test_two_workers_find_the_same(tmp_path):
     path = chain.write_open(tmp_path, claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
     alone, both = (sensitivity([path], workers=workers) for workers in (1, 2))

@@ -23,7 +23,7 @@ from simulator.report.pictures import curves
 from simulator.report.views import Panel
 from simulator.report.words import shown
 from simulator.run import grid, kept
-from simulator.run.grid import axis
+from simulator.run.axes import axis
 from simulator.run.sweep import Study
 from simulator.run.sweep import sweep as measured
 

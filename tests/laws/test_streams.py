@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from bounding import bound, limits_alone
+from examples import examples
 from policy_problems import problem, replay
 from replays import computes, run
 from strategies import Case, least_budget, leaves_unused
@@ -28,6 +29,8 @@ from simulator.referee import check_trace
 
 SEEDS = [4, *(pytest.param(block, marks=pytest.mark.slow) for block in range(24) if block != 4)]
 """Blocks of 250 cases. In 14 of these 24 a plan blocked while a compute stood before all copies, in 4, too."""
+EACH = min(250, examples(400))
+"""So many cases of a block are tried for laws that no case is known to have broken."""
 
 
 def tight(seed: int, *, is_modelled: bool = False) -> Case:
@@ -61,6 +64,10 @@ def tight(seed: int, *, is_modelled: bool = False) -> Case:
     return Case(graph, hardware, plan, max(walk.peak[HBM], 1), tuple(walk.peak))
 
 
+def seeds(block: int) -> range:
+    return range(250 * block, 250 * block + EACH)
+
+
 def machine(draw: Random) -> Hardware:
     """HBM over an endless DDR, a queue for each link; the way in may be slow, the host seldom far ahead."""
     return Hardware.model_validate(
@@ -92,14 +99,14 @@ def test_a_plan_that_fits_in_issue_order_never_blocks(block):
 def test_the_referee_judges_plans_that_block(block):
     """With less room than issue order needs nearly all block: no law may take that for a breach."""
     blocked = 0
-    for seed in range(250 * block, 250 * block + 250):
+    for seed in seeds(block):
         case = tight(seed)
         homes = sum(t.size_bytes for t, home in zip(case.graph.tensors, case.plan.home, strict=True) if home == HBM)
         budget = max(homes, case.budget_bytes - Random(seed).randint(1, 30))
         trace = run(case, budget_bytes=budget)
         blocked += trace.status == "blocked"
         check_trace(case.graph, case.hardware, [case.plan], trace, budget)
-    assert blocked > 200
+    assert blocked > 0.8 * EACH
 
 
 def shared(seed: int) -> Case:
@@ -134,7 +141,7 @@ def shared(seed: int) -> Case:
 def test_no_device_is_faster_than_itself_and_no_step_than_its_bound(block):
     """The referee counts what units and memory do; kernels of one stream take their times alone."""
     beside = 0
-    for case in map(shared, range(250 * block, 250 * block + 250)):
+    for case in map(shared, seeds(block)):
         trace = run(case)
         check_trace(case.graph, case.hardware, [case.plan], trace, case.budget_bytes)
         alone_ns = durations_ns(case.graph, case.hardware)
@@ -143,14 +150,14 @@ def test_no_device_is_faster_than_itself_and_no_step_than_its_bound(block):
         assert not any(took_ns) or len({op.stream for op in case.graph.ops if op.duration_ns is None}) > 1
         step_ns = summarise(case.graph, case.hardware, trace)["step_ns"]
         assert step_ns >= bound(case.graph, case.hardware, alone_ns, case.plan.home, case.budget_bytes).ns
-    assert beside > 25
+    assert beside > 0.1 * EACH
 
 
 @pytest.mark.parametrize("block", SEEDS)
 def test_no_plan_beats_the_bound_of_streams_that_share(block):
     """Copies go in and out beside kernels that share the device; nothing is said to stay at home in HBM."""
     shares = 0
-    for seed in range(250 * block, 250 * block + 250):
+    for seed in seeds(block):
         case = tight(seed, is_modelled=True)
         hbm = case.hardware.tiers["hbm"].model_copy(update={"shared": seed % 3 == 0})
         case = replace(case, hardware=case.hardware.model_copy(update={"tiers": {**case.hardware.tiers, "hbm": hbm}}))
@@ -163,7 +170,7 @@ def test_no_plan_beats_the_bound_of_streams_that_share(block):
         limits = limits_alone(case.graph, case.hardware, alone_ns, homes)
         assert summarise(case.graph, case.hardware, trace)["step_ns"] >= limits.step(case.budget_bytes).ns
         shares += hbm.shared or Precedence.of(case.graph).is_contended
-    assert shares > 30
+    assert shares > 0.12 * EACH
 
 
 def steps_of(seed: int) -> Problem:

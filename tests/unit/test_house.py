@@ -5,8 +5,14 @@ from __future__ import annotations
 import house
 import pytest
 
+from simulator.engine import in_use
+
 ONE = '''"""One."""\n\nfrom simulator.room.other import b\n\na = b\n'''
 OTHER = '''"""Other."""\n\nTYPE_CHECKING = False\nif TYPE_CHECKING:\n    from simulator.room import one\n\nb = 1\n'''
+
+
+MOST = {"compiled": (478, 16), "simpy": (538, 16)}
+"""Functions that a row needs in which nothing moves, and how many deep they call, by engine: no more, ever."""
 
 
 @pytest.fixture
@@ -18,7 +24,14 @@ def check(tmp_path, monkeypatch):
         for path, text in files.items():
             (tmp_path / path).parent.mkdir(exist_ok=True)
             (tmp_path / path).write_text(text)
-        known = {"rooms": {"room": [100, 9], "hall": [100, 9]}, "twice": [], "circles": [], **allowed}
+        known = {
+            "rooms": {"room": [100, 9], "hall": [100, 9]},
+            "twice": [],
+            "circles": [],
+            "public": 99,
+            "used_once": 1,
+            **allowed,
+        }
         read = [house.read(path) for path in sorted(tmp_path.rglob("*.py"))]
         return [fault for fault in house.faults(read, known) if not fault.startswith("docstrings")]
 
@@ -68,6 +81,31 @@ def test_local_names_say_what_they_hold(check):
     assert check({"room/one.py": "def f(at):\n    return at\n"}) == [expected.format("at")]
 
 
+def test_public_names_are_counted(check):
+    text = "a: int = 1\nb = _c = 2\n\ndef f():\n    d = 1\n\nclass G:\n    def h(self):\n        return _c\n"
+    assert check({"room/one.py": text}, public=4) == []
+    assert check({"room/one.py": text}, public=3) == [
+        "at most 3 names are public, found 4; begin those of one file with _"
+    ]
+
+
+def test_functions_that_one_place_uses_are_counted(check):
+    text = "def f():\n    g()\n    h.g\n\ndef g():\n    f()\n"
+    assert check({"room/one.py": text}, used_once=0.5) == []
+    assert check({"room/one.py": text}, used_once=0.4) == [
+        "at most 40.0% of functions are used once, found 50.0%; merge some"
+    ]
+
+
+@pytest.mark.parametrize(("engine", "most"), MOST.items())
+def test_the_smallest_run_stays_small(engine, most):
+    if engine == "compiled" and in_use() != "compiled":
+        pytest.skip("the compiled engine is not built")
+    functions, _, frames = house.run("tiny_train_t4", engine)
+    assert functions <= most[0]
+    assert frames <= most[1]
+
+
 def test_no_unit_is_guessed_from_a_name(check):
     assert check({"room/one.py": 'a = "b_ns".endswith(("_ns", "_x"))\n'}) == [
         "room.one, _ns: a column's unit is its figure's; ask that, or hand over one"
@@ -78,5 +116,5 @@ def test_docstrings_have_their_share(tmp_path, monkeypatch):
     monkeypatch.setattr(house, "HOUSE", tmp_path)
     (tmp_path / "one.py").write_text("a = 1\n" * 9 + 'def f():\n    """f"""\n')
     read = [house.read(tmp_path / "one.py")]
-    allowed = {"rooms": {"simulator": [99, 9]}, "twice": [], "circles": []}
+    allowed = {"rooms": {"simulator": [99, 9]}, "twice": [], "circles": [], "public": 99, "used_once": 1}
     assert list(house.faults(read, allowed)) == ["docstrings: they are 25 to 35 % of the text, found 9.1%"]

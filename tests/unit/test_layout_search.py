@@ -149,7 +149,7 @@ def test_what_cannot_be_is_counted_with_its_reason(scenario):
 def test_a_batch_that_divides_over_no_layout(scenario, capsys):
     with pytest.raises(SystemExit, match="1"):
         main(
-            ["layout", "search", str(scenario), "--global-batch", "3", "--over", "parallel.data=2,4", "--workers", "1"]
+            ["layout", "search", str(scenario), "--global-batch", "3", "--grid", "parallel.data=2,4", "--workers", "1"]
         )
     printed = capsys.readouterr()
     assert "data * batch * micro_batches is global_batch" in printed.out

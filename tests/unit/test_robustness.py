@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,10 @@ import pytest
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.metrics.statistics import quantiles
-from simulator.report.drawing import picture
-from simulator.report.pictures import curves
-from simulator.report.uncertain import robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
 from simulator.run.conditions import drawn, jittered, uncertain
 from simulator.run.grid import sweep
-from simulator.run.studies import robustness
 
 
 @pytest.fixture(scope="module")
@@ -73,35 +68,6 @@ def test_no_time_stays_no_time_and_the_least_time_is_a_nanosecond():
     assert [ns > 0 for ns in found] == [ns > 0 for ns in times]
 
 
-def test_levels_are_fields_of_the_documents(monkeypatch):
-    """Slower links, a dearer inspection and a longer sequence change nothing but those."""
-    seen, base = [], catalog.resolve("tiny_train_910c")
-    module = sys.modules["simulator.run.studies"]
-    monkeypatch.setattr(module, "sweep", lambda studies, *_: seen.extend(studies) or [])
-    robustness("tiny_train_910c", jitter=[], slower_links=[0.2], inspect=[5000], longer=[0.25])
-    nominal, slower, dearer, longer = (study.at(study.points[0]) for study in seen)
-    assert nominal.hardware == base.hardware
-    for name, link in base.hardware.links.items():
-        other = slower.hardware.links[name]
-        assert other.bandwidth_bytes_per_s == round(link.bandwidth_bytes_per_s * 0.8)
-        assert other.latency_ns == round(link.latency_ns * 1.25)
-    assert slower.hardware.tiers == base.hardware.tiers
-    assert dearer.hardware.host.reactive.inspect_ns == 5000
-    assert dearer.hardware.links == base.hardware.links
-    assert longer.workload.sequence == round(base.workload.sequence * 1.25)
-    assert longer.hardware == base.hardware
-
-
-def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
-    kinds = dict.fromkeys(("jitter", "slower_links", "longer"), ())
-    found = robustness("tiny_train_910c", inspect=[100, 5000, 500_000], **kinds)
-    steps = {(line["policy"], line["level"]): line["median_step_ns"] for line in found.rows}
-    fixed, runtime = "static", "reactive"
-    assert steps[fixed, 100] == steps[fixed, 500_000]
-    assert steps[runtime, 100] < steps[runtime, 500_000]
-    assert found.sentences[-1] == "Faster under inspection: static at 100 ns, 5.00 us and 500 us."
-
-
 def test_what_is_uncertain_is_what_sources_print_a_range_of_and_what_was_assumed():
     loaded = catalog.resolve("tiny_train_t4", {"links.h2d.latency": "4 us"})
     machine = loaded.hardware
@@ -147,84 +113,13 @@ def test_a_study_that_draws_is_not_drawn_again():
         sweep("tiny_train_uncertain", uncertainty=2, cache=False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "level"),
-    [
-        ("jitter", 0.0),
-        ("slower_links", 1.0),
-        ("slower_links", -0.1),
-        ("longer", float("nan")),
-        ("inspect", 0),
-        ("inspect", 2e9),
-    ],
-)
-def test_levels_have_a_range(kind, level):
-    with pytest.raises(ConfigError, match="a level is above 0 and at most"):
-        robustness("tiny_train_910c", **{kind: [level]})
-
-
-def row(policy, step, level=0.0, what="nominal", status="ok"):
-    slow = None if step is None else step / 100
-    return {"policy": policy, "perturbation": what, "level": level, "status": status if step else "blocked",
-            "step_ns": step, "slowdown": slow}  # fmt: skip
+def row(policy, step):
+    return {"policy": policy, "jitter": 0.1, "status": "ok" if step else "blocked", "step_ns": step}
 
 
 def test_quantiles_are_values_of_draws_and_what_does_not_run_is_slowest():
-    rows = [row("p", step, 0.1, "jitter") for step in (140, None, 100, 120, 110)]
-    (line,) = quantiles(rows)
+    (line,) = quantiles([row("p", step) for step in (140, None, 100, 120, 110)], ["jitter"])
     assert (line["draws"], line["ok"], line["failed"]) == (5, 4, "blocked")
     assert (line["p05_step_ns"], line["median_step_ns"], line["p95_step_ns"]) == (100, 120, None)
-    assert line["median_slowdown"] == 1.2
-    (line,) = quantiles([row("p", step, 0.1, "jitter") for step in (None, 100, None)])
+    (line,) = quantiles([row("p", step) for step in (None, 100, None)], ["jitter"])
     assert line["median_step_ns"] is None
-
-
-def test_whose_median_is_less_is_said_of_each_level():
-    rows = [row("p", 100), row("r", 120)]
-    for level, mine, other in ((0.1, 130, 140), (0.2, 160, 150), (0.3, 190, 170)):
-        rows += [row("p", mine, level, "slower links"), row("r", other, level, "slower links")]
-    rows += [row("p", None, 0.05, "longer sequence"), row("r", 130, 0.05, "longer sequence")]
-    rows += [row("p", 101, 0.05, "jitter"), row("r", 102, 0.05, "jitter")]
-    lines = quantiles(rows)
-    assert robust_view(lines, ("p", "r")).sentences == [
-        "Faster under slower links: p at 10 %; r at 20 % and 30 %.",
-        "Faster under longer sequence: r at 5 %.",
-        "Faster under jitter: p at 5 %.",
-    ]
-    assert robust_view(lines, ("r", "p")).sentences == robust_view(lines, ("p", "r")).sentences
-    told = str(robust_view(lines, ("p", "r")).sections[0]).splitlines()
-    assert told[0].split() == ["perturbation", "level", "policy", "median", "slowdown", "5", "to", "95", "%"]
-    assert [line.split()[-4] for line in told[1:3]] == ["100", "120"], "a line each, below each other"
-
-
-def test_who_does_not_run_is_not_ahead():
-    rows = [row("p", 100), row("r", None)]
-    rows += [row(name, None, level, "longer sequence") for level in (0.1, 0.2) for name in ("p", "r")]
-    rows += [row("p", 105, 0.1, "jitter"), row("r", None, 0.1, "jitter")]
-    rows += [row(name, None, 0.2, "jitter") for name in ("p", "r")]
-    assert robust_view(quantiles(rows), ("p", "r")).sentences == [
-        "Faster under longer sequence: neither at 10 % and 20 %.",
-        "Faster under jitter: p at 10 %; neither at 20 %.",
-    ]
-
-
-def test_some_draws_that_do_not_run_are_counted_in_the_table():
-    rows = [row("p", 100), row("r", 100)]
-    rows += [row("p", step, 0.1, "jitter") for step in (100, 110, None)]
-    rows += [row("r", None, 0.1, "jitter") for _ in range(3)]
-    told = str(robust_view(quantiles(rows), ("p", "r")).sections[0])
-    assert "110 ns (2 of 3 ran)" in told
-    assert "blocked" in told
-
-
-def test_where_nothing_runs_there_is_still_a_picture():
-    view = robust_view(quantiles([row(policy, None) for policy in "pr"]), "pr")
-    assert picture(curves(view.title, view.panels)).legends[0].get_texts() == []
-
-
-def test_the_middle_of_the_draws_is_a_band():
-    rows = [row("p", 100), row("r", 100)]
-    rows += [row(policy, step, 0.1, "jitter") for policy in "pr" for step in (100, 110, 130)]
-    (panel,) = robust_view(quantiles(rows), "pr").panels
-    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in picture(curves("x", [panel])).axes[0].lines]
-    assert lines[:3] == [([0, 10], [100, 110]), ([0, 10], [100, 100]), ([0, 10], [100, 130])]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from pydantic import ValidationError
 
-from simulator.report.grids import scaling_view
+from simulator.report.grids import curve_view
 from simulator.report.pictures import curves
 from simulator.report.sentences import pointer
 from simulator.report.views import Varied, did_not_run
-from simulator.scenario import Scenario
 from simulator.trace import CAUSES
 from simulator.workload import Workload
 
@@ -23,7 +21,7 @@ MACHINE = SimpleNamespace(
 
 
 def view(rows):
-    return scaling_view(rows, [key for key in rows[0] if key == "batch"], MACHINE, 80, "toy")
+    return curve_view(rows, [Varied(key) for key in rows[0] if key == "batch"], MACHINE, "toy", 80)
 
 
 def sentences(rows):
@@ -123,10 +121,10 @@ def test_what_did_not_run_holds_nothing_and_has_no_line_in_the_second_table():
     ("points", "said"),
     [
         ({}, []),
-        ({"batch": (1, 2048)}, ["This is one point of a curve: hosim scaling compares batch 1 and 2,048."]),
+        ({"batch": (1, 2048)}, ["This is one point of a curve: hosim sweep compares batch 1 and 2,048."]),
         (
             {"batch": (1, 2, 4), "sequence": (4, 2, 1)},
-            ["This is one point of a curve: hosim scaling compares batch and sequence at 3 points."],
+            ["This is one point of a curve: hosim sweep compares batch and sequence at 3 points."],
         ),
     ],
 )
@@ -199,13 +197,6 @@ def test_curves_that_tie_all_show():
         assert widths == sorted(set(widths), reverse=True)
         assert sizes == sorted(set(sizes), reverse=True)
         assert len({line.get_marker() for line in lines}) == len(lines)
-
-
-def test_each_field_has_a_value_at_each_point():
-    given = {"name": "toy", "hardware": "box", "workload": "job", "policies": ["resident"]}
-    assert Scenario.model_validate(given | {"scaling": {"batch": [1, 2], "steps": [1, 1]}}).scaling["batch"] == (1, 2)
-    with pytest.raises(ValidationError, match="a value at each point, found 1 here and 2 at batch"):
-        Scenario.model_validate(given | {"scaling": {"batch": [1, 2], "steps": [1]}})
 
 
 def test_tokens_are_those_of_all_replicas_that_are_built():

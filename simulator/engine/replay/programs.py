@@ -38,7 +38,7 @@ EMPTY: Columns = {
 """What a program without dynamic reads, kernels that share the device, and collectives says of these."""
 
 
-NOBODY_MEETS: Columns = {
+_NOBODY_MEETS: Columns = {
     **dict.fromkeys(("fabrics", "phases"), np.empty(0, np.int64)),
     **dict.fromkeys(
         ("members", "senders", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)
@@ -306,7 +306,7 @@ def machine_columns(shared: Shared, stored: Stored, of_ranks: Mapping[int, Repla
 def _meetings(shared: Shared, of_ranks: Mapping[int, ReplayedProgram], programs: Iterable[ReplayedProgram]) -> Columns:
     """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
     if not any(program.roles.calls for program in programs):
-        return NOBODY_MEETS
+        return _NOBODY_MEETS
     hardware, names = shared.hardware, list(shared.hardware.fabrics)
     of_rank = {rank: program.roles for rank, program in of_ranks.items()}
     meets, of_call = shared.meetings(of_ranks)

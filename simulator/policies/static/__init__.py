@@ -28,10 +28,10 @@ from simulator.policies.static.mix import LARGEST, Rewritten, rewrites
 from simulator.policies.static.place import Augmented, insert, place
 from simulator.policies.static.select import Selection, select
 
-GOOD_ENOUGH = 1.001
+_GOOD_ENOUGH = 1.001
 """The search ends with a plan within 0.1 % of the lower bound: hardly anything is left to gain."""
 
-RESERVES = (0, 1, 2, 4, 8, 16)
+_RESERVES = (0, 1, 2, 4, 8, 16)
 """Room that candidates keep free for copies in under way, in units of the largest tensor that moves."""
 
 EFFORT = 40_000
@@ -52,7 +52,7 @@ SMALL = 128
 """Most ops of a graph on which single changes are tried: each costs a replay."""
 
 
-MIXES = 3
+_MIXES = 3
 """Most rewritten problems that are compiled beside the one that needs no copies: each is planned from the start."""
 
 
@@ -110,8 +110,6 @@ class CandidateSearch:
     ----------
     analysis
         Idle intervals of the problem.
-    best
-        The fastest so far.
     """
 
     def __init__(self, problem: Problem, options: Options) -> None:
@@ -173,7 +171,7 @@ class CandidateSearch:
         budget, seen = self._problem.budget_bytes, []
         whole = select(self.analysis, budget)
         unit = max((g.size_bytes for g in whole.intervals), default=0)
-        limits = [budget - reserve * unit for reserve in RESERVES]
+        limits = [budget - reserve * unit for reserve in _RESERVES]
         if self._has_few(whole):
             returning = Counter[int]()  # by op, what comes back in for it [B]
             for idle in whole.intervals:
@@ -201,7 +199,7 @@ class CandidateSearch:
     def _is_enough(self, selection: Selection) -> bool:
         """Return whether to stop: the next candidate would exceed the effort, or could hardly be faster."""
         spent = (self.best.replays + 1) * self._effort(selection)
-        return self.best.replays >= TRIES or spent > EFFORT or self._is_met(GOOD_ENOUGH)
+        return self.best.replays >= TRIES or spent > EFFORT or self._is_met(_GOOD_ENOUGH)
 
     def _has_few(self, selection: Selection) -> bool:
         """Return whether the graph is so large that `EFFORT` allows only few candidates."""
@@ -310,12 +308,12 @@ def _compile_mixes(problem: Problem, options: Options, pure: Compiled | Capacity
     """Compile the rewritten problems that promise most, and return the fastest plan."""
     best = pure
     best_ns = math.inf if isinstance(pure, CapacityError) else pure.step_ns
-    if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
+    if best_ns <= problem.clock[-1] * _GOOD_ENOUGH:
         return pure
     tried = rewrites(problem, options.asked(problem))
     most = max(1, LARGEST // len(problem.graph.ops))
-    for rewritten in (*tried[:-1][:MIXES], *tried[-1:])[:most]:
-        if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
+    for rewritten in (*tried[:-1][:_MIXES], *tried[-1:])[:most]:
+        if rewritten.problem.bound_ns * _GOOD_ENOUGH >= best_ns:
             continue
         try:
             mixed = _compile_once(rewritten.problem, options)

@@ -28,16 +28,12 @@ class PricedIdle(NamedTuple):
 
     Attributes
     ----------
-    tensor
-        Tensor id.
     after, before
         The uses on either side (op indices); the number of ops where an output waits for the end of the step.
     wraps
         The interval spans the step boundary: the tensor's home is away, and `before` comes first in the step.
     returns
         Whether a copy in ends the interval (not if the next use only writes, or there is none).
-    size_bytes
-        Room that it frees [B].
     lead_ns, trail_ns
         Idle time before the next use, and, if the interval wraps, after the last one [ns].
     out_ns, in_ns
@@ -141,16 +137,16 @@ class Analysis:
 
         An op needs all its tensors at once, so copies in for it with like scores queue up, and each scores lower than
         the one before: of several KV caches some blocks each leave, rather than all blocks of a few. Candidates with
-        like scores (`SHADES`) are spread over the step, as tensor ids follow its course.
+        like scores (`_SHADES`) are spread over the step, as tensor ids follow its course.
         """
         queues_ns: dict[tuple[int, int, int], int] = {}
         alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
         for idle, alone in sorted(((idle, scored(idle, self.asked)) for idle in self.candidates), key=ranking_key):
-            queue = idle.before, idle.away, round(alone.total * SHADES)
+            queue = idle.before, idle.away, round(alone.total * _SHADES)
             queue_ns = queues_ns.get(queue, 0)
             queues_ns[queue] = queue_ns + idle.in_ns
             queued = scored(idle, self.asked, queue_ns) if queue_ns else alone
-            key = not queued.is_asked, -round(queued.total * SHADES)
+            key = not queued.is_asked, -round(queued.total * _SHADES)
             alike.setdefault(key, []).append((idle, queued))
         return [pair for key in sorted(alike) for pair in spread(alike[key])]
 
@@ -250,14 +246,14 @@ TERMS = ("size", "idle", "bandwidth", "exposed")
 """The terms of a score, in order: for the room gained; for the idle time left after these copies and those that come in
 for the same op before them; against the link time that the copies take; against copies that outlast the idle time."""
 
-EXPOSED = 64.0
+_EXPOSED = 64.0
 """Weight of an exposed copy: more than the other terms can add up to, so that it ranks behind all hidden ones."""
 
-BITS = 64
+_BITS = 64
 """Doublings of the exposed time that weigh as much as being exposed at all: times below 2**64 at most double it."""
 
 
-SHADES = 64
+_SHADES = 64
 """Fractions of a doubling to which scores are rounded to count as alike: idle times within 1 % of one another do."""
 
 
@@ -266,10 +262,6 @@ class Score(NamedTuple):
 
     Attributes
     ----------
-    total
-        Sum of the terms.
-    terms
-        Value of each of `TERMS`.
     queue_ns
         Time of the copies in for the same op that were counted before it [ns].
     is_asked
@@ -300,7 +292,7 @@ def scored(idle: PricedIdle, asked: frozenset[int] = frozenset(), queue_ns: int 
         log2(1 + idle.size_bytes),
         log2(1 + gained_ns),
         -log2(1 + taken_ns),
-        -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
+        -_EXPOSED * (1 + log2(1 + exposed_ns) / _BITS) if exposed_ns else 0.0,
     )
     return Score(sum(terms), terms, queue_ns, idle.tensor in asked)
 

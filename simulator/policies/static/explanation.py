@@ -34,7 +34,7 @@ from simulator.trace import Trace, pick, tuples
 
 IN_PASSING = "an input of other tensors that are remade"
 CHEAPER = "remaking it takes less time than its copies"
-DEARER = "remaking it takes as long as its copies or longer, but no time of the links"
+_DEARER = "remaking it takes as long as its copies or longer, but no time of the links"
 
 
 class Decision(StrEnum):
@@ -55,10 +55,6 @@ class IdleDecision:
         The interval; if the tensor is made again, up to the run that makes it.
     decision
         Keep, move or recompute.
-    score
-        See `Score`.
-    reason
-        Why, as a phrase.
     remake_ns
         Time to make the tensor again if everything else that is live then is there [ns]; None if that is impossible or
         not allowed. Where the decision is to recompute, what its op reads may be recomputed too, by its own decision.
@@ -71,7 +67,7 @@ class IdleDecision:
     remake_ns: int | None = None
 
 
-SLOTS = 64
+_SLOTS = 64
 """Slots into which the ledger of links cuts a step."""
 
 
@@ -80,8 +76,6 @@ class Slot(NamedTuple):
 
     Attributes
     ----------
-    link, number
-        Name of the link, and index of the slot.
     start_ns, end_ns
         Its part of the step [ns].
     wanted_ns, busy_ns
@@ -108,7 +102,7 @@ HopCopy = tuple[tuple[int, int], int, int]
 """Hop, start and end [ns] of a copy over one link."""
 
 
-def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]:
+def ledger(augmented: Augmented, trace: Trace, slots: int = _SLOTS) -> list[Slot]:
     """Count how long each link is wanted and busy in each slot of the step; copies outside the step count at its ends.
 
     *Wanted* is the time of just-in-time copies: each copy out starts right after the last use, each copy in ends at its
@@ -178,8 +172,6 @@ class Explanation:
         The plan for the problem as given.
     choices
         The decision about each idle interval, best score first; at last those to make a tensor again, in order.
-    replay
-        Replay of the plan, with its trace.
     slots
         The ledger of channel occupancy.
     """
@@ -293,5 +285,5 @@ def _remake_decisions(rewritten: Rewritten, below: PlannedRoom) -> Iterator[Idle
             idle = idle.spent_in(problem, below.nearest(idle))
         is_cheaper = not may_move or made_ns < idle.out_ns + idle.in_ns
         in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
-        why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
+        why = IN_PASSING if in_passing else CHEAPER if is_cheaper else _DEARER
         yield IdleDecision(idle, Decision.RECOMPUTE, scored(idle, queue_ns=made_ns), why, made_ns)

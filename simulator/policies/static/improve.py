@@ -41,16 +41,16 @@ REPLAYS = 500
 TINY = 64
 """Most ops of a graph whose replays cost so little that it has all of them."""
 
-HOMES_SHARE = 0.6
+_HOMES_SHARE = 0.6
 """Share of the replays that may be spent on other homes before all else is tried."""
 
-MOST_HOMES = 200
+_MOST_HOMES = 200
 """Most homes of which a bound is computed: each costs about as much as a replay."""
 
 MORE = (0, 2, 4)
 """Counts of idle intervals that are added to those that must be away: their room lets copies begin earlier."""
 
-PATIENCE = 10
+_PATIENCE = 10
 """Rounds in a row without a replay after which a search ends."""
 
 Chosen = frozenset[PricedIdle]
@@ -70,8 +70,6 @@ class State(NamedTuple):
     ----------
     chosen
         Idle intervals that are spent away.
-    placement
-        One of `PLACEMENTS`.
     turns, points
         Turns and program points of cache operators that differ from that.
     """
@@ -121,8 +119,6 @@ class Improver:
     ----------
     best
         The trial of least cost; None if none ran.
-    left
-        Replays that are left.
     """
 
     def __init__(self, base: Augmented, offer: Offer) -> None:
@@ -143,12 +139,12 @@ class Improver:
         """Search for better plans."""
         for state in self._elsewhere():
             self._climb(self._try(state), self._orders)
-        start, patience = self.best, PATIENCE
+        start, patience = self.best, _PATIENCE
         while self._goes_on() and patience:
             left_before = self.left
             self._climb(start, self._orders, self._changes)
             start = self._kick()
-            patience = PATIENCE if self.left < left_before else patience - 1
+            patience = _PATIENCE if self.left < left_before else patience - 1
 
     def _goes_on(self) -> bool:
         return self.left > 0 and self.best is not None and self.best.cost[0] > self._problem.bound_ns
@@ -177,7 +173,7 @@ class Improver:
         """Yield states whose homes promise most, each a step away from others, while replays may be spent on them."""
         wraps, budget = [i for i in self._ranking if i.wraps], self._problem.budget_bytes
         start = frozenset(wraps).intersection(self._base.intervals)
-        heap, seen, until = [(0, 0, start)], {start}, self.left * (1 - HOMES_SHARE)
+        heap, seen, until = [(0, 0, start)], {start}, self.left * (1 - _HOMES_SHARE)
         while heap and self._goes_on() and self.left > until:
             bound_ns, _, homes = heappop(heap)
             if self.best is not None and bound_ns >= self.best.cost[0]:
@@ -190,7 +186,7 @@ class Improver:
             for idle in wraps:
                 swaps = (homes ^ {idle, other} for other in wraps if idle not in homes and other in homes)
                 for others in (homes ^ {idle}, *swaps):
-                    if others not in seen and len(seen) < MOST_HOMES:
+                    if others not in seen and len(seen) < _MOST_HOMES:
                         seen.add(others)
                         heappush(heap, (self._bound_ns(others), len(seen), others))
 

@@ -29,7 +29,7 @@ LARGEST = 25_000
 """Most ops of a step for which recompute is considered, and of all rewritten graphs that are compiled, unless the first
 alone has more: about 10 s of planning."""
 
-HALVINGS = 4
+_HALVINGS = 4
 """Bisection steps between the budget and the peak of all that is live, to a sixteenth of it: each takes a pass."""
 
 
@@ -140,7 +140,7 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
 
     first = rewritten(low)
     tried: list[Rewritten] = []
-    for _ in range(HALVINGS):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         tried.append(rewritten(middle))
         if tried[-1].problem.bound_ns > tried[-1].problem.clock[-1]:

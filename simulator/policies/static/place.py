@@ -36,11 +36,11 @@ from simulator.policies.static.room import assign_tiers, planned_room
 from simulator.policies.static.select import Selection
 from simulator.policies.writer import Move, Writer, write
 
-ALPHA = 0.1
+_ALPHA = 0.1
 """Cost of residency in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
 position and chooses none, so that its value moves no plan."""
 
-FOREVER = 2**62
+_FOREVER = 2**62
 """End of the time in which an unused channel is free [ns]."""
 
 
@@ -62,8 +62,6 @@ class Augmented:
         Selection of the idle intervals that are spent away.
     homes
         Tensor -> tier, where the planner chose a home away from the compute tier.
-    intervals
-        The interval of each trip.
     cache_ops
         The cache operators in the order of their issue.
     """
@@ -212,7 +210,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
         hop = _compute_hop(problem, cache_op)
         queue = problem.queues[hop]
         # Until when each channel is free, laid out backwards; negative, so that the heap finds the latest.
-        channels = free_until.setdefault(queue, [-FOREVER] * problem.links[hop].servers)
+        channels = free_until.setdefault(queue, [-_FOREVER] * problem.links[hop].servers)
         begin_ns = min(starts[cache_op.before], -channels[0]) - cache_op.alone_ns
         wanted = last_points[queue] if eager else bisect_right(gates, begin_ns) - 1
         wanted = min(max(wanted, cache_op.first), cache_op.before)
@@ -223,7 +221,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
     for cache_op, wanted in points.items():
         point = below.earliest(cache_op, wanted, cache_op.before)
         lead_ns = max(0, starts[cache_op.before] - gates[point])
-        residency_ns = round(ALPHA * lead_ns * cache_op.size_bytes / problem.budget_bytes)
+        residency_ns = round(_ALPHA * lead_ns * cache_op.size_bytes / problem.budget_bytes)
         stall_ns = max(0, cache_op.alone_ns - lead_ns)
         placed[cache_op] = cache_op._replace(position=point, stall_ns=stall_ns, residency_ns=residency_ns)
     return augmented.moved(placed)

@@ -166,7 +166,7 @@ def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRo
     return room
 
 
-DIGITS = 1
+_DIGITS = 1
 """Decimal digits to which scores are rounded to count as the same: a tenth of a doubling, 7 % of room times time."""
 
 
@@ -211,7 +211,7 @@ def _ranked(problem: Problem, candidates: Sequence[Stay], tier: int, lasts_ns: i
     alike: dict[float, list[Stay]] = {}
     for stay in sorted(candidates, key=lambda stay: (stay[0].before, stay[0].tensor)):
         spent = (idle.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for idle in stay)
-        alike.setdefault(-round(min(scored(idle).total for idle in spent), DIGITS), []).append(stay)
+        alike.setdefault(-round(min(scored(idle).total for idle in spent), _DIGITS), []).append(stay)
     return [stay for key in sorted(alike) for stay in spread(alike[key])]
 
 
