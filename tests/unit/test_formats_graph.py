@@ -260,7 +260,7 @@ BAD = {
     ),
     "a cycle": (
         lines(A, '{"op":"e","reads":["alpha"]}', F),
-        ":3: op 'e': a tensor that an op reads is written by an earlier op, persistent, or of kind input",
+        "op 'e': a tensor that an op reads is written by an earlier op, persistent, or of kind input, found 'alpha'",
     ),
     "an unknown output": (lines(A, F, header='"outputs":["b"]'), "tensors are named that the graph has, found 'b'"),
     "no step": (lines(A, F, header='"steps":0'), "a graph runs a whole number of steps, at least 1, found 0"),
