@@ -482,7 +482,7 @@ def test_sizes_that_are_another_familys_are_asked_for(folder: Path) -> None:
     bare = kind("deepseek_v3", **LATENT)
     del bare["kv_lora_rank"]
     assert "kv_lora_rank 512, " in read(bare | {"architectures": ["DeepseekV3ForCausalLM"]}).derived[0]
-    said = "config.json, kv_lora_rank: DeepseekV4ForCausalLM states its sizes: 512 is what DeepseekV3Config takes, "
+    said = "config.json, kv_lora_rank: DeepseekV4ForCausalLM states its sizes: 512 is the default of DeepseekV3Config, "
     assert said in refusal(bare | {"architectures": ["DeepseekV4ForCausalLM"]})
 
 

@@ -133,9 +133,12 @@ def test_what_cannot_be_is_counted_with_its_reason(scenario):
     )
     reasons = " ".join(found.sentences)
     failed = [row for row in found.tables["layouts"] if row["status"] == "failed"]
-    assert "cannot be: data * context * tensor * pipeline is devices (such as data 1, tensor 2, pipeline 1" in reasons
-    assert "cannot be: each stage has some of the model's 4 layers" not in reasons
-    assert sum(int(line.split(" of ")[0]) for line in found.sentences if "cannot be:" in line) == len(failed)
+    assert (
+        "layouts are impossible: data * context * tensor * pipeline is devices (such as data 1, tensor 2, pipeline 1"
+        in reasons
+    )
+    assert "impossible: each stage has some of the model's 4 layers" not in reasons
+    assert sum(int(line.split(" of ")[0]) for line in found.sentences if "are impossible:" in line) == len(failed)
     found = hosim.layout_search(scenario, workers=1, replay=1)
     assert any(
         "each stage has some of the model's 4 layers (such as data 1, tensor 1, pipeline 8" in one
