@@ -154,7 +154,7 @@ def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
 
 LATE = {
     "an odd point": (
-        "scaling: {steps: [1, nan]}",
+        "sweep: {workload.steps: [1, nan]}",
         "scenario.yaml:13, scaling.steps (steps: nan): input should be a valid integer",
     ),
     "no number": (

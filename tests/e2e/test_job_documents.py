@@ -44,7 +44,7 @@ hardware: dgx_h100
 workload: loop.yaml
 homes: {optimizer_state: free}
 policies: [resident, static]
-scaling: {programs.act.ranks: [2, 4]}
+sweep: {workload.programs.act.ranks: [2, 4]}
 expect:
   - {row: resident, column: ranks, equals: 4}
 """
