@@ -165,8 +165,6 @@ class Shortfall:
 
     Attributes
     ----------
-    tier
-        Name of the tier that is too small.
     demand_bytes, capacity_bytes
         The bytes that must be in the tier at once, and the bytes that may be used of it [B].
     at

@@ -85,8 +85,6 @@ class GraphBuilder:
     ----------
     line
         Line of that file with the next tensor or op; messages name it unless it is 0.
-    groups
-        The groups so far, by name.
     """
 
     def __init__(self, name: str, where: str = "") -> None:

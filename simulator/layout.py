@@ -30,8 +30,6 @@ class Mesh:
 
     Attributes
     ----------
-    device_matrix
-        Size of each axis.
     axis_names
         Name of each axis; ranks that are neighbours along the last axis have consecutive numbers.
     """
@@ -94,8 +92,6 @@ class LayoutChange(NamedTuple):
         The collective; None if each rank just keeps a slice of its part.
     axes
         The ranks that meet differ along these axes only.
-    layout
-        Layout of the tensor afterwards.
     """
 
     kind: CollectiveKind | None
@@ -109,8 +105,6 @@ class Layout:
 
     Attributes
     ----------
-    mesh
-        The ranks.
     tensor_map
         For each dimension the axes that cut it, the coarsest first.
     partial
@@ -218,14 +212,10 @@ class Weight(NamedTuple):
         Name of its tensor, such as ``L03/attn.q.weight``.
     shape, layout
         Shape of the whole weight, and how it is cut over the mesh.
-    kind
-        Its kind of tensor.
     parameters, size_bytes
         Number of its parameters on a rank (before ZeRO shards them), and their size as stored [B].
     replicas
         Axes along which ranks hold the same slice of it, and add up its gradient.
-    is_trained
-        Whether it has a gradient in training.
     copies
         How many neighbouring tensor ranks hold the same slice, as there are fewer KV heads than ranks; `shape` has all
         copies.

@@ -48,8 +48,6 @@ class IdleInterval(NamedTuple):
 
     Attributes
     ----------
-    tensor
-        Tensor id.
     after, before
         The uses on either side (op indices); the ops between them do not need the tensor.
     wraps
@@ -179,12 +177,8 @@ class Duplicates(NamedTuple):
 
     Attributes
     ----------
-    rank, tier
-        The rank, and the tier in which they are stored.
     tensors
         Ids of the tensors that take no room of their own there.
-    size_bytes
-        Their size in all [B].
     """
 
     rank: int

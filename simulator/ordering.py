@@ -96,8 +96,6 @@ class OpWork:
     ----------
     after
         For each node, those that come before it.
-    times_ns
-        Of each node alone [ns].
     streams
         The streams that each node occupies, each by its graph and its number there.
     places

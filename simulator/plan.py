@@ -199,8 +199,6 @@ class Plan:
 
     Attributes
     ----------
-    policy
-        Name of the policy, or of the row, that made it.
     tiers
         Tier names; tier ids in `home` and `actions` index them.
     home

@@ -200,8 +200,6 @@ class Trace:
     ----------
     status
         ``ok``, or ``blocked`` if the plan could not move on.
-    spans, waits, residencies
-        Tables with the columns `SPANS`, `WAITS` and `RESIDENCIES`.
     issued
         For each rank a table with the columns `ISSUED`: the actions that its host issued; empty for a plan that is
         repeated for each training step.

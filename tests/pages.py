@@ -20,7 +20,9 @@ from simulator.run.what_if import what_would_free
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 FILES = [README, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
+RECORDED = ROOT / "tests" / "claims" / "recorded.md"
+"""What commands printed that take up to half an hour."""
+PAGES = "\n".join(path.read_text(encoding="utf-8") for path in (*FILES, RECORDED))
 """All of them, one after another."""
 
 _SHOWN = re.compile(

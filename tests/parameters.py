@@ -36,6 +36,6 @@ def count(model: DecoderModel) -> Count:
             size = prod(spec.shape)
             if spec.kind == "expert" and isinstance(part, Experts):
                 size *= part.ranks
-                idle += size // part.routed * (part.routed - part.top_k)
+                idle += size // part.routed * (part.routed - part.chosen)
             total += size
     return Count(total, total - idle, model.hidden * model.vocabulary)

@@ -113,8 +113,6 @@ class Bound:
 
     Attributes
     ----------
-    ns
-        The bound [ns].
     kind
         What sets it: ``compute``, ``critical path``, ``matrix unit`` or ``vector unit`` (perhaps ``of the host``),
         ``memory TIER``, ``room at OP``

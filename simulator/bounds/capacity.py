@@ -38,8 +38,6 @@ class Need(NamedTuple):
 
     Attributes
     ----------
-    tier
-        Tier id.
     demand_bytes, capacity_bytes
         Bytes that must be there, and the room for them [B].
     at
@@ -107,8 +105,6 @@ class GraphNeeds:
     ----------
     demand
         Bytes that must be held while each op runs.
-    tier
-        The compute tier (id).
     below
         Tiers (ids) that tensors can get to from the compute tier.
     at_home

@@ -60,10 +60,6 @@ class Cut(NamedTuple):
 
     Attributes
     ----------
-    tiers
-        Ids of the tiers within.
-    name
-        Their names.
     room_bytes
         Room of the tiers beside the compute tier [B].
     into, out_of
@@ -109,8 +105,6 @@ class Bottleneck(NamedTuple):
     ----------
     name
         Name for people: ``link h2d``.
-    cut
-        Index of the cut.
     into, out_of
         Bandwidths of copies in, and of copies out [B/s]; 0 for those that do not pass it.
     channels

@@ -13,15 +13,6 @@ section 2.1.2 and appendix C; DeepSeek-V3, arXiv 2412.19437, section 2.1.1; l is
 - *absorbed*, for decode: ``k_b`` is applied to q, and ``v_b`` to the output, so that heads attend to the cached
   latents themselves: 2 * heads * (2 * l + qk_rope) FLOP a pair, and l + qk_rope elements read of each cached token.
 
-*Chosen tokens* (DeepSeek-V3.2-Exp report, section 1). An indexer of H heads of d elements scores all tokens before
-each new one, which attends to the best n of them, absorbed in both phases::
-
-    attn.index.q attn.index.weights   attn.index.k attn.index.k_norm   rope.index.q rope.index.k
-    attn.cache   attn.index   attn.core
-
-``attn.index`` takes 2 * H * d FLOP a pair and reads the key of d elements of each token once; of the n latents each
-token reads its own. Both lie in the same tensor of the cache. Every rank has the whole indexer.
-
 *Sparse.* Native sparse attention (NSA, arXiv 2502.11089, section 3): compressed, selected and near tokens, mixed by
 gates.
 
@@ -56,50 +47,15 @@ window at 65,536 tokens). A block has the keys of all groups, and is fetched and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from simulator.builders.cache import Cache, own_bytes
+from simulator.builders.chosen import Query, attend_chosen, attend_to_rows, index_inputs, of_scores, pool_inputs
 from simulator.builders.specs import numbered
-from simulator.builders.states import gated_state, go_through, kept_states, state_inputs
+from simulator.builders.states import gated_state, go_through, state_inputs
 from simulator.builders.tape import ID_BYTES, Tape
 from simulator.graph import DynamicReads
-from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Gqa, Indexer, Mixer, Mla, Mqa, Pool, Recurrent, Sparse
-
-
-class Query(NamedTuple):
-    """Tensors that new tokens attend with.
-
-    Attributes
-    ----------
-    taken, taken_bytes
-        Tensors of the queries, and what an op reads of them [B].
-    new
-        Tensors with the keys and values of the new tokens.
-    seen_bytes
-        What attention to all in reach reads of keys and values, new and cached [B].
-    width
-        Elements of an output row.
-    pair_flops
-        Work of a pair of tokens [FLOP].
-    scores
-        Of that, the work to score a key [FLOP]; and what is read of a token for it [B].
-    """
-
-    taken: list[str]
-    taken_bytes: int
-    new: list[str]
-    seen_bytes: int
-    width: int
-    pair_flops: int
-    scores: tuple[int, int] = (0, 0)
-
-
-def of_scores(t: Tape) -> tuple[list[Weight], list[str]]:
-    """Return weights that join scores, which are small, of attending to nothing and of distances; and their tensors."""
-    small = [t.weight(name) for name in ("attn.sinks", "attn.relative.bias") if name in t.weights[t.block]]
-    return small, [t.held[weight.name] for weight in small]
+from simulator.workload import Gqa, Mixer, Mla, Mqa, Recurrent, Sparse
 
 
 def groups_of_heads(part: Mixer) -> int:
@@ -125,11 +81,17 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
         q, latent = t.norm("attn.q_norm", _query(t, x)), _latent(t, x)
         t.rotate("rope.q", q, attention.heads * attention.qk_rope)
         t.rotate("rope.k", latent, attention.qk_rope)
-        return [q, latent, *(_pool_inputs(t, attention, attention.pool, x) if attention.pool else [])]
+        return [q, latent, *(pool_inputs(t, attention, attention.pool, x) if attention.pool else [])]
     if isinstance(attention, Mla):
         inputs, indexer = _latents(t, attention, x), attention.indexer
-        return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
-    q, k = t.linear("attn.q", x), t.linear("attn.k", x)
+        return [*inputs, *(index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
+    q = t.linear("attn.q", x)
+    if attention.reuses:
+        q = t.norm("attn.q_norm", q) if "attn.q_norm" in t.weights[t.block] else q
+        q = t.vector("rope.q", [q], saves=False) if attention.rotary else q
+        lent = t.last_keys[attention.alike][1]
+        return [q, *(_lent(t, letter, made) for letter, made in zip("kv", lent, strict=False))]
+    k = t.linear("attn.k", x)
     v = t.linear("attn.v", x) if attention.values == "own" else t.norm("attn.values", k)
     t.go_back_in_order(3 if attention.values == "own" else 2)
     if "attn.q_norm" in t.weights[t.block]:
@@ -137,7 +99,15 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
     if attention.rotary:
         q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
         t.go_back_in_order(2)
+    t.last_keys[attention.alike] = t.block, [k, v] if t.is_forward else []
     return [q, k, v]
+
+
+def _lent(t: Tape, letter: str, x: str) -> str:
+    """Take keys or values of an earlier layer in training; their gradient is added to that of the layer."""
+    lent = t.alias(x, t.block)
+    t.wanting.update([lent] if t.wants(x) else [])
+    return t.record(lent, lambda dy: t.add_gradients([x], [dy], f"attn.{letter}.lent"))
 
 
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
@@ -156,7 +126,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     if isinstance(attention, Recurrent):
         return go_through(t, taken, cache)
     if isinstance(attention, Mqa):
-        return _attend_to_rows(t, attention, cache, taken)
+        return attend_to_rows(t, attention, cache, taken)
     indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
     if isinstance(attention, Gqa):
@@ -169,7 +139,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     if sparse is not None:
         out = _attend_in_views(t, sparse, cache, query, x)
     elif indexer is not None:
-        out = _attend_chosen(t, indexer, cache, query, taken[2:])
+        out = attend_chosen(t, indexer, cache, query, taken[2:])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
@@ -212,41 +182,6 @@ def _absorbed_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Que
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
-def _attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
-    """Attend to the tokens that score best."""
-    *scoring, _ = made or [""]
-    made = [*query.new, *made[-1:]]
-    reads, read_bytes = [*made, *sorted({*cache.held}.intersection(cache.added))], own_bytes(t, cache, *made)
-    t.op("attn.cache", reads, cache.added, read_bytes=read_bytes, write_bytes=cache.added_bytes)
-    key_bytes, held = indexer.cached * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
-    best, best_bytes = list[str](), cache.tokens * min(indexer.top, cache.longest or indexer.top) * ID_BYTES
-    if not indexer.again:
-        best = [t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)]
-        flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, own_bytes(t, cache, *scoring)
-        read_bytes += (cache.seen + cache.tokens) * key_bytes
-        t.op("attn.index", [*scoring, *held], best, op_class="attention", flops=flops, read_bytes=read_bytes)
-    (_, seen), out = cache.within(Reach(indexer.top)), t.of_heads("attn.core.out", query.width)
-    read_bytes = query.taken_bytes + best_bytes + seen * (t.token_bytes - key_bytes)
-    taken, flops = [*query.taken, *best, *held], seen * query.pair_flops
-    t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
-    return out
-
-
-def _index_inputs(t: Tape, mla: Mla, indexer: Indexer, x: str) -> tuple[str, str, str]:
-    """Make the queries, head weights and keys of an indexer, from inputs to which no gradient goes back."""
-    q, weights = _scoring(t, x := t.alias(x, "detached"))
-    k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
-    t.rotate("rope.index.q", q, indexer.heads * mla.qk_rope)
-    t.rotate("rope.index.k", k, mla.qk_rope)
-    return q, weights, k
-
-
-def _scoring(t: Tape, x: str) -> tuple[str, str]:
-    """Make the queries and the weights of heads of an indexer."""
-    latent = t.alias(t.name("attn.q_a_norm.out"), "detached")
-    return t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
-
-
 def _latents(t: Tape, mla: Mla, x: str) -> tuple[str, str]:
     """Make the queries of all heads, and each token's latent with the rotary part of its key; rope is in place."""
     q, latent = _query(t, x), _latent(t, x)
@@ -266,68 +201,6 @@ def _query(t: Tape, x: str) -> str:
 def _latent(t: Tape, x: str) -> str:
     """Make the row of each token that all heads attend to, of which each rank has all."""
     return t.norm("attn.kv_a_norm", t.to(t.linear("attn.kv_a", x), t.cut()), made="attn.latent")
-
-
-def _pool_inputs(t: Tape, part: Mqa, pool: Pool, x: str) -> list[str]:
-    """Make the rows that compressed tokens are sums of, and what weights them; then the same of an indexer."""
-    made = [t.linear(f"attn.pool.{name}", x) for name in ("rows", "weights")]
-    if indexer := pool.indexer:
-        q, weights = _scoring(t, x := t.alias(x, "detached"))
-        t.rotate("rope.index.q", q, indexer.heads * part.qk_rope)
-        made += [q, weights, *(t.linear(f"attn.index.pool.{name}", x) for name in ("rows", "weights"))]
-    return made
-
-
-def _attend_to_rows(t: Tape, part: Mqa, cache: Cache, taken: list[str]) -> str:
-    """Attend to one row of each near token, and of compressed ones."""
-    (q, latent, *made), pairs = taken, cache.pairs
-    reads, read_bytes = [q, latent, *cache.held], own_bytes(t, cache, q, latent) + cache.held_bytes
-    if part.pool:
-        stored = _compress_rows(t, part, cache, made)
-        more, seen, more_bytes = _compressed_seen(t, part.pool, cache, made[2:4], stored)
-        reads, pairs, read_bytes = [*reads, *more], pairs + seen, read_bytes + more_bytes
-    out = cache.out or t.of_heads("attn.core.out", part.width)
-    t.op(
-        "attn.core", [*reads, *of_scores(t)[1], *cache.after], [out, *cache.added], op_class="attention",
-        flops=4 * pairs * part.width, read_bytes=read_bytes,
-        write_bytes=own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
-    )  # fmt: skip
-    return out
-
-
-def _compress_rows(t: Tape, part: Mqa, cache: Cache, made: list[str]) -> list[str]:
-    """Keep the rows of tokens until their block is complete, and compress it; return all compressed tokens."""
-    dtypes, small = t.workload.dtypes, small_of_pools(t, ".pool.")
-    before, complete = (part.compress.number(n) if part.compress else 0 for n in (cache.span.cached, cache.span.length))
-    (size_bytes,) = part.kept_bytes(t.element_bytes, dtypes.state_bytes).values()
-    states, all_bytes = kept_states(t, cache, "pool", size_bytes), cache.sequences * size_bytes
-    taken, stored = [*made[:2], *made[4:]], cache.compressed.of(before, complete)
-    read_bytes = own_bytes(t, cache, *taken) + all_bytes * cache.goes_on + sum(weight.size_bytes for weight in small)
-    made_bytes = cache.sequences * (complete - before) * part.compressed_elements * dtypes.kv_bytes
-    reads = [*taken, *(t.held[weight.name] for weight in small), *(states * cache.goes_on)]
-    t.op("attn.pool", reads, [*states, *stored], read_bytes=read_bytes, write_bytes=all_bytes + made_bytes)
-    return cache.compressed.of(0, complete)
-
-
-def small_of_pools(t: Tape, part: str) -> list[Weight]:
-    """Return the weights of ops that compress tokens, which are no linears, by a part of their names."""
-    return [t.weight(name) for name in t.weights[t.block] if part in name and name.endswith((".bias", ".norm"))]
-
-
-def _compressed_seen(
-    t: Tape, pool: Pool, cache: Cache, scoring: list[str], stored: list[str]
-) -> tuple[list[str], int, int]:
-    """Return what attention reads of compressed tokens, all or chosen ones; its pairs; and how much it reads [B]."""
-    every, indexer, kv_bytes = Reach(stride=pool.stride), pool.indexer, t.workload.dtypes.kv_bytes
-    complete, row_bytes = cache.sequences * (cache.span.length // pool.stride), t.token_bytes
-    if not indexer or not stored:
-        return stored, cache.within(every)[1], complete * row_bytes
-    best = t.tensor("attn.index.out", most := min(indexer.top, cache.span.length // pool.stride), size=ID_BYTES)
-    flops = 2 * cache.within(every)[1] * indexer.heads * indexer.head_size
-    read_bytes = own_bytes(t, cache, *scoring) + complete * indexer.head_size * kv_bytes
-    t.op("attn.index", [*scoring, *stored], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
-    seen = cache.within(every._replace(window=indexer.top))[1]
-    return [best, *stored], seen, cache.tokens * most * ID_BYTES + seen * row_bytes
 
 
 def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str) -> str:

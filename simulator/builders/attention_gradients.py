@@ -24,6 +24,9 @@ Where each token sees all before it (``top`` is at least the sequence), attentio
 chosen, and in backward the scores of all pairs are a workspace (fp32). That is the warm-up, if all weights but the
 indexer's are ``frozen`` (section 2.1.1, dense warm-up stage): then nothing else has a backward.
 
+*Compressed tokens* (DeepSeek-V4, `chosen`). The rows of near and of compressed tokens are read by all heads in one op,
+and both have a gradient. ``attn.pool`` saves its inputs. An indexer learns as above, from compressed tokens alone.
+
 *Three views* (NSA, arXiv 2502.11089, section 3). Each view is a softmax as above over the pairs that it sees, with a
 key and a value of its own or the same as the others, and saves its output and a statistic for each row: they run as
 kernels of their own, as in ``fla-org/native-sparse-attention``. Latent attention is absorbed. ::
@@ -40,7 +43,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads, of_scores, small_of_pools
+from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads
+from simulator.builders.chosen import of_scores, small_of_pools
 from simulator.builders.specs import BATCH
 from simulator.builders.states import go_through
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
@@ -230,18 +234,9 @@ def _attend_to_rows(t: Tape, part: Mqa, inputs: list[str], pairs: int) -> str:
 
 def _pooled(t: Tape, pool: Pool, name: str, taken: list[str]) -> str:
     """Compress blocks of tokens into the sums of rows, weighted by others; backward makes the weights again."""
-    weights, sequence = small_of_pools(t, f"{name}."), t.workload.sequence
-    held, rows = [t.held[weight.name] for weight in weights], t.rows[0] // sequence * (sequence // pool.stride)
-    out = t.tensor(f"{name}.out", t.spread[taken[0]].width // pool.rows, rows=(rows,))
-    t.op(name, [*taken, *held], [out])
-
-    def back(dy: str) -> None:
-        grads = [t.add(f"{x}.grad", t.spread[x]) for x in taken]
-        old, new = t.weight_gradients(t.batch, *weights)
-        t.op(name, [t.to(dy, t.cut()), *taken, *held, *old], [*grads, *new])
-        t.add_gradients(taken, grads)
-
-    return t.record(out, back)
+    sequence, weights = t.workload.sequence, small_of_pools(t, f"{name}.")
+    rows = t.rows[0] // sequence * (sequence // pool.stride)
+    return t.joined(name, taken, t.spread[taken[0]].width // pool.rows, weights, rows=(rows,))
 
 
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:

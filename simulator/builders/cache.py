@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 from simulator.builders.specs import numbered
 from simulator.builders.tape import Tape
@@ -72,8 +72,6 @@ class Cache:
 
     Attributes
     ----------
-    sequences, tokens
-        As above.
     within, seen, pairs
         The function `seen`, and what it returns for the reach of the layer.
     held, held_bytes
@@ -109,6 +107,12 @@ class Cache:
         self.held, self.added, self.after = list[str](), list[str](), list[str]()
         self.states, self.out, self.gates, self.goes_on = "", "", "", True
         self.expanded, self.longest = self.seen, 0
+
+    def reused(self, tape: Tape) -> Self:
+        """Read what another layer cached, new tokens included, and add nothing."""
+        self.held, self.added, self.added_bytes = [*dict.fromkeys([*self.held, *self.added])], [], 0
+        self.held_bytes += self.tokens * tape.token_bytes
+        return self
 
 
 def own_bytes(t: Tape, cache: Cache, *names: str) -> int:
@@ -148,28 +152,36 @@ class CacheRoom:
             return batch * reach.cached(span.cached), batch * reach.pairs(span)
 
         cache = Cache(self.tape, batch, batch * span.new, seen)
-        cache.store, cache.compressed = store, _ = self.stores.setdefault(layer, (Store(block), Store()))
+        keeper = self.tape.keeper
+        cache.store, cache.compressed = store, _ = self.stores.setdefault(keeper, (Store(block), Store()))
         cache.span, cache.longest, cache.beside = span, span.length, partial(self.cache, span, layer)
         store.groups = -(-batch // self.work.kv.together(self.work.batch)) if self.work.kv else None
         sinks, near = Reach.of(self.tape.attention).near(span.cached)
         cache.held = [*dict.fromkeys([*store.of(0, sinks), *store.of(near, span.cached)])]
         cache.added, cache.goes_on = store.of(span.cached, span.length), span.cached > 0
-        return cache
+        return cache.reused(self.tape) if keeper != layer else cache
 
     def add_prompts(self, span: TokenSpan, layer: str) -> Cache:
         """Add the tensors that a chunk of the prompts caches, and return its cache."""
+        self.tape.block = layer
+        if self.tape.keeper != layer:
+            return self.cache(span, layer)
         self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], before=0)
         return self.cache(span, layer)
 
     def add_decode(self, layer: str) -> None:
         """Add the tensors cached before a step, and those that the step caches."""
-        before = self.work.sequence
+        before, self.tape.block = self.work.sequence, layer
+        if not self.tape.attention.kv_elements and not self.tape.attention.state:
+            return
         spans = [(f"{layer}/kv", TokenSpan(0, before)), (f"{layer}/kv.tail", TokenSpan(before, self.work.new_tokens))]
         self._add(layer, spans, before)
 
     def kept(self, layer: str) -> list[str]:
         """Return the tensors of a layer that the next token after the prompts needs."""
-        cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
+        cache, part = self.cache(TokenSpan(self.work.sequence, 1), layer), self.tape.layer.attention
+        if not parts_of(part):
+            return []
         states = self.tape.attention.kept_bytes(self.work.dtypes.element_bytes, self.work.dtypes.state_bytes)
         return [*cache.held, *cache.compressed.of(0, self.work.sequence), *(f"{layer}/{name}" for name in states)]
 

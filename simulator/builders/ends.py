@@ -35,20 +35,25 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
         t.record(encoded, lambda dy: t.add_gradients([encoded], [t.to(dy, t.whole_rows)]))
     x = t.norm("norm", x) if t.model.embedding_norm else x
     x = t.linear("in", x) if t.model.embedding_width and is_late else x
-    return _copied(t, x) if t.model.streams > 1 else x
+    if t.model.layer_inputs:
+        _give_layers(t, x, tokens, t.model.layer_inputs.width)
+    made = [t.linear("streams", x)] if t.model.predicted else []
+    return t.joined("streams.all", [x, *made], t.model.streams * t.model.hidden) if t.model.streams > 1 else x
 
 
-def _copied(t: Tape, x: str) -> str:
-    """Make the streams of the residual, all alike at first."""
-    out = t.tensor("streams.out", t.model.streams * t.model.hidden, t.residual)
-    t.op("streams", [x], [out])
+def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
+    """Make the part of each layer of a further row, of a table and of the embedding."""
+    made = t.norm("layers.norm", t.linear("layers.in", x))
+    both = t.vector("layers.add", [_look_up(t, tokens, "layers.tokens"), made], adds=t.residual)
+    parts = [t.alias(both, block, width) for block in t.layers]
+    t.wanting.update(parts if t.wants(both) else ())
 
     def back(dy: str) -> None:
-        dx = t.add(f"{x}.grad", t.spread[x])
-        t.op("streams", [t.to(dy, t.residual)], [dx])
-        t.add_gradients([x], [dx])
+        dx = t.add(f"{both}.grad", t.spread[both])
+        t.op("layers.parts", [dy, *map(t.grads.pop, parts[1:])], [dx])
+        t.add_gradients([both], [dx])
 
-    return t.record(out, back)
+    t.record(parts[0], back)
 
 
 def _stem(t: Tape) -> str:
@@ -61,14 +66,14 @@ def _stem(t: Tape) -> str:
     return t.to(x, t.residual)
 
 
-def _look_up(t: Tape, tokens: list[str] | None) -> str:
+def _look_up(t: Tape, tokens: list[str] | None, name: str = "tokens") -> str:
     """Look tokens up; the gradient is scattered into that of the table."""
     id_bytes = t.own_tokens * ID_BYTES
-    names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight("tokens")
+    names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight(name)
     entries, features = table.layout.tensor_map
-    out = t.tensor("tokens.out", table.shape[1], t.cut(features, partial=entries))
+    out = t.tensor(f"{name}.out", table.shape[1], t.cut(features, partial=entries))
     read_bytes = id_bytes + t.made_bytes(out) // t.mesh.size(entries)
-    t.op("tokens", [*names, t.held[table.name]], [out], read_bytes=read_bytes)
+    t.op(name, [*names, t.held[table.name]], [out], read_bytes=read_bytes)
 
     def back(dy: str) -> None:
         dy = t.to(dy, t.cut(features))
@@ -76,7 +81,7 @@ def _look_up(t: Tape, tokens: list[str] | None) -> str:
         size = t.workload.dtypes.gradient_bytes
         added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
         read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
-        t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
+        t.op(name, [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
 
     return t.to(t.record(out, back), t.residual)
 
@@ -117,6 +122,9 @@ def finish(t: Tape, x: str) -> list[str]:
 
 def _final(t: Tape, x: str) -> str:
     """Make the rows that the output projection takes from those of the last layer."""
+    if t.model.predicted:
+        weight, rows = t.weight("streams"), t.spread[x].elements // t.spread[x].width
+        x = t.joined("streams", [x], t.model.hidden, [weight], flops=2 * rows * weight.parameters)
     x = collapsed(t, "streams", x)
     x = t.norm("norm", x) if t.model.final_norm else x
     if t.model.head_transform:

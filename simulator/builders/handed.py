@@ -29,8 +29,6 @@ class TensorUses(NamedTuple):
 
     Attributes
     ----------
-    ids
-        Name -> id.
     first
         Tensor -> the first op that names it.
     written
@@ -62,8 +60,6 @@ class Placed(NamedTuple):
 
     Attributes
     ----------
-    name, ranks, runs
-        As in the document.
     job
         What one copy of it runs.
     work
@@ -142,8 +138,6 @@ class Handed(NamedTuple):
     ----------
     edge, name
         Name of the edge, and of what it hands over.
-    ends
-        The programs.
     reads, writes
         Names of tensors in the graphs of the one and the other program.
     sizes

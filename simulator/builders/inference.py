@@ -337,8 +337,9 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
     attention, phase, rows = t.attention, t.phase, t.rows
     inputs, out = attention_inputs(t, x), t.of_heads(f"{t.mixer}.core.out", attention.width)
-    cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
-    coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
+    keeper = t.keeper
+    cached, gates = f"{keeper}/{cache_name(attention)}", t.linear("attn.gate", x) if attention.sparse else ""
+    coming = [name for name in (f"{keeper}/{loaded_name(tier)}" for tier, _ in work.loads) if name in t.held]
     reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))
     of_all = (work.context, work.cached, work.pairs)
 
@@ -364,6 +365,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
         store.add(_ENDLESS.length, cache.held)
         cache.span, cache.store, cache.compressed, cache.gates = _ENDLESS, store, store, gates
         cache.added, cache.states, cache.out, cache.after = [cached], cached, out, after
+        cache = cache.reused(t) if keeper != t.block else cache
         if t.workload.requests:
             cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
         attend(t, cache, inputs, x)

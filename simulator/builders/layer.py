@@ -63,8 +63,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     """
     t.block, is_parallel = block, t.model.parallel
     beside = t.layer.attention.beside
-    is_shared = beside is not None or t.model.norms == "shared"
+    is_shared = beside is not None or t.model.norms == "shared" or t.model.laurel > 0
     t.begin("layer")
+    predictions = _with_routed(t, "predict", [x], x) if t.model.predicted else ""
+    x = t.first(predictions, t.model.hidden) if predictions else x
     normed, made, r = _normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
@@ -80,6 +82,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
             made = _with_state(t, made, attended)
         made = _normalise(t, "norm1.after", made)
         r = normed if is_parallel else _normalise(t, "norm1.sum", _joined(t, "1", x, made))
+        if t.model.laurel:
+            low = t.norm("laurel.norm", t.linear("laurel.out", t.linear("laurel.in", normed)))
+            r = t.vector("laurel.add", [r, normed, low], adds=t.residual)
     if t.model.encoded:
         across = t.linear("attn.across.o", attend_across(t, _normalise(t, "norm3", r, "add1")))
         r = t.vector("add3", [r, _normalise(t, "norm3.after", across)], adds=t.residual)
@@ -95,32 +100,42 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
             both, other = t.spread[made].layout, t.spread[fed_forward].layout
             r, fed_forward = x, t.vector("add1", [made, fed_forward], adds=both if both == other else t.residual)
         out = _normalise(t, "norm2.sum", _joined(t, "2", r, fed_forward))
+    out = _with_routed(t, "correct", [predictions, out], out) if predictions else out
+    out = _with_input(t, out) if t.model.layer_inputs else out
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
 
+def _with_input(t: Tape, x: str) -> str:
+    """Add what a layer makes of the row that it takes beside its input."""
+    given, taken, hidden = f"{t.micro}embed/layers.add.out.{t.block}", x, t.model.hidden
+    if t.model.predicted:
+        taken = t.joined("streams.scale", [t.first(x, hidden)], hidden, [t.weight("streams.scale")])
+    gate = t.linear("input.gate", taken)
+    made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
+    if t.model.predicted:
+        return t.joined("input.add", [x, made], t.model.streams * hidden)
+    return t.vector("input.add", [x, made], adds=t.residual)
+
+
+def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:
+    """Predict streams, or correct them, by coefficients that are made of the first elements of a row."""
+    n, h, weights = t.model.streams, t.model.hidden, [f"streams.{part}" for part in ("router", "norm", name)]
+    products = n * h + n * n * (n if name == "predict" else 1)
+    flops = 2 * t.spread[routed].elements // t.spread[routed].width * products
+    return t.joined(f"streams.{name}", reads, n * h, map(t.weight, weights), flops=flops)
+
+
 def collapsed(t: Tape, name: str, x: str) -> str:
     """Add up the streams of the residual, each times a weight that is made of all; as it is, where there is one."""
-    if t.model.streams == 1:
+    if t.model.streams == 1 or t.model.predicted:
         return x
-    weights, scale = t.linear(name, x), t.weight(f"{name}.scale")
-    out = t.tensor(f"{name}.sum.out", t.model.hidden, t.residual)
-    t.op(f"{name}.sum", [x, weights, t.held[scale.name]], [out])
-
-    def back(dy: str) -> None:
-        dy = t.to(dy, t.residual)
-        grads = [t.add(f"{y}.sum.grad", t.spread[y]) for y in (x, weights)]
-        old, new = t.weight_gradients(t.residual.cut, scale)
-        t.op(f"{name}.sum", [dy, x, weights, t.held[scale.name], *old], [*grads, *new])
-        t.add_gradients([x], grads[:1], f"{name}.sum")
-        t.add_gradients([weights], grads[1:], f"{name}.weights")
-
-    return t.record(out, back)
+    return t.joined(f"{name}.sum", [x, t.linear(name, x)], t.model.hidden, [t.weight(f"{name}.scale")])
 
 
 def _joined(t: Tape, part: str, x: str, made: str) -> str:
     """Add what a part made to the residual, or to each of its streams, which are mixed."""
-    if t.model.streams == 1:
+    if t.model.streams == 1 or t.model.predicted:
         return t.vector(f"add{part}", [x, made], adds=t.residual)
     return t.vector(f"streams{part}.add", [x, t.to(made, t.residual), t.name(f"streams{part}.out")])
 
@@ -154,7 +169,9 @@ def _through_matrices(t: Tape, name: str, x: str) -> str:
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
     first = "add3" if t.model.encoded else "add1"
-    return "" if t.model.parallel or t.model.streams > 1 or t.layer.attention.kind == "none" else first
+    return (
+        "" if t.model.parallel or t.model.streams > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
+    )
 
 
 def feed_forward(t: Tape, x: str) -> str:
@@ -217,7 +234,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block][_UP].layout.tensor_map[0])
-    each = ceil(Fraction(own_tokens * part.top_k, ranks) * part.busiest(ranks * part.ranks))
+    each = ceil(own_tokens * part.chosen / ranks * part.busiest(ranks * part.ranks))
     rows, routed = (ranks, each * t.mesh.size(tokens)), t.lay_out(((), tokens, ()))
     x = t.linear("ffn.latent_in", x) if part.latent else x
     sent = t.tensor("ffn.route.out", width, routed, rows=rows)
@@ -228,7 +245,9 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         d_shares = t.to(t.grads.pop(shares), t.spread[shares].layout)
         summed = t.cut((), tokens, t.spread[d_sent].layout.partial)
         d_sent = t.to(d_sent, replace(routed, partial=summed.partial))
-        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
+        d_logits = t.tensor(
+            "ffn.router.out.grad", part.candidates, t.spread[logits].layout, t.spread[logits].element_bytes
+        )
         dx = t.tensor("ffn.route.in.grad", width, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.add_gradients([x, logits], [dx, d_logits], "ffn.route")

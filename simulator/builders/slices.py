@@ -21,8 +21,6 @@ class HeldSlice(NamedTuple):
 
     Attributes
     ----------
-    box
-        Its box.
     first, last
         Of the elements of the box, the first one that it holds, and the one behind the last.
     """

@@ -49,8 +49,6 @@ class Spec(NamedTuple):
         Inputs and outputs (of experts behind their number); entries and width of a table; width of a norm.
     tensor_map
         For each dimension, the axes that cut it.
-    kind
-        Its kind of tensor.
     kv_heads
         How many KV heads its outputs are of, if they are: each is whole on some rank, or on several.
     """
@@ -92,6 +90,11 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
+    embed |= _streams(model, "streams", 1) if model.predicted else {}
+    if given := model.layer_inputs:
+        wide = model.layers * given.width
+        embed |= {"layers.tokens": Spec((given.rows, wide), _ROW), "layers.in": Spec((h, wide), _WHOLE)}
+        embed["layers.norm"] = _norm(given.width)
     yield "embed", embed | _norms(model, ["norm"] * model.embedding_norm, wide)
     of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for index, block in enumerate(blocks(model.layers)):
@@ -120,9 +123,18 @@ def _streams(model: DecoderModel, name: str, parts: int) -> Specs:
 
     One part is for their sum; of three, the others say what joins each, and how much of each stays in each.
     """
+    if model.predicted:
+        return {} if parts > 1 else {name: Spec((model.hidden, (model.streams - 1) * model.hidden), _WHOLE)}
     inputs, outputs = model.streams * model.hidden, model.streams * (1 if parts == 1 else 2 + model.streams)
     linear = _biases({name: Spec((inputs, outputs), _WHOLE)}, [name]) | {f"{name}.scale": _norm(parts)}
     return linear if model.streams > 1 else {}
+
+
+def _predicted(model: DecoderModel) -> Specs:
+    """Return what predicts streams and corrects them: weights of a router of each, and a scale of the first one."""
+    h, n = model.hidden, model.streams
+    router = {"streams.router": Spec((h, n), _WHOLE), "streams.norm": _norm(h), "streams.scale": _norm(h)}
+    return router | {"streams.predict": Spec((n, n * n), _WHOLE), "streams.correct": Spec((n, n), _WHOLE)}
 
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
@@ -152,7 +164,14 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
     first = (_streams(model, "streams1", 3) if "norm1" in halves else {}) | first
+    first = (_predicted(model) if model.predicted else {}) | first
+    if rank := model.laurel:
+        first |= {"laurel.in": Spec((h, rank), _WHOLE), "laurel.out": Spec((rank, h), _WHOLE)}
+        first |= _norms(model, ["laurel.norm"])
     between = (_streams(model, "streams2", 3) if "norm2" in halves else {}) | between
+    if given := model.layer_inputs:
+        last |= {"input.gate": Spec((h, given.width), _WHOLE), "input.out": Spec((given.width, h), _WHOLE)}
+        last |= _norms(model, ["input.norm"])
     return first | attention | between | _feed_forward(h, kind.feed_forward) | last
 
 
@@ -174,12 +193,13 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
 def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     h, q, kv = model.hidden, gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size
     of_k, of_v = (Spec((h, gqa.kv_heads * n * gqa.views), _COLUMN, kv_heads=gqa.kv_heads) for n in gqa.key_and_value)
-    norms = _norms(model, ["q_norm", "k_norm"] if gqa.qk_norms else [], gqa.head_size)
+    norms = _norms(model, ["q_norm", "k_norm"][: 2 - gqa.reuses] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
-    columns = {"q": Spec((h, q), _COLUMN), "k": of_k} | ({"v": of_v} if gqa.values == "own" else {})
+    columns = {"q": Spec((h, q), _COLUMN)} | ({} if gqa.reuses else {"k": of_k})
+    columns |= {"v": of_v} if gqa.values == "own" and not gqa.reuses else {}
     biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
     return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, biased)
 
@@ -286,8 +306,8 @@ def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
         return {}
     if isinstance(part, Dense):
         return _matrices("ffn", h, part, part.width)
-    router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
-    bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
+    router = {"ffn.router": Spec((h, part.candidates), _WHOLE)}
+    bias = {"ffn.router_bias": _norm(part.candidates)} if part.router_bias else {}
     width = part.shared * (part.shared_width or part.width)
     shared = _matrices("ffn.shared", h, part.model_copy(update={"biases": False}), width) if part.shared else {}
     shared |= {"ffn.shared_gate": Spec((h, 1), _WHOLE)} if part.shared_gate else {}

@@ -90,8 +90,6 @@ class Kernel(NamedTuple):
 
     Attributes
     ----------
-    name, weights
-        Its name, and those of its weights.
     own, shared
         Inputs with a part for each head, and those that every rank has as a whole.
     width

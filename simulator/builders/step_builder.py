@@ -11,7 +11,7 @@ from simulator.builders.weights import Laid, replica_axes
 from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
-from simulator.workload import Attention, Layer, Mixer
+from simulator.workload import Attention, Gqa, Layer, Mixer
 
 _MADE = {
     None: "slice",
@@ -96,6 +96,7 @@ class StepBuilder:
         self.micro, self.block, self.phase = "", "", "forward"
         self.mixer = "attn"  # or "state": the part beside attention
         self.again = ""  # end of the names of tensors that are made again within backward
+        self.last_keys: dict[object, tuple[str, list[str]]] = {}  # what layers share -> the last one, keys and values
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.pending: list[PendingOp] | None = None  # ops to be added later
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, if not an activation
@@ -128,8 +129,15 @@ class StepBuilder:
 
     @property
     def token_bytes(self) -> int:
-        """Size of a token in the KV cache of the current layer, on this rank [B]."""
-        return self.attention.kv_elements * self.workload.dtypes.kv_bytes
+        """Size of a token in the KV cache of the current layer, or of that which it reuses, on this rank [B]."""
+        part = self.attention
+        return (part.seen_elements if isinstance(part, Gqa) else part.kv_elements) * self.workload.dtypes.kv_bytes
+
+    @property
+    def keeper(self) -> str:
+        """The layer whose keys and values the current one attends to: itself, or the last one alike before it."""
+        part = self.attention
+        return self.last_keys[part.alike][0] if isinstance(part, Gqa) and part.reuses else self.block
 
     @property
     def own_tokens(self) -> int:

@@ -12,14 +12,14 @@ nothing reads what they make: the last ops of a layer only made the input of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import compress, takewhile
 from math import ceil, prod
 from operator import attrgetter
 
 from simulator.builders.popularity import touched
 from simulator.builders.specs import numbered
-from simulator.builders.step_builder import StepBuilder
+from simulator.builders.step_builder import Rows, StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
@@ -44,8 +44,8 @@ def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, i
     if part.skew:
         busiest = tuple((1, share) for share in part.likely[::ranks])
         return ceil(touched(busiest, tokens * replicas)), part.places // ranks
-    chosen = chosen_number(part.routed, tokens * replicas, part.top_k)
-    return -(-chosen * part.places // (part.routed * ranks)), part.places // ranks
+    chosen = chosen_number(part.candidates, tokens * replicas, part.top_k)
+    return -(-chosen * part.places // (part.candidates * ranks)), part.places // ranks
 
 
 Back = Callable[[str], None]
@@ -110,6 +110,54 @@ class Tape(StepBuilder):
             self.add_gradients(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
 
         return self.record(out, back)
+
+    def joined(
+        self,
+        name: str,
+        reads: list[str],
+        width: int,
+        weights: Iterable[Weight] = (),
+        *,
+        flops: int = 0,
+        rows: Rows = (),
+    ) -> str:
+        """Add an op on whole rows that makes rows of another width, and saves its inputs.
+
+        Parameters
+        ----------
+        name, reads
+            Name and inputs of the op.
+        width, rows
+            Width of an output row, and the number of rows, if that is another one.
+        weights
+            Weights that it reads as they are.
+        flops
+            Work of its products, as much again for each of its two gradients.
+        """
+        weights = [*weights]
+        taken, held = [self.to(x, self.spread[x].layout.whole) for x in reads], [self.held[w.name] for w in weights]
+        layout = max([self.spread[x].layout for x in taken], key=attrgetter("parts"))
+        out = self.tensor(f"{name}.out", width, layout, rows=rows)
+        self.op(name, [*taken, *held], [out], flops=flops)
+
+        def back(dy: str) -> None:
+            wanted = [x for x in taken if self.wants(x)]
+            grads = [self.add(f"{x}.{name.rpartition('.')[2]}.grad", self.spread[x]) for x in wanted]
+            old, new = self.weight_gradients(layout.cut, *weights)
+            held = [self.held[weight.name] for weight in weights]
+            saved = taken if weights or len(taken) > 1 else []
+            self.op(name, [self.to(dy, layout), *saved, *held, *old], [*grads, *new], flops=2 * flops)
+            for x, grad in zip(wanted, grads, strict=True):
+                self.add_gradients([x], [grad], f"{name}.{x.rpartition('/')[2].removesuffix('.out')}")
+
+        return self.record(out, back)
+
+    def first(self, x: str, width: int) -> str:
+        """Take the first elements of each row, without copying them; their gradient is added to that of the row."""
+        taken = self.alias(x, "first", width)
+        self.wanting.update([taken] if self.wants(x) else [])
+        sums = f"{x.rpartition('/')[2].removesuffix('.out')}.first"
+        return self.record(taken, lambda dy: self.add_gradients([x], [dy], sums))
 
     def norm(self, name: str, x: str, sums: str = "", made: str = "") -> str:
         """Normalise rows, whole or head by head, into a tensor named after the op or `made`; the layout stays.

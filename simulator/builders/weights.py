@@ -78,10 +78,6 @@ class Laid(NamedTuple):
 
     Attributes
     ----------
-    workload, model
-        The workload, and the parts of its model.
-    mesh
-        The ranks.
     weights
         Part of the model (``embed``, ``L00`` ..., ``head``) -> name of a weight in it -> the weight.
     layers
@@ -168,7 +164,7 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
         if isinstance(part, Experts) and workload.phase == "train":
             senders = parallel.tensor if parallel.expert > parallel.data else 1
-            experts["choices of a rank's tokens"] = tokens * part.top_k // senders
+            experts["choices of a rank's tokens"] = int(tokens * part.chosen) // senders
         for axis, lengths in (("context", {"tokens": workload.sequence}), ("tensor", whole), ("expert", experts)):
             parts, most = getattr(parallel, axis), gcd(*lengths.values(), kv_heads * (axis == "tensor"))
             for name, length in lengths.items():
@@ -228,6 +224,6 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
         for weight in weights.values():
             count = chosen = prod(weight.whole_shape)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
-                count, chosen = count // part.held * part.routed, count // part.held * part.top_k
+                count, chosen = count // part.held * part.routed, int(count // part.held * part.chosen)
             every, active = every + count, active + chosen
     return every, active

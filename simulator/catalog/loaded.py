@@ -272,8 +272,6 @@ class Axis:
 
     Attributes
     ----------
-    name
-        Its name, for people and as a column.
     fields
         Paths, whose parts may be patterns, into the machine (``links.*.bandwidth``), the workload
         (``workload.sequence``) or the scenario (``scenario.budget``).

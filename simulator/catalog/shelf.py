@@ -55,14 +55,6 @@ class Entry:
 
     Attributes
     ----------
-    document
-        The document.
-    path
-        Its file.
-    sha256
-        Digest of its bytes.
-    tree
-        Its fields with their lines.
     inside
         JobProgram of a job -> the workload that it names.
     """
@@ -109,7 +101,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
         return _file(path, f"a {kind} document is a file", do)
     if ref not in shelf:
         rule = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
-        otherwise = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
+        otherwise = f"name a file in it: '{ref}/{kind}.yaml'" if Path(str(ref)).is_dir() else "`hosim list` names all"
         is_work = ref in _shelf("workload")
         if kind == "scenario" and (is_work or ref in _shelf("hardware")):
             machine, work = ("NAME", ref) if is_work else (ref, "NAME")

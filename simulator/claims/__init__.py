@@ -193,13 +193,7 @@ def _largest_error(held: Sequence[Sequence[Judged]]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Validation(Sweep):
-    """Result of `hosim validate`: a row for each printed figure, and for each other headline or broken expectation.
-
-    Attributes
-    ----------
-    judged
-        Verdicts on all expectations.
-    """
+    """Result of `hosim validate`: a row for each printed figure, and for each other headline or broken expectation."""
 
     judged: Sequence[Judged] = field(default=(), repr=False)
 

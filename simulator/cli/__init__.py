@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.exit(shell_complete(hosim, {}, "hosim", "_HOSIM_COMPLETE", wanted))
     code: int | str
     try:
-        given = (sys.argv[1:] if arguments is None else [*arguments]) or ["--help"]
+        given = sys.argv[1:] if arguments is None else list(arguments)
         with hosim.make_context("hosim", [*given], obj=given) as context:
             code = hosim.invoke(context) or 0
         sys.stdout.flush()
@@ -167,9 +167,9 @@ _LESS = "see whether memory is short, and give more of it, or run less at once: 
 
 
 _COMMANDS = {
-    "Run": (run, serve, plan, sweep, torch, diff),
+    "Run": (list_, run, serve, plan, sweep, torch, diff),
     "Ask back": (frontier, crossover, limits, layout),
-    "Bring your own": (list_, import_, calibrate, check, lint, graph, export, schema),
+    "Bring your own": (import_, calibrate, check, lint, graph, export, schema),
     "Compare with published figures": (validate,),
 }
 

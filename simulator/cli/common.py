@@ -83,7 +83,7 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
         from simulator.run import scenario_to_run
 
         if {hardware is None, workload is None} != {scenario is not None}:
-            raise click.UsageError("name a SCENARIO, or a machine and a workload: --hardware NAME --workload NAME")
+            raise click.UsageError("name a SCENARIO (see `hosim list`), or --hardware NAME and --workload NAME")
         return function(scenario_to_run(scenario, hardware, workload, more.get("policies")), **more)
 
     with_scenario = click.option("--workload", metavar="NAME", help=_WORKLOAD)(with_scenario)

@@ -35,7 +35,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
       hosim run mine.yaml --policy static --policy reactive
       hosim run mine.yaml --json --junit results/mine.xml
 
-    The table has the main columns; summary.csv in the folder of --out has all.
+    The table has the main columns; summary.csv has all, such as least_peak_bytes, a lower bound on the peak.
 
     A run also searches the least bandwidth and the least capacity at which its fastest row neither stalls
     nor recomputes, if that is quick; its page then shows the cost of a lower peak and the limits of that row.
@@ -96,11 +96,9 @@ def _findings(results: Results) -> Iterator[str]:
 
 
 def _notes(results: Results, out: Path | None) -> Iterator[str]:
-    """Yield the end: the report's path, expectations that do not fail the run, and what would make a row free."""
+    """Yield the end: expectations that do not fail the run, the machine that a row would need, the report's path."""
     from simulator.units import counted
 
-    if out is not None:
-        yield f"Report: {out / 'report.html'} (a picture of all rows, and a timeline of each)"
     if results.case.is_changed and results.case.loaded.scenario.expect:
         yield "Expectations of the scenario: not checked, as this run changes its documents."
     if without_source := results.provenance["mine"]:
@@ -114,6 +112,8 @@ def _notes(results: Results, out: Path | None) -> Iterator[str]:
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
     if results.told:
         yield _folded(results.told)
+    if out is not None:
+        yield f"Report: {out / 'report.html'} (a picture of all rows, and a timeline of each)"
 
 
 @common.command("Serve requests that arrive over time, and show latencies.", "scenario", "policy", "set", "out")

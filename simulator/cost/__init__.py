@@ -18,17 +18,7 @@ from simulator.units import nearest
 
 
 class Device(NamedTuple):
-    """What runs an op.
-
-    Attributes
-    ----------
-    field
-        Its field in the machine.
-    rates
-        How fast it is.
-    tier
-        Name of the tier that it works in.
-    """
+    """What runs an op."""
 
     field: str
     rates: Rates

@@ -97,8 +97,6 @@ class Phase:
 
     Attributes
     ----------
-    fabric
-        Its name.
     hops
         How often its latency is paid before bytes flow.
     port_bytes

@@ -35,10 +35,6 @@ class Program:
 
     Attributes
     ----------
-    graph, plan
-        The graph, and what was decided.
-    durations_ns
-        Time of each op alone [ns].
     starts_ns
         When the host begins to issue [ns].
     draws
@@ -95,8 +91,6 @@ class Columns:
         Per op: tensors that it reads, and writes.
     duration_ns, workspace_bytes, is_collective
         Per op. A collective without members takes its time alone, as if the others always came in time.
-    size_bytes
-        Per tensor [B].
     written
         Tensors that some op writes.
     streams, computes, is_contended

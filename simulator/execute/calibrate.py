@@ -56,8 +56,6 @@ class Probe:
         What it moves or computes, and the unit of its rate; or 1, and ``ns``.
     once
         Does it once, and returns how long that took [s].
-    rounds
-        The values of each round, in its unit.
     """
 
     about: str

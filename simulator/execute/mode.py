@@ -49,8 +49,6 @@ class Turn:
     made
         Tensors that it writes first, each with the leaf of the result (from 0 on) or of the arguments (from -1 down)
         that shows it.
-    made_bytes
-        Their size [B].
     again
         Id of its op, as often as the op runs again.
     """

@@ -55,8 +55,6 @@ class Executed:
         How long it took; how long it waited for copies and for room, until its last op had ended [s].
     peak_bytes
         Most bytes of storages in the compute tier [B].
-    out_bytes, in_bytes
-        Bytes copied out and in [B].
     trace
         What happened when; None unless a step under a plan was asked to keep it.
     """

@@ -29,8 +29,6 @@ class RecordedCall(NamedTuple):
 
     Attributes
     ----------
-    func
-        The function.
     op
         Its op in the graph; None if it is none, such as a view.
     given, made
@@ -57,8 +55,6 @@ class OnDemand(OpRecorder):
 
     Attributes
     ----------
-    sequence
-        All calls.
     took_ns
         For each op, the time of its calls and of those before it that are no op [ns].
     lasting

@@ -58,12 +58,8 @@ class Line(NamedTuple):
 
     Attributes
     ----------
-    path, number
-        File and number of the line.
     kind
         Key that identifies its type; ``schema`` for a header.
-    record
-        Its JSON object.
     """
 
     path: Path

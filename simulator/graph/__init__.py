@@ -42,10 +42,6 @@ class Job:
 
     Attributes
     ----------
-    name
-        For people.
-    graphs
-        The different graphs.
     graph_of
         For each rank, which of them it runs.
     labels
@@ -105,8 +101,6 @@ class Call(NamedTuple):
 
     Attributes
     ----------
-    group
-        Its name.
     role
         ``send`` or ``recv``, or empty where all members do the same.
     """

@@ -38,8 +38,6 @@ class Graph:
 
     Attributes
     ----------
-    name
-        For people.
     tensors, ops
         Their position is their id. The ops are those of one step.
     outputs

@@ -21,14 +21,8 @@ class GraphColumns:
     ----------
     reads_at, reads
         Op `i` reads the tensors ``reads[reads_at[i]:reads_at[i + 1]]``, in its order.
-    writes_at, writes
-        What it writes, likewise.
-    workspace_bytes, streams
-        Of each op.
     is_collective
         Whether an op is of kind ``collective``, with members or without.
-    size_bytes
-        Of each tensor.
     is_persistent, is_output, is_written
         Whether a tensor is persistent, an output of the graph (persistent or not), and written by some op.
     """

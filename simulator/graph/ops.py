@@ -44,10 +44,6 @@ class Tensor:
     ----------
     name
         Unique path name, such as ``L03/attn.qkv.out``.
-    size_bytes
-        Size [B].
-    kind
-        What it is for.
     persistent
         It exists before the first op and after the last one of every step (weights, optimizer state).
     shared
@@ -141,8 +137,6 @@ class Collective:
 
     Attributes
     ----------
-    kind
-        What it does.
     group
         Name of a group of the graph. A send is to the second of two members, a receive from the first.
     size_bytes
@@ -193,8 +187,6 @@ class DelaySpread:
 
     Attributes
     ----------
-    distribution
-        One of `DISTRIBUTIONS`.
     deviation_ns
         Standard deviation [ns]: of ``uniform`` such that no delay is below 0, of ``lognormal`` at most 10 times the
         mean; of ``exponential`` it is the mean, and not stated.
@@ -239,8 +231,6 @@ class Op:
         `reads`, so that whoever knows nothing of dynamic reads brings all of them.
     read_bytes, write_bytes
         Traffic in the tier of its device [B]; what is chosen of dynamic reads adds its size.
-    flops
-        Arithmetic work [FLOP].
     workspace_bytes
         Room it needs in that tier while it runs [B].
     duration_ns

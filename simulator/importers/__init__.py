@@ -33,10 +33,6 @@ class ImportKind(NamedTuple):
 
     Attributes
     ----------
-    module
-        The module of this room that reads it.
-    about
-        Description for people.
     signs
         Texts that identify a file of this kind: those joined by ``&`` all occur in its first 64 KiB, unpacked; ``|``
         separates alternatives.

@@ -9,9 +9,9 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.importers.hf_keys import CAPTURE, PARTS, SETS, WORDS, Config
-from simulator.units import nearest
+from simulator.importers.hf_layers import Keys, dense_layers, hashed_layers, layer_types, of_layers
 from simulator.workload.models import MOST_OTHERS
 
 _ENCODED = 512
@@ -47,6 +47,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
         more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}
         more["merger"]["further"] = len(c.list_of(further, int) or ())
+    if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
+        more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
@@ -90,8 +92,8 @@ def _model_of(c: Config) -> dict[str, Any]:
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
-    types = _layer_types(c, layers)
-    about = c, types, _of_layers(c, layers), hidden
+    types = layer_types(c, layers)
+    about = c, types, of_layers(c, layers), hidden
     parts = {"attention": _attentions(*about), "feed_forward": _feed_forwards(*about)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
@@ -115,42 +117,6 @@ def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
         fields = {key: value for key, value, usual in (("start", run[0], 0), ("every", every, 1)) if value != usual}
         yield fields | ({"stop": run[-1] + 1} if run[-1] + every < layers else {})
         held = sorted(left - {*run})
-
-
-Keys = dict[str, Any]
-"""Keys that a layer has for itself."""
-
-
-def _of_layers(c: Config, layers: int) -> list[Keys]:
-    """Return the keys that each layer has for itself."""
-    of_layers: list[Keys] = [{} for _ in range(layers)]
-    for key, listed in c.family.lists.items():
-        values = c.get(listed)
-        for keys, value in zip(of_layers, values if isinstance(values, list) else (), strict=False):
-            keys[key] = value
-    stated = c.get("per_layer_config") or {}
-    where, must = f"{c.where}, per_layer_config", f"this has an object for some of {layers} layers"
-    fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
-    insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
-    for key, value in stated.items():
-        of_layers[int(key)] |= value
-    for keys, block in zip(of_layers, c.list_of("block_configs", dict, layers) or (), strict=False):
-        keys |= _of_block(c, block)  # noqa: PLW2901 - it adds to the layer's
-    return of_layers
-
-
-def _of_block(c: Config, block: dict[str, Any]) -> Keys:
-    """Return what an object of ``block_configs`` says of its layer (DeciLM, as Llama-Nemotron is built)."""
-    attention, part = (half if isinstance(half := block.get(key), dict) else {} for key in ("attention", "ffn"))
-    where, built = f"{c.where}, block_configs", ("n_heads_in_group", "ffn_mult", "no_op")
-    unknown = [key for half in (attention, part) for key, value in half.items() if value and key not in built]
-    insist(not unknown, where, "the parts of a layer are known", ", ".join(map(repr, unknown)), CAPTURE)
-    group, times = attention.get("n_heads_in_group") or 0, part.get("ffn_mult") or 0
-    fits = type(group) is int and isinstance(times, (int, float)) and group >= 0 and 0 <= times < 1e6
-    insist(fits, where, "these are numbers from 0 to a million", f"{group!r:.40}, {times!r:.40}")
-    keys: Keys = {"absent": [bool(attention.get("no_op")), bool(part.get("no_op"))]}
-    keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
-    return keys | ({"intermediate_size": -(-int(2 * times * c.count("hidden_size") / 3) // 256) * 256} if times else {})
 
 
 Kinds = tuple[list[dict[str, Any]], list[int]]
@@ -192,6 +158,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
         part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
         is_near = window and word == "near"
+        part |= {"reuses": True} if keys.get("reuses") else {}
         return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
 
     return _kinds(words, of_layers, make)
@@ -252,72 +219,6 @@ def _row_attention(c: Config, word: str) -> dict[str, Any]:
     return part | ({"pool": pool} if pool else {})
 
 
-def _layer_types(c: Config, layers: int) -> list[str]:
-    """Return a word for each layer: from the keys that list them, or by the rule of the family."""
-    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers) or []
-    pattern = c.get("hybrid_override_pattern")
-    if not types and isinstance(pattern, str):
-        must = f"this has a letter for each of {layers} layers"
-        insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
-        types = list(pattern)[:layers]
-    for key, words in c.family.codes.items():
-        types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
-    known = [word for word, kind in WORDS.items() if c.family.one_row or kind not in ("pooled", "chosen")]
-    for unknown in sorted({*types} - {*known}):
-        must, do = "a type of layer is known", nearest(unknown, tuple(known))
-        raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
-    if types:
-        rules = SETS["rules"]
-        c.used |= rules | {c.family.keys.get(rule, rule) for rule in (*rules, c.family.window)}
-        return types
-    usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
-    if c.family.state:
-        attending = _attending_layers(c, layers)
-        return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
-    must = "this says which layers have a window"
-    insist(c.family.local != "listed", f"{c.where}, layer_types", must, "none", "add it")
-    local = _windowed_layers(c, layers)
-    return [usual if layer in local else "full_attention" for layer in range(layers)]
-
-
-def _attending_layers(c: Config, layers: int) -> set[int]:
-    """Return the layers with attention in a model whose other layers have a state."""
-    if c.family.beside:
-        return {*range(layers)}
-    for key, first in {"attn_layer_indices": 0, "full_attn_idxs": 0, "linear_full_attn_layers": 1}.items():
-        if (listed := c.list_of(key, int)) is not None:
-            return {layer - first for layer in listed}
-    if c.family.local in ("all", "odd"):
-        return {*range(0, layers, 2)}
-    if c.family.single:
-        return set()
-    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
-    must, do = "this says which layers attend, and which have a state", "add it"
-    insist(period, f"{c.where}, layer_types", must, "none", do)
-    offset = c.count("attn_layer_offset", least=0, derived=period - 1)
-    return {*range(offset, layers, period)}
-
-
-def _windowed_layers(c: Config, layers: int) -> set[int]:
-    """Return the layers with a sliding window, if the model has one."""
-    is_on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
-    first = c.count("max_window_layers", least=0, derived=0)
-    pattern = c.count("sliding_window_pattern", derived=1)
-    turned = dict(enumerate(c.list_of("no_rope_layers", int) or ()))
-    interval = c.count("no_rope_layer_interval", derived=1)
-    by_rule = {
-        "all": range(layers),
-        "after": range(first, layers),
-        "odd": range(0, layers, 2),
-        "unlisted": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
-        "between": [i for i in range(1, layers) if (i + 1) % pattern],
-        "behind": [i for i in range(layers) if i % pattern],
-        "pattern": [i for i in range(layers) if (i + 1) % pattern],
-        "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
-    }
-    return {*by_rule.get(c.family.local, ())} if is_on else set()
-
-
 # feed-forwards
 
 
@@ -328,7 +229,7 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     if family.single:
         words = [{"mlp": "dense", "moe": "moe"}.get(WORDS[word], "none") for word in types]
     elif family.experts and c.get(*routed):
-        dense, hashed = _dense_layers(c, len(types)), _hashed_layers(c, len(types))
+        dense, hashed = dense_layers(c, len(types)), hashed_layers(c, len(types))
         words = ["dense" if i in dense else "hash" if i in hashed else "moe" for i in range(len(types))]
     c.used |= {family.width} if "dense" not in words else set()
     c.used |= SETS["of_experts"] | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
@@ -363,39 +264,10 @@ def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
     more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
+    more["zero"] = c.count("zero_expert_num", least=0, path=f"{path}.zero", derived=0)
     shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
     if shared and family.shared_width:
         wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
     if shared and (wide or not family.shared_width):
         more |= {"shared": shared, "shared_gate": family.shared_gate, "shared_width": wide}
     return part | {field: value for field, value in more.items() if value}
-
-
-def _hashed_layers(c: Config, layers: int) -> set[int]:
-    """Return the layers in which a table says for each token of the vocabulary which experts it goes through."""
-    types = c.list_of("mlp_layer_types", str, layers)
-    if types is None:
-        return {*range(c.count("num_hash_layers", least=0, derived=0))}
-    return {layer for layer, kind in enumerate(types) if kind == "hash_moe"}
-
-
-def _dense_layers(c: Config, layers: int) -> set[int]:
-    """Return the layers without experts."""
-    if isinstance(c.get("moe_layer_freq"), list):
-        return {layer for layer, code in enumerate(c.list_of("moe_layer_freq", int, layers) or ()) if not code}
-    first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
-    step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
-    types, with_experts = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
-    without = {*(c.list_of("mlp_only_layers", int) or ())}
-    if types is not None:
-        return {layer for layer, kind in enumerate(types) if kind == "dense"}
-    if with_experts is not None:
-        return {*range(layers)} - {*with_experts}
-    last = c.count("moe_layer_end_index", least=-1, derived=-1) % layers
-    period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
-    of_period = {i for i in range(layers) if i % period != offset}
-    return of_period | {
-        i
-        for i in range(layers)
-        if not first <= i <= last or i % every or (i + 1 - c.family.late) % step or i in without
-    }

@@ -40,10 +40,6 @@ class TimelineSpan(NamedTuple):
 
     Attributes
     ----------
-    start_ns, end_ns
-        Times on the recording's clock [ns].
-    name, cat
-        Name and category.
     thread
         Process and thread; for a kernel, device and stream.
     args
@@ -77,8 +73,6 @@ class Timeline:
 
     Attributes
     ----------
-    path
-        The file.
     device, ops, marks
         Spans of the device, operators of the host, and user annotations, by start.
     memory

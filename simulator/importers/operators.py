@@ -47,10 +47,6 @@ class TensorView(NamedTuple):
 
     Attributes
     ----------
-    tensor, storage
-        Ids.
-    end_bytes, size_bytes
-        Offset of its end in its storage, and its size [B].
     device
         Such as ``cuda:0``.
     """
@@ -149,8 +145,6 @@ class OperatorNode(NamedTuple):
         Name and schema; only operators have a schema.
     reads, writes
         Tensors of each argument; tensors that it returns.
-    texts
-        Arguments that are strings.
     shapes_in, shapes_out, types
         Shapes of arguments and results, and types of arguments.
     more
@@ -196,8 +190,6 @@ class Tree:
 
     Attributes
     ----------
-    nodes
-        By id.
     owner
         Id of a node -> id of the node whose op it belongs to.
     phase

@@ -152,8 +152,6 @@ class Storage:
 
     Attributes
     ----------
-    size_bytes, kind
-        As for a `Tensor`.
     persistent
         Whether it existed before the recording began.
     stays
@@ -178,8 +176,6 @@ class Event:
 
     Attributes
     ----------
-    name
-        For people.
     reads, writes
         Storages, as keys in order.
     more
@@ -213,8 +209,6 @@ class Recording:
         As for an `Imported`; the method `imported` adds to `kept` what the graph tells.
     step_ns, peak_bytes
         Recorded time of the step [ns] and peak of the memory [B]; 0 if unknown.
-    marked_ns
-        As for an `Imported`.
     """
 
     storages: list[Storage] = field(default_factory=list)

@@ -120,8 +120,6 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         Reason why a call is no op of the graph -> number of calls.
     batch
         Batch and sequence of the step, as far as its inputs tell.
-    phase
-        As given.
     lines, again, copied
         Number of ops with a source line; of ops in backward that run forward ops again, and that copy for updates in
         place of views.

@@ -40,8 +40,6 @@ class Frames:
     ----------
     what
         What ran: a job, or the graph of all ranks.
-    hardware, trace
-        The machine and the trace.
     """
 
     what: Graph | Job

@@ -76,8 +76,6 @@ class Beats(NamedTuple):
 
     Attributes
     ----------
-    policy, other
-        The two policies.
     times, draws
         The number of draws in which `policy` is faster, and of all; not to run is slower than to run, a tie is no win.
     low, high
@@ -124,8 +122,6 @@ class Summed(NamedTuple):
     quantiles
         A row for each policy, see `quantiles`; each quantile except the worst also has the ends of its interval,
         ``<name>_low_ns`` and ``<name>_high_ns``: see `quantile_interval`.
-    beats
-        The comparison of each policy with each other one.
     """
 
     values: dict[str, Any]

@@ -109,8 +109,6 @@ class Window(NamedTuple):
 
     Attributes
     ----------
-    stream
-        The main stream.
     first_issue, next_issue
         Issue numbers of its first action, and of the first one after it.
     start_ns, end_ns

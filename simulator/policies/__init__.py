@@ -27,14 +27,6 @@ class PolicyEntry:
 
     Attributes
     ----------
-    name
-        Its name in documents.
-    function
-        Makes a plan from a problem and options.
-    options
-        Model of its options.
-    summary
-        Summary in one line.
     may_repeat
         Says for its options whether its plans may run an op again.
     chooses

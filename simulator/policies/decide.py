@@ -49,10 +49,6 @@ class Best(Generic[Candidate]):
 
     Attributes
     ----------
-    step_ns
-        Step time of the fastest plan [ns].
-    replays
-        Number of plans that were replayed.
     candidate
         Candidate that was offered with the fastest plan.
     """

@@ -44,12 +44,8 @@ class Replay:
 
     Attributes
     ----------
-    status
-        ``ok``, or ``blocked``.
     makespan_ns, step_ns
         Length of the run, and of its last training step [ns].
-    peak_bytes
-        Tier name -> peak memory [B].
     wait_ns
         Cause -> how long the compute stream waited for it [ns].
     trace
@@ -82,8 +78,6 @@ class Problem:
         For each tensor a tier id, or `FREE`.
     budget_bytes
         Room of the compute tier that may be used [B].
-    durations_ns
-        For each op, its time alone [ns].
     trial
         Tries a plan for a problem: this one, or one that was made of it by `dataclasses.replace`.
     switches

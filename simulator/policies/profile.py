@@ -19,11 +19,6 @@ class Profile:
     ----------
     values
         Bytes at each position.
-
-    Attributes
-    ----------
-    length
-        Number of positions.
     """
 
     def __init__(self, values: ArrayLike) -> None:

@@ -86,11 +86,6 @@ class Walker:
     ----------
     problem
         Problem to plan for.
-
-    Attributes
-    ----------
-    problem, remaker
-        Problem to plan for, and the remaker of its tensors.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -158,8 +153,6 @@ class RecomputePass:
     ----------
     made_in_passing
         Tensor that was made again after its last use, on the way to others -> the ops before which it was.
-    again_ns
-        Time of the ops that ran again [ns].
     """
 
     def __init__(

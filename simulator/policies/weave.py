@@ -85,11 +85,6 @@ class Weaver:
     ----------
     problem, plan
         The whole problem, and a plan for its accelerator.
-
-    Attributes
-    ----------
-    writer
-        Writes the whole.
     """
 
     def __init__(self, problem: Problem, plan: Plan) -> None:

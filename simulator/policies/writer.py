@@ -254,8 +254,6 @@ class Move(NamedTuple):
         The op before which it is done; the number of ops is the end of the step.
     do
         A method of the writer, such as ``Writer.fetch``, or a function of a writer and a tensor.
-    tensor
-        Tensor id.
     """
 
     point: int

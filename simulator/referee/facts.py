@@ -40,8 +40,6 @@ class Accesses(NamedTuple):
 
     Attributes
     ----------
-    issue, kind
-        Issue number and kind of the action.
     place
         The place (``tensor * tiers + tier``).
     reads, makes
@@ -90,8 +88,6 @@ class Facts:
         hold their room.
     spans, waits, residencies
         The rank's rows.
-    accesses
-        Accesses of places by actions.
     """
 
     def __init__(self, program: ProgramColumns, tables: Mapping[str, Block], rank: int, *, complete: bool) -> None:

@@ -29,8 +29,6 @@ class Findings:
         was held after its last use; None if there is none.
     unread_copies
         Transfers whose copy no action used before it was detached.
-    unread_bytes
-        Their size [B].
     unchosen_copies, unchosen_bytes
         The same for candidates of dynamic reads, which could have been chosen when they were copied.
     """

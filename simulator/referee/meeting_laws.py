@@ -27,10 +27,6 @@ class Meetings(NamedTuple):
         The meeting, counted from 0; the rank and the action of the span.
     arrived_ns, start_ns, end_ns
         When the rank arrived (at the earliest), and its span [ns].
-    row
-        Row of the span in the trace.
-    sort
-        Position in `sorts`.
     sorts
         The kinds of meetings: collective, members, and how many of these were simulated.
     """

@@ -26,8 +26,6 @@ class Uses(NamedTuple):
         Op ids, ascending.
     tensor
         The tensor that the op uses, each once.
-    reads, writes
-        Whether the op reads it, and writes it.
     """
 
     op: Ints
@@ -65,8 +63,6 @@ class ProgramColumns:
     uses
         Uses by ops; where dynamic reads are drawn, those that are certain, and after the last op the candidates of each
         op with dynamic reads.
-    tiers, compute_tier
-        Number of tiers, and the id of the compute tier.
     tier_of, is_host
         The tier in which each op works, and whether that is the host's.
     sizes, persistent

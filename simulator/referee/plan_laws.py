@@ -112,11 +112,6 @@ class PlanWalk:
     ----------
     graph, hardware, plan, pinned, draws
         As for `check_plan`; the actions of the plan are those that `take` gets.
-
-    Attributes
-    ----------
-    report
-        Takes each fault.
     """
 
     report: Report = staticmethod(refuse)

@@ -112,21 +112,25 @@ def _graph(job: Job) -> tuple[str, dict[str, Any]]:
 def _cache(model: DecoderModel, work: Workload) -> tuple[str, dict[str, Any]]:
     """Write what a rank keeps per token, over all layers, which layers keep only a window, and which a state."""
     token_bytes, near, stateful, dtypes = 0, Counter[int](), Counter[str](), work.dtypes
+    compressed = Counter[int]()
     whose = " and rank" if work.parallel.tensor > 1 else ""
     for (whole, _), layers in model.kinds.items():
         part = whole.of_one(work.parallel.tensor)
         token_bytes += layers * part.views * part.kv_elements * dtypes.kv_bytes
         near[part.window or 0] += layers
-        if part.state:
-            kept = part.state.kept_bytes(dtypes.element_bytes, dtypes.state_bytes)
+        if part.compress:
+            compressed[part.compress.stride] += layers * part.compressed_elements * dtypes.kv_bytes
+        if kept := part.kept_bytes(dtypes.element_bytes, dtypes.state_bytes):
             stateful.update(layers=layers, bytes=layers * sum(kept.values()))
     kept_text = f"{human(stateful['bytes'], 'B')} a sequence{whose}"
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {kept_text}"]
     states += ["so that no prefix is found again"] if work.requests is not None else []
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
+    windows += [f"{human(size, 'B')} more for every {tokens:,} tokens" for tokens, size in compressed.items()]
     windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []
     text = ", ".join((f"{human(token_bytes, 'B')} a token{whose}", *windows, *(states if stateful else ())))
     counts = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
+    counts |= {"compressed_bytes": dict(compressed)} if compressed else {}
     return text, counts | ({"state_bytes": stateful["bytes"]} if stateful else {})
 
 
@@ -200,14 +204,10 @@ class Holding(NamedTuple):
 
     Attributes
     ----------
-    program, ranks, ops
-        The program, the ranks that run it, and its ops in a step.
     kept_bytes
         Kind of tensor -> bytes held through the whole step, before ZeRO gathers shards.
     peak_bytes
         Kind (or ``workspace``) -> bytes at the op with the most, if nothing moves.
-    peak_op
-        Name of that op.
     """
 
     program: str

@@ -92,8 +92,6 @@ class RowChange(NamedTuple):
 
     Attributes
     ----------
-    label
-        Its name.
     status
         The old and the new status; None where there is no such row.
     why

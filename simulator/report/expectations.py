@@ -39,14 +39,10 @@ class Verdict:
     ----------
     row, column, must, found
         The row and the column that it is about; the condition and the value, for people.
-    holds
-        Whether the condition holds.
     why
         The sentence or printed figure behind it.
     asks
         The expectation, in words that do not change with the outcome.
-    source
-        The source of the claim, or of the figure.
     printed, difference
         The figure as its source prints it, and the difference of ours from it; empty if none is printed.
     error

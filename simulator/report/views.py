@@ -20,8 +20,8 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 ALL = "every policy"
 """Stands for the policy where a point cannot run at all."""
-_LISTED = 8
-"""Most points that are named; more are only counted, so that a sentence stays readable."""
+_LISTED = 3
+"""Most points that a sentence names: of more it has the count and the first, as the table has all."""
 
 
 class Panel(NamedTuple):
@@ -67,8 +67,6 @@ class Map(NamedTuple):
 
     Attributes
     ----------
-    title
-        The title.
     axes
         The names of the axes, from left to right and from bottom to top.
     ticks
@@ -119,8 +117,6 @@ class SweepView(NamedTuple):
 
     Attributes
     ----------
-    title
-        The name of the sweep.
     sections, sentences, panels
         Tables and notes, sentences, and curves.
     maps
@@ -169,12 +165,8 @@ class Varied(NamedTuple):
 
     Attributes
     ----------
-    name
-        Its column.
     unit
         The unit of its values inside; None for plain values.
-    values
-        Its values, in order.
     is_drawn
         Whether the values are drawn, or number the draws.
     is_of_work
@@ -206,13 +198,15 @@ def point(row: Row, axes: Iterable[Varied]) -> str:
 
 
 def did_not_run(rows: Iterable[Row], axes: Sequence[Varied]) -> Iterator[str]:
-    """Say for each policy at which points it does not run, and why it fails or is refused there."""
+    """Say for each policy where it does not run, and why it fails or is refused there; of many points, the first."""
     lacking = [{"policy": ALL, **row} for row in rows if row["status"] != "ok"]
     for (policy, status), group in by(lacking, "policy", "status").items():
-        points = dict.fromkeys(point(row, axes) for row in group)  # draws at one point cannot be told apart
-        is_listed = axes and len(group) == len(points) <= _LISTED
-        where = f"at {listed([*points]) if is_listed else counted(len(group), 'point')}"
+        points = [*dict.fromkeys(point(row, axes) for row in group)]  # draws at one point cannot be told apart
+        where = listed(points)
+        if not axes or len(group) > len(points) or points[_LISTED:]:
+            where = counted(len(group), "point") + f", the first at {points[0]}" * bool(points[1:])
         is_plain = status == "infeasible" and policy != ALL
-        why = "" if is_plain else "; ".join(dict.fromkeys(str(row["notes"]) for row in group if row.get("notes")))
-        outcome = "nothing runs" if policy == ALL else f"{policy} {ENDS[status]}"
-        yield f"{outcome} {where}: {why}." if why else f"{outcome} {where}."
+        whys = [] if is_plain else [*dict.fromkeys(str(row["notes"]) for row in group if row.get("notes"))]
+        more = f" ({counted(len(whys) - 1, 'other reason')} under notes)" if whys[1:] else ""
+        outcome = f"{'nothing runs' if policy == ALL else f'{policy} {ENDS[status]}'} at {where}"
+        yield f"{outcome}: {whys[0]}{more}." if whys else f"{outcome}."

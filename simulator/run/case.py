@@ -43,8 +43,6 @@ class Case:
     ----------
     loaded
         The scenario, its machine and its workload.
-    job
-        What all ranks run.
     tasks
         The tasks that every policy has to solve: one for each graph of the job.
     trials

@@ -48,8 +48,6 @@ class Cells:
 
     Attributes
     ----------
-    policies
-        As in `simulator.run`.
     with_bounds
         Whether to compute the bounds of rows, which takes longer.
     jitter, seed

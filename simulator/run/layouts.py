@@ -224,8 +224,6 @@ class LayoutCells:
 
     Attributes
     ----------
-    policies
-        As in `simulator.run`.
     whole
         Whether all micro-batches are replayed.
     """

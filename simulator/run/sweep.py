@@ -169,7 +169,7 @@ class Pace:
         self._new, self._done = self._new + 1, self._done + 1
         lacking = self._total - self._done
         left = human(round(each_s * lacking * 10**9), "ns")
-        self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
+        self._progress(f"{1 / max(each_s, 1e-9):.3g} points a second, {left} left", self._done, self._total)
         if self._by_line and self._new == self._workers + 1 and lacking:  # some process has measured its second point
             self.say(f"about {left} for the other {lacking:,}")
 
@@ -285,8 +285,6 @@ class Sweep:
         The command, such as ``sweep``.
     loaded
         The scenarios, each with its machine and its workload.
-    rows
-        The rows of its table.
     view
         Table, sentences and pictures of the rows.
     tables

@@ -44,8 +44,6 @@ class Block(NamedTuple):
     owner, number
         Its prefix or its request, and its position there. A prefix that only request n has, which may be interrupted,
         is -1 - n.
-    group
-        The group of layers.
     """
 
     is_shared: bool

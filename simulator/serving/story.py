@@ -36,8 +36,6 @@ class Story:
     ----------
     policy, tiers
         The row, and the tiers that keep KV blocks.
-    served
-        The requests.
     iterations
         For each: its sequences, the blocks when it began, its time, waits by cause, and bytes by link.
     loads

@@ -361,12 +361,9 @@ class Workload(Document):
     def _check_training(self, model: DecoderModel) -> None:
         """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for attention, part in model.kinds:
-            pool = attention.pool if isinstance(attention, Mqa) else None
-            must, found = (
-                f"a sequence has at least {pool.stride if pool else 0} tokens, of which one is compressed",
-                f"{self.sequence:,}",
-            )
-            require(not pool or self.sequence >= pool.stride, must, found, "sequence", do="raise it")
+            least = attention.pool.stride if isinstance(attention, Mqa) and attention.pool else 1
+            must = f"a sequence has at least {least:,} tokens, of which one is compressed"
+            require(self.sequence >= least, must, f"{self.sequence:,}", "sequence", do="raise it")
             is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
             must = "context ranks gather the keys and values of grouped-query attention"
             is_gathered = is_whole or self.parallel.context == 1
@@ -375,6 +372,9 @@ class Workload(Document):
             must = "training has no options of inference"
             do = "remove it; parallel.expert says how experts lie on ranks"
             require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
+        must, do = "layers that others take rows, keys or values from are on one stage, and made once", "remove them"
+        is_near = self.parallel.pipeline == 1 and self.checkpoint is None
+        require(is_near or not model.hands_on, must, "a pipeline, or a checkpoint", "model", do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")

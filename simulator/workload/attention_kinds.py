@@ -115,6 +115,9 @@ class Gqa(_Attention):
         Whether values are made by a matrix of their ``own``, or are the ``keys``, each normalised for itself (Gemma 4).
     rotary
         Whether queries and keys have rotary embeddings; not with learned positions, nor with ALiBi (arXiv 2108.12409).
+    reuses
+        Whether it attends to the keys and values of the last layer before that has as many, as wide and in the same
+        window, and makes and caches none (Gemma 3n and 4).
     """
 
     kind: Literal["gqa"]
@@ -127,11 +130,22 @@ class Gqa(_Attention):
     v_head: Count | None = None
     values: Literal["own", "keys"] = "own"
     rotary: StrictBool = True
+    reuses: StrictBool = False
 
     @property
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: a key and a value of each KV head."""
+        return 0 if self.reuses else self.seen_elements
+
+    @property
+    def seen_elements(self) -> int:
+        """Elements of a token that are attended to, whichever layer caches them."""
         return self.kv_heads * sum(self.key_and_value)
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What layers share that may reuse keys and values of one another."""
+        return self.window, self.sinks, self.kv_heads, self.key_and_value
 
     def _check(self) -> None:
         super()._check()
@@ -140,7 +154,7 @@ class Gqa(_Attention):
         fits = self.values == "own" or not (self.v_head or "v" in self.biases)
         require(fits, must, "another one", "values", do=do)
         must, found = "the views of sparse attention have keys and values alike", "values of their own width, or keys"
-        fits = not self.sparse or (self.values == "own" and not self.v_head)
+        fits = not self.sparse or (self.values == "own" and not self.v_head and not self.reuses)
         require(fits, must, found, "v_head" if self.v_head else "values", do="remove it")
 
 

@@ -58,7 +58,10 @@ class Experts(_FeedForward):
     routed
         Number of experts among which the router chooses.
     top_k
-        Number of experts that it chooses for each token.
+        Number of experts that it chooses for each token, those without weights among them.
+    zero
+        Number of further experts among which it chooses that leave a token as it is, without weights (LongCat-Flash,
+        arXiv 2509.01322). All are alike, so that their part of the choices goes nowhere.
     width
         Inner width of an expert.
     shared
@@ -88,6 +91,7 @@ class Experts(_FeedForward):
     kind: Literal["experts"]
     routed: Few
     top_k: Few
+    zero: FewOrNone = 0
     width: Count
     shared: FewOrNone = 0
     shared_width: Count | None = None
@@ -98,6 +102,16 @@ class Experts(_FeedForward):
     copies: FewOrNone = 0
     buffers: Literal["fused", "apart"] = "fused"
     skew: Annotated[float, Field(ge=0, le=4)] = 0.0
+
+    @property
+    def candidates(self) -> int:
+        """Number of experts that the router chooses from."""
+        return self.routed + self.zero
+
+    @property
+    def chosen(self) -> Fraction:
+        """Number of experts with weights that a token goes through, on average."""
+        return Fraction(self.top_k * self.routed, self.candidates)
 
     @property
     def likely(self) -> list[float]:
@@ -126,6 +140,8 @@ class Experts(_FeedForward):
         require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
+        must, do = "experts beside such without weights are alike", "remove skew"
+        require(not (self.zero and self.skew), must, f"a skew of {self.skew:g}", "skew", do=do)
         must, found = "a token chooses no expert more than once", f"the first one {self.likely[0]:.2f} times on average"
         require(self.likely[0] <= 1 + 1e-9, must, found, "skew", do="lower it")
         must, do = "copies are for experts that are alike", "remove one of the two"

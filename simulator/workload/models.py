@@ -76,6 +76,24 @@ class Merger(Part):
     further: FewOrNone = 0
 
 
+class LayerInputs(Part):
+    """Rows that each layer takes of each token beside its input (Gemma 3n and 4).
+
+    A table has some of each token for all layers, a linear makes as much of the embedding, and the layer adds what it
+    makes of its part, through a gate, to its output.
+
+    Attributes
+    ----------
+    rows
+        Rows of the table.
+    width
+        Width of a layer's part of a row.
+    """
+
+    rows: Count
+    width: Count
+
+
 MOST_OTHERS = 100
 """Most entries in `others`: each is tried on every layer."""
 
@@ -146,6 +164,13 @@ class DecoderModel(Part):
     streams
         Rows of the residual of a token; before each part and behind the last one a sum of them, whose weights are made
         from all, is its input, and its output joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
+    predicted
+        Whether layers run on the first stream, others are predicted before and corrected behind each, and linears make
+        them of the embedding, and one row of them (AltUp, arXiv 2301.13310; Gemma 3n).
+    laurel
+        Rank of two linears beside attention, whose normalised output joins the residual (LAuReL, arXiv 2411.07501).
+    layer_inputs
+        What each layer takes of a token beside its input; default: nothing.
     causal
         Whether a token sees those before it alone; if not, each token sees all of its sequence: an encoder.
     tied_embeddings
@@ -178,6 +203,9 @@ class DecoderModel(Part):
     head: StrictBool = True
     merger: Merger | None = None
     streams: Few = 1
+    predicted: StrictBool = False
+    laurel: CountOrNone = 0
+    layer_inputs: LayerInputs | None = None
     causal: StrictBool = True
     tied_embeddings: StrictBool = False
 
@@ -213,7 +241,16 @@ class DecoderModel(Part):
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
-        return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
+        alone = (
+            kind.attention.model_copy(update={"reuses": False}) if isinstance(kind.attention, Gqa) else kind.attention
+        )
+        update = {"layers": layers, "others": (), **kind._replace(attention=alone)._asdict()}
+        return self.model_copy(update=update)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether layers take more than the residual from what is before them."""
+        return bool(self.layer_inputs or any(isinstance(part, Gqa) and part.reuses for part, _ in self.kinds))
 
     def _check(self) -> None:
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
@@ -225,15 +262,30 @@ class DecoderModel(Part):
         must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
         found = f"{self.embedding_rows or 0:,} rows"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
-        alone = self.norms == "before" and not self.parallel and not self.encoded and self.head
+        usual = "both" if self.predicted else "before"
+        alone = self.norms == usual and not self.parallel and not self.encoded and self.head
         alone &= all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with streams have a norm before them, one behind the other", "set streams to 1"
         require(self.streams == 1 or alone, must, "another layer", "streams", do=do)
+        must, do = (
+            "streams that are predicted are several, and layers take rows beside them",
+            "remove predicted or laurel",
+        )
+        whole = (
+            self.streams > 1 and self.layer_inputs and all(part.kind != "none" for kind in self.kinds for part in kind)
+        )
+        require(whole or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
+        made = set[object]()
+        for attention in (self.layer(index).attention for index in range(self.layers)):
+            fits = not isinstance(attention, Gqa) or not attention.reuses or attention.alike in made
+            made |= {attention.alike} if isinstance(attention, Gqa) else set()
+            must, do = "a layer reuses keys and values of an earlier one alike", "remove reuses"
+            require(fits and (self.causal or not self.hands_on), must, "none", "others", do=do)
         for kind in self.kinds:
             absent = [part.kind for part in kind].count("none")
             must, do = "a layer has an attention or a feed_forward, and both if they are parallel", "set one of them"

@@ -212,8 +212,6 @@ class Request(NamedTuple):
 
     Attributes
     ----------
-    arrival_ns
-        When it arrives [ns].
     prompt, output
         How many tokens it reads, and how many it adds.
     prefix, prefix_tokens
@@ -243,8 +241,6 @@ class Arriving(NamedTuple):
 
     Attributes
     ----------
-    requests
-        The requests that are served.
     unanswered
         How many requests of a file have no prompt or add no token, and are left out.
     further, late

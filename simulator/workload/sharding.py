@@ -17,8 +17,6 @@ class Format(NamedTuple):
 
     Attributes
     ----------
-    bits
-        Bits of each number.
     block
         Numbers of inputs and outputs that share a scale.
     block_bits

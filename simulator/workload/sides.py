@@ -144,6 +144,9 @@ class Sides(Part):
             must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"
             require(is_whole, must, "a state, sparse or chosen attention", *path, do=do)
         of_layers = [part for _, part in kinds if isinstance(part, Experts)]
+        must, do = "experts that are chosen one by one all have weights", "say together or grouped, and the accelerator"
+        is_each = experts == "each" or self.share("experts")
+        require(not (is_each and any(part.zero for part in of_layers)), must, "zero", "model", do=do)
         if not self.share("experts"):
             return
         path, do = ("on", "experts"), "run them on the accelerator"

@@ -2,13 +2,14 @@
 
     python tests/bench/measured.py
     python tests/bench/measured.py --only olmoe_a2000_decode --jobs 2
+    python tests/bench/measured.py --brief
     python tests/bench/measured.py --ratios
 
 A record is a file of ``tests/bench/records`` (`published`): who measured what, what its scenarios assume (committed
 before their first run), and a row for each figure that it prints: *predicted*, used to *calibrate* something, or
 *missing* with what is missing. Rows that are predicted count, however bad. Scenarios are those of
-``scenarios/measured``. ``--ratios`` writes real over predicted by class of what sets the pace, from which hosim takes
-the interval beside a time.
+``scenarios/measured``. ``--brief`` sums up alone, as the page of evidence shows it. ``--ratios`` writes real over
+predicted by class of what sets the pace, from which hosim takes the interval beside a time.
 """
 
 from __future__ import annotations
@@ -220,12 +221,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=(), metavar="RECORD", help="these records")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--brief", action="store_true", help="sums over classes and records, without their rows")
     parser.add_argument("--ratios", action="store_true", help="write what the intervals are made of")
     asked = parser.parse_args()
     all_records = published.records(asked.only)
     shown = {(each.record.record, each.row.case): each for each in found_of(all_records, asked.jobs)}
     found = [each for each in shown.values() if each.row.is_ == "predicted"]
-    for record in all_records:
+    for record in () if asked.brief else all_records:
         print(*listed(record, shown), sep="\n")
     kinds = [row.is_ for record in all_records for row in record.rows]
     print(f"\n{len(kinds)} printed figures of {len(all_records)} records: {kinds.count('predicted')} predicted, "
@@ -239,7 +241,8 @@ def main() -> None:
     if not asked.only:
         told, inside, of = zip(*held(ratios_of(found)), strict=True)
         share = sum(inside) / max(sum(of), 1)
-        print("\nrows in the interval of the other records of their class:", *told, sep="\n")
+        each = () if asked.brief else told
+        print("\nrows in the interval of the other records of their class:", *each, sep="\n")
         print(f"in all {sum(inside)} of {sum(of)}: {share:.0%}\n", *bars(found, share), sep="\n")
     print()
     for name, rows in (("times", [each for each in found if each.row.pace != "memory"]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from pages import PAGES
 from stated import SCENARIOS
@@ -12,7 +10,6 @@ import simulator as hosim
 from simulator import catalog
 from simulator.errors import ScopeError
 from simulator.policies import POLICIES
-from simulator.report.words import quantity
 from simulator.run.case import prepare
 from simulator.run.grid import sweep
 from simulator.run.row import replayed
@@ -83,43 +80,37 @@ def test_in_every_shipped_scenario_a_compiled_static_part_is_at_least_as_fast(na
     assert steps[0] <= steps[1]
 
 
-def cells(heading):
-    """The rows of a table of the page."""
-    (found,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+TEXT = " ".join(PAGES.split())
 
 
 def test_from_how_many_tokens_on_compute_hides_experts():
     rows = sweep("experts_hidden_by_tokens", cache=False, workers=1).rows
-    by_tokens = {
-        f"{row['sequence']:,}": [own for own in rows if own["workload.sequence"] == row["workload.sequence"]]
-        for row in rows
-    }
-    assert cells(r"tokens \| compute") == [
-        [tokens, quantity(own[0]["compute_ns"], "ns"), *(quantity(row["step_ns"], "ns") for row in own)]
-        for tokens, own in by_tokens.items()
-    ]
-    hidden = {
-        label: min(
-            row["workload.sequence"] for row in rows if row["policy"] == label and row["slowdown_vs_compute"] < 1.01
+    hidden = [
+        min(
+            (row["workload.sequence"], row["compute_ns"])
+            for row in rows
+            if row["policy"] == label and row["slowdown_vs_compute"] < 1.01
         )
         for label in dict.fromkeys(row["policy"] for row in rows)
-    }
-    assert [*hidden.values()] == [24576, 8192, 4096]
-    for tokens, milliseconds in zip(hidden.values(), (95, 27, 13), strict=True):
-        assert round(by_tokens[f"{tokens:,}"][0]["compute_ns"] / 32 / 1e6) == milliseconds
+    ]
+    assert [tokens for tokens, _ in hidden] == [24576, 8192, 4096]
+    tokens = "about {:,} tokens a step on at 32 GB/s, {:,} at 110 and {:,} at 256 GB/s"
+    times = "a layer computes for {}, {} and {} ms"
+    assert tokens.format(*(round(tokens, -2) for tokens, _ in hidden)) in TEXT
+    assert times.format(*(round(ns / 32 / 1e6) for _, ns in hidden)) in TEXT
 
 
 def test_from_which_model_on_moving_costs_nothing():
     """All that is saved for backward: what must move grows with the width, what computes with its square."""
     rows = sweep("offload_by_model_size", cache=False, workers=1).rows
-    told = []
+    peaks, costs = [], []
     for layers, hidden in dict.fromkeys((row["workload.model.layers"], row["workload.model.hidden"]) for row in rows):
         own = [row for row in rows if (row["workload.model.layers"], row["workload.model.hidden"]) == (layers, hidden)]
         stays, *moved = (row["step_ns"] for row in own)
-        told.append(
-            [quantity(own[0]["peak_hbm_bytes"], "B"), quantity(stays, "ns"), *(f"{ns / stays:.2f}x" for ns in moved)]
-        )
-    assert [row[1:] for row in cells("model")] == told
-    costs = [float(row[2].removesuffix("x")) for row in told]
-    assert costs == sorted(costs, reverse=True)
+        peaks.append(own[0]["peak_hbm_bytes"])
+        costs.append([f"{ns / stays:.2f}x" for ns in moved])
+    slow, fast = ([float(cost.removesuffix("x")) for cost in each] for each in zip(*costs, strict=True))
+    assert slow == sorted(slow, reverse=True)
+    assert f"from {costs[0][0]} the step of SmolLM-135M to {costs[-1][0]} that of Llama-3-70B at 33.6 GB/s" in TEXT
+    assert [peak > 64e9 for peak in peaks] == [False, False, False, True, True, True], "3B is the first without room"
+    assert [cost == 1 for cost in fast] == [False, False, False, False, True, True], "nothing from 8B on at 70 GB/s"

@@ -39,18 +39,22 @@ def test_the_ratios_come_out_so():
     assert measured.ratios_of(found) == yaml.safe_load(measured.RATIOS.read_text(encoding="utf-8"))
 
 
-def test_the_page_lists_every_row():
-    """Every printed figure of every record stands on the page, by the record's name."""
+def test_every_row_is_listed_and_the_page_sums_all_up():
+    """Every printed figure of every record is a line of the command, and counts on the page."""
+    for record in RECORDS:
+        listed = "\n".join(measured.listed(record, {}))
+        assert [row.case for row in record.rows if f"\n  {row.case} " not in listed] == []
     page = (ROOT / "docs" / "evidence" / "measurements.md").read_text(encoding="utf-8")
-    shown = re.split(r"^(\w+): ", page, flags=re.M)
-    by_record = dict(zip(shown[1::2], shown[2::2], strict=True))
-    absent = [
-        (record.record, row.case)
-        for record in RECORDS
-        for row in record.rows
-        if f"\n  {row.case} " not in by_record.get(record.record, "")
-    ]
-    assert not absent
+    kinds = [row.is_ for record in RECORDS for row in record.rows]
+    counts = [kinds.count(kind) for kind in ("predicted", "calibrates", "missing")]
+    told = "{} printed figures of {} records: {} predicted, {} used to calibrate, {} not expressible"
+    assert f"\n{told.format(len(kinds), len(RECORDS), *counts)}\n" in page
+    predicted = {record.record: sum(row.is_ == "predicted" for row in record.rows) for record in RECORDS}
+    shown = {name: int(rows) for name, rows in re.findall(r"^(\w+) +(\d+) rows, median ", page, re.M)}
+    assert shown == {name: count for name, count in predicted.items() if count} | {
+        name: shown[name] for name in ("times", "memory", "all")
+    }
+    assert shown["all"] == sum(predicted.values()) == shown["times"] + shown["memory"]
 
 
 def test_the_error_over_all_rows_is_stated_as_it_came_out():

@@ -19,7 +19,7 @@ DOCUMENTS = {
     ),
     "a title that rings": (("scenario", "six layers", r'"\a" # '), None, ["scenario.yaml:3", r"'\x07'"]),
     "a missing scenario": (None, "llama3_8b_train", ["'llama3_8b_train'", "did you mean 'llama3_8b_train_"]),
-    "a folder": (None, "inputs", ["of a folder name a file, such as 'inputs/scenario.yaml'"]),
+    "a folder": (None, "inputs", ["name a file in it: 'inputs/scenario.yaml'"]),
     "a missing file": (None, "nowhere.yaml", ["nowhere.yaml", "no such file"]),
     "broken YAML": (("scenario", "policies:", "policies: ["), None, ["scenario.yaml:", "well-formed YAML"]),
     "a key twice": (("scenario", "budget:", "budget: 1 MB\nbudget:"), None, ["scenario.yaml:7", "'budget' again"]),

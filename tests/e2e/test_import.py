@@ -93,7 +93,7 @@ def test_what_runs_without_a_scenario_is_written_with_one(hosim, scenario, tmp_p
 def test_a_scenario_is_named_or_a_machine_and_what_runs_there(hosim, words):
     done = hosim("run", *words)
     assert (done.code, done.out) == (2, "")
-    assert "name a SCENARIO, or a machine and a workload: --hardware NAME --workload NAME" in done.err
+    assert "name a SCENARIO (see `hosim list`), or --hardware NAME and --workload NAME" in done.err
 
 
 def test_fields_of_the_workload_are_set_like_those_of_the_machine(hosim):

@@ -115,8 +115,8 @@ def test_a_study_with_a_cell_that_cannot_be_is_checked_and_run(hosim, scenario):
 def test_a_frontier_goes_on_over_a_value_that_cannot_be(hosim, scenario):
     done = hosim("frontier", scenario, "--of", "workload.parallel.tensor", "--at-most", "9")
     assert (done.code, done.err) == (0, "")
-    assert "resident fits with workload.parallel.tensor 8; not with 5, 6 and 7, " in done.out
-    assert "with 9 it fails: workload w, parallel.tensor: tensor divides heads" in done.out
+    assert "resident fits at workload.parallel.tensor 8, but not at 5, 6 and 7, " in done.out
+    assert "; at 9 it fails: workload w, parallel.tensor: tensor divides heads" in done.out
     assert "no plan" not in done.out, "it is no bound that such documents cannot be"
 
 

@@ -31,12 +31,12 @@ def runs_end_with_their_rows():
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory):
     """What the Python example leaves behind."""
-    (example, *_) = blocks((ROOT / "docs" / "how-to" / "python.md").read_text(encoding="utf-8"), "python")
+    (example, *_) = blocks((ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8"), "python")
     folder = tmp_path_factory.mktemp("example")
     names = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(compile(example, "python.md", "exec"), names)
+        exec(compile(example, "install.md", "exec"), names)
     return {**names, "folder": folder}
 
 

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from building import build
+from hf_small import LONGCAT
+from parameters import count
 
 import simulator as hosim
+from simulator.workload import DecoderModel
 
 HIDDEN, TOKENS, VOCABULARY = 64, 32, 128
 BASE = {"hidden_size": HIDDEN, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
@@ -139,3 +142,43 @@ def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> Non
         sum(t.size_bytes for t in graph.tensors if t.kind == "kv_cache" and f"L{i:02d}/" in t.name) for i in (0, 1)
     ]
     assert cached == [2 * TOKENS * (16 + 4 + 8), 2 * TOKENS * (16 + 4)]
+
+
+LATENT_MATRICES = HIDDEN * 24 + 24 * 4 * 12 + HIDDEN * 20 + 16 * 4 * 16 + 4 * 8 * HIDDEN
+
+
+def test_choices_of_experts_without_weights_take_nothing(tmp_path: Path) -> None:
+    """A layer of LongCat-Flash is two; of three choices among twelve experts two fall on the eight with weights."""
+    graph = built({"num_key_value_heads": None, "intermediate_size": None} | LONGCAT, tmp_path)
+    dense, by_pair = 3 * HIDDEN * 96, 4 * (12 + 8)
+    for layer, chosen in enumerate([HIDDEN * 12 + 2 * 3 * HIDDEN * 16, 0]):
+        found = sum(op.flops for op in graph.ops if f"L{layer:02d}/" in op.name)
+        assert found == 2 * TOKENS * (LATENT_MATRICES + dense + chosen) + 2 * by_pair * pairs(TOKENS)
+    sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
+    assert sizes["L00/ffn.router_bias.weight"] == 2 * 12
+    assert sizes["L00/ffn.up.weight"] == 2 * 8 * HIDDEN * 16
+    assert [sizes[f"L{layer:02d}/kv"] for layer in (0, 1)] == [2 * TOKENS * 20] * 2
+
+
+def test_few_tokens_read_fewer_experts_where_some_have_no_weights(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LONGCAT))
+    graph = build(hosim.read_hf(file, phase="decode", sequence=TOKENS, batch=2, experts="grouped").workload)
+    op = next(op for op in graph.ops if op.name == "L00/decode/ffn.experts")
+    read, rows, size = 4, 4, 2 * 3 * HIDDEN * 16  # 12 * (1 - (3 / 4) ** 2) = 5.25 of 12, so 4 of 8; 2 * 3 * 8 / 12 rows
+    inside = 2 * 3 * rows * 16
+    assert op.read_bytes == 2 * rows * HIDDEN + inside + read * size
+    assert op.flops == 2 * rows * 3 * HIDDEN * 16
+
+
+def test_longcat_has_its_published_parameters(tmp_path: Path) -> None:
+    """560 B in all, about 27 B of them for a token on average, without the input's table (arXiv 2509.01322)."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "longcat_flash"}))
+    model = hosim.read_hf(file, phase="prefill", sequence=TOKENS).workload.model
+    assert isinstance(model, DecoderModel)
+    found = count(model)
+    assert (found.total, round((found.active - found.table) / 1e9)) == (560_664_980_480, 27)
+    assert found.total + 28 * 256 * 2 * 2048 * 6144 == 741_053_606_912  # transformers 5.24.0 has rows for zero experts
+    with pytest.raises(hosim.ConfigError, match="chosen one by one all have weights"):
+        hosim.read_hf(file, sequence=TOKENS, experts="each")

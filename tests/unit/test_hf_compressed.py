@@ -8,38 +8,16 @@ from typing import Any
 
 import pytest
 from building import build
+from hf_small import DEEPSEEK_V4
 from parameters import count
 
 import simulator as hosim
 from simulator.graph import Graph
 from simulator.workload import DecoderModel
 
-H, HEADS, SIZE, RANK, GROUPS, OUT, N, WINDOW, STRIDE, FAR, TOP, IH, IS, V = (
-    32,
-    4,
-    16,
-    24,
-    2,
-    12,
-    4,
-    8,
-    4,
-    8,
-    3,
-    2,
-    8,
-    64,
-)
+H, HEADS, SIZE, RANK, GROUPS, OUT, N = 32, 4, 16, 24, 2, 12, 4
+WINDOW, STRIDE, FAR, TOP, IH, IS = 8, 4, 8, 3, 2, 8
 ROUTED, WIDTH = 4, 8
-WORDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
-TINY: dict[str, Any] = {
-    "model_type": "deepseek_v4", "hidden_size": H, "num_attention_heads": HEADS, "head_dim": SIZE, "q_lora_rank": RANK,
-    "num_hidden_layers": 3, "layer_types": WORDS, "mlp_layer_types": ["hash_moe", "moe", "moe"], "vocab_size": V,
-    "compress_rates": {"compressed_sparse_attention": STRIDE, "heavily_compressed_attention": FAR}, "hc_mult": N,
-    "sliding_window": WINDOW, "o_groups": GROUPS, "o_lora_rank": OUT, "index_n_heads": IH, "index_head_dim": IS,
-    "index_topk": TOP, "n_routed_experts": ROUTED, "num_experts_per_tok": 2, "n_shared_experts": 1,
-    "moe_intermediate_size": WIDTH, "num_key_value_heads": 1, "qk_rope_head_dim": 2, "torch_dtype": "bfloat16",
-}  # fmt: skip
 PUBLISHED = {
     # Layers 0 and 1 have no compressed tokens, even ones from 2 on one of 4 tokens, odd ones one of 128.
     "DeepSeek-V4-Flash": ({"compress_ratios": [0, 0, *[4, 128] * 21]}, 284, 13),
@@ -59,7 +37,7 @@ def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported
 
 
 def graph(folder: Path, **options: Any) -> Graph:
-    built: Graph = build(read(TINY, folder, **options).workload)
+    built: Graph = build(read(DEEPSEEK_V4, folder, **options).workload)
     return built
 
 
@@ -158,28 +136,30 @@ def test_a_step_that_completes_a_block_puts_out_one_more(tmp_path: Path) -> None
 def test_the_residual_has_streams(tmp_path: Path) -> None:
     found = graph(tmp_path, phase="train", sequence=16)
     sizes = {tensor.name: tensor.size_bytes for tensor in found.tensors}
-    assert sizes["L00/streams1.add.out"] == sizes["embed/streams.out"] == 2 * 16 * N * H
+    assert sizes["L00/streams1.add.out"] == sizes["embed/streams.all.out"] == 2 * 16 * N * H
     assert sizes["L00/streams1.sum.out"] == 2 * 16 * H
 
 
 def test_requests_and_short_sequences_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(hosim.ConfigError, match="sequences without compressed tokens are served"):
-        read(TINY, tmp_path, phase="requests")
+        read(DEEPSEEK_V4, tmp_path, phase="requests")
     with pytest.raises(hosim.ConfigError, match="at least 8 tokens"):
-        read(TINY, tmp_path, phase="train", sequence=7)
+        read(DEEPSEEK_V4, tmp_path, phase="train", sequence=7)
     with pytest.raises(hosim.ConfigError, match="'5'"):
-        read({**TINY, "layer_types": None, "compress_ratios": [0, 4, 5]}, tmp_path)
+        read({**DEEPSEEK_V4, "layer_types": None, "compress_ratios": [0, 4, 5]}, tmp_path)
 
 
 @pytest.mark.slow
 def test_parameters_and_rows_are_those_of_transformers(tmp_path: Path) -> None:
     """A small instance reads a prompt; its cache then has as many elements, of rows to come at most as many."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    config = transformers.CONFIG_MAPPING["deepseek_v4"](**{k: v for k, v in TINY.items() if k not in ("model_type",)})
+    config = transformers.CONFIG_MAPPING["deepseek_v4"](
+        **{k: v for k, v in DEEPSEEK_V4.items() if k not in ("model_type",)}
+    )
     module = transformers.AutoModelForCausalLM.from_config(config).eval()
     config.save_pretrained(tmp_path)
     found = hosim.read_hf(tmp_path, phase="prefill", sequence=23)
-    assert found.workload.model == read(TINY, tmp_path, phase="prefill", sequence=23).workload.model
+    assert found.workload.model == read(DEEPSEEK_V4, tmp_path, phase="prefill", sequence=23).workload.model
     buffers = sum(value.numel() for name, value in module.named_buffers() if "e_score_correction" in name)
     model = found.workload.model
     assert isinstance(model, DecoderModel)

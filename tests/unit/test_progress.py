@@ -91,4 +91,4 @@ def test_points_are_counted_before_any_is_measured_and_timed_without_the_start(m
         own.tell()
     lines = [label for label, _, total in told if total < 0]
     assert lines == said + ["about 20.0 s for the other 4"] * by_line
-    assert told[-1] == ("points, 0.2 a second, 0 ns left", 9, 9)
+    assert told[-1] == ("0.2 points a second, 0 ns left", 9, 9)

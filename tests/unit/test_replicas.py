@@ -373,7 +373,7 @@ def test_one_replica_is_the_graph_itself() -> None:
 
 
 def test_the_table_of_the_guide_is_what_comes_out(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    guide = (ROOT / "docs" / "how-to" / "many-ranks.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "how-to" / "layouts.md").read_text(encoding="utf-8")
     graph_jsonl.write(build(load("tiny_train", "workload").document), tmp_path / "tiny.jsonl")
     (tmp_path / "tiny.yaml").write_text("schema: hosim/workload/1\nname: tiny\ngraph: tiny.jsonl\n")
     shown = re.findall(r"^\| (\d) \| (.+) \| ([\d.]+) ms \| (\d+) MB \| (\d+) % \|$", guide, re.MULTILINE)

@@ -181,6 +181,12 @@ def test_draws_that_do_not_run_are_counted_as_they_have_no_place():
     ]
 
 
+def test_many_points_are_counted_with_the_first_of_them_and_one_reason():
+    lost = [{"policy": "static", "status": "failed", "batch": batch, "notes": f"of {batch}"} for batch in range(7)]
+    said = "static fails at 7 points, the first at batch 0: of 0 (6 other reasons under notes)."
+    assert list(did_not_run(lost, [Varied("batch")])) == [said]
+
+
 def test_curves_that_tie_all_show():
     """Each curve is wider than those above it, and its markers have a shape of their own."""
     rows = [held(batch, 40, 0, 0) | {"policy": policy} for policy in "abcde" for batch in (1, 64)]

@@ -90,8 +90,6 @@ class Action:
 
     Attributes
     ----------
-    key
-        Its rank and issue number.
     issued_ns, start_ns
         When it was issued, and when it started [ns].
     has_started, has_ended

@@ -36,8 +36,6 @@ class AddressedRoom(Room):
 
     Attributes
     ----------
-    space
-        Gives places their addresses.
     compact
         Asks for a compaction for places that fit and find no hole; None if the framework has none.
     """

@@ -112,8 +112,6 @@ class Order:
     ----------
     number
         How many actions it has laid out.
-    issued
-        Every place as issued.
     dynamic
         What its dynamic reads choose, if it has any.
     """

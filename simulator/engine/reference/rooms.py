@@ -41,10 +41,6 @@ class RoomClaim:
     ----------
     key, is_copy
         Whose turn it is, and whether it is a copy, before which computes go.
-    wanted
-        The places.
-    gate
-        Must be open.
     """
 
     key: int

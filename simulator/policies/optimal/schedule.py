@@ -47,8 +47,6 @@ class CopyInterval(NamedTuple):
     ----------
     start, takes_ns, end
         Its start, duration and end [ns].
-    made
-        Whether it is made.
     """
 
     start: IntVar
@@ -62,8 +60,6 @@ class IdleChoice(NamedTuple):
 
     Attributes
     ----------
-    tensor
-        Tensor id.
     after, before
         The ops on either side; -1 is the start of the step, the number of ops its end.
     away

@@ -110,8 +110,6 @@ class CandidateSearch:
     ----------
     analysis
         Idle intervals of the problem.
-    best
-        The fastest so far.
     """
 
     def __init__(self, problem: Problem, options: Options) -> None:

@@ -28,16 +28,12 @@ class PricedIdle(NamedTuple):
 
     Attributes
     ----------
-    tensor
-        Tensor id.
     after, before
         The uses on either side (op indices); the number of ops where an output waits for the end of the step.
     wraps
         The interval spans the step boundary: the tensor's home is away, and `before` comes first in the step.
     returns
         Whether a copy in ends the interval (not if the next use only writes, or there is none).
-    size_bytes
-        Room that it frees [B].
     lead_ns, trail_ns
         Idle time before the next use, and, if the interval wraps, after the last one [ns].
     out_ns, in_ns
@@ -266,10 +262,6 @@ class Score(NamedTuple):
 
     Attributes
     ----------
-    total
-        Sum of the terms.
-    terms
-        Value of each of `TERMS`.
     queue_ns
         Time of the copies in for the same op that were counted before it [ns].
     is_asked

@@ -55,10 +55,6 @@ class IdleDecision:
         The interval; if the tensor is made again, up to the run that makes it.
     decision
         Keep, move or recompute.
-    score
-        See `Score`.
-    reason
-        Why, as a phrase.
     remake_ns
         Time to make the tensor again if everything else that is live then is there [ns]; None if that is impossible or
         not allowed. Where the decision is to recompute, what its op reads may be recomputed too, by its own decision.
@@ -80,8 +76,6 @@ class Slot(NamedTuple):
 
     Attributes
     ----------
-    link, number
-        Name of the link, and index of the slot.
     start_ns, end_ns
         Its part of the step [ns].
     wanted_ns, busy_ns
@@ -178,8 +172,6 @@ class Explanation:
         The plan for the problem as given.
     choices
         The decision about each idle interval, best score first; at last those to make a tensor again, in order.
-    replay
-        Replay of the plan, with its trace.
     slots
         The ledger of channel occupancy.
     """

@@ -70,8 +70,6 @@ class State(NamedTuple):
     ----------
     chosen
         Idle intervals that are spent away.
-    placement
-        One of `PLACEMENTS`.
     turns, points
         Turns and program points of cache operators that differ from that.
     """
@@ -121,8 +119,6 @@ class Improver:
     ----------
     best
         The trial of least cost; None if none ran.
-    left
-        Replays that are left.
     """
 
     def __init__(self, base: Augmented, offer: Offer) -> None:

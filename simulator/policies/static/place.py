@@ -62,8 +62,6 @@ class Augmented:
         Selection of the idle intervals that are spent away.
     homes
         Tensor -> tier, where the planner chose a home away from the compute tier.
-    intervals
-        The interval of each trip.
     cache_ops
         The cache operators in the order of their issue.
     """

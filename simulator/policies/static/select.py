@@ -22,14 +22,10 @@ class Selection:
 
     Attributes
     ----------
-    analysis
-        Analysis of the problem.
     intervals
         The chosen idle intervals, by op and tensor.
     live_bytes
         By op: bytes that are then live in the compute tier, if each copy in comes right before its use [B].
-    limit_bytes
-        The limit of live bytes [B].
     given_back
         Idle intervals that were taken at first, and that others taken later made needless.
     """

@@ -1,0 +1,147 @@
+"""Which layers of a model are of which kind, and the keys that a layer has for itself, from a ``config.json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.errors import ConfigError, insist
+from simulator.importers.hf_keys import CAPTURE, SETS, WORDS, Config
+from simulator.units import nearest
+
+Keys = dict[str, Any]
+"""Keys that a layer has for itself."""
+
+
+def of_layers(c: Config, layers: int) -> list[Keys]:
+    """Return the keys that each layer has for itself."""
+    of_layers: list[Keys] = [{} for _ in range(layers)]
+    for key, listed in c.family.lists.items():
+        values = c.get(listed)
+        for keys, value in zip(of_layers, values if isinstance(values, list) else (), strict=False):
+            keys[key] = value
+    stated = c.get("per_layer_config") or {}
+    where, must = f"{c.where}, per_layer_config", f"this has an object for some of {layers} layers"
+    fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
+    insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
+    for key, value in stated.items():
+        of_layers[int(key)] |= value
+    reusing = c.count("num_kv_shared_layers", least=0, derived=0) if c.family.reuses else 0
+    must, do = "some of the layers make keys and values", f"{CAPTURE}, with the model that makes them"
+    insist(reusing < layers, f"{c.where}, num_kv_shared_layers", must, f"{reusing:,} that reuse them", do)
+    for keys in of_layers[layers - reusing :]:
+        keys["reuses"] = True
+        if c.flag("use_double_wide_mlp"):
+            keys[c.family.width] = 2 * c.count(c.family.width)
+    for keys, block in zip(of_layers, c.list_of("block_configs", dict, layers) or (), strict=False):
+        keys |= _of_block(c, block)  # noqa: PLW2901 - it adds to the layer's
+    return of_layers
+
+
+def _of_block(c: Config, block: dict[str, Any]) -> Keys:
+    """Return what an object of ``block_configs`` says of its layer (DeciLM, as Llama-Nemotron is built)."""
+    attention, part = (half if isinstance(half := block.get(key), dict) else {} for key in ("attention", "ffn"))
+    where, built = f"{c.where}, block_configs", ("n_heads_in_group", "ffn_mult", "no_op")
+    unknown = [key for half in (attention, part) for key, value in half.items() if value and key not in built]
+    insist(not unknown, where, "the parts of a layer are known", ", ".join(map(repr, unknown)), CAPTURE)
+    group, times = attention.get("n_heads_in_group") or 0, part.get("ffn_mult") or 0
+    fits = type(group) is int and isinstance(times, (int, float)) and group >= 0 and 0 <= times < 1e6
+    insist(fits, where, "these are numbers from 0 to a million", f"{group!r:.40}, {times!r:.40}")
+    keys: Keys = {"absent": [bool(attention.get("no_op")), bool(part.get("no_op"))]}
+    keys |= {"num_key_value_heads": c.count("num_attention_heads") // group} if group else {}
+    return keys | ({"intermediate_size": -(-int(2 * times * c.count("hidden_size") / 3) // 256) * 256} if times else {})
+
+
+def layer_types(c: Config, layers: int) -> list[str]:
+    """Return a word for each layer: from the keys that list them, or by the rule of the family."""
+    types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers) or []
+    pattern = c.get("hybrid_override_pattern")
+    if not types and isinstance(pattern, str):
+        must = f"this has a letter for each of {layers} layers"
+        insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
+        types = list(pattern)[:layers]
+    for key, words in c.family.codes.items():
+        types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
+    named = [word for word, kind in WORDS.items() if c.family.one_row or kind not in ("pooled", "chosen")]
+    for unknown in sorted({*types} - {*named}):
+        must, do = "a type of layer is known", nearest(unknown, tuple(named))
+        raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
+    if types:
+        rules = SETS["rules"]
+        c.used |= rules | {c.family.keys.get(rule, rule) for rule in (*rules, c.family.window)}
+        return types
+    usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
+    if c.family.state:
+        attending = _attending_layers(c, layers)
+        return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
+    must = "this says which layers have a window"
+    insist(c.family.local != "listed", f"{c.where}, layer_types", must, "none", "add it")
+    local = _windowed_layers(c, layers)
+    return [usual if layer in local else "full_attention" for layer in range(layers)]
+
+
+def _attending_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers with attention in a model whose other layers have a state."""
+    if c.family.beside:
+        return {*range(layers)}
+    for key, first in {"attn_layer_indices": 0, "full_attn_idxs": 0, "linear_full_attn_layers": 1}.items():
+        if (listed := c.list_of(key, int)) is not None:
+            return {layer - first for layer in listed}
+    if c.family.local in ("all", "odd"):
+        return {*range(0, layers, 2)}
+    if c.family.single:
+        return set()
+    period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
+    must, do = "this says which layers attend, and which have a state", "add it"
+    insist(period, f"{c.where}, layer_types", must, "none", do)
+    offset = c.count("attn_layer_offset", least=0, derived=period - 1)
+    return {*range(offset, layers, period)}
+
+
+def _windowed_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers with a sliding window, if the model has one."""
+    is_on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
+    first = c.count("max_window_layers", least=0, derived=0)
+    pattern = c.count("sliding_window_pattern", derived=1)
+    turned = dict(enumerate(c.list_of("no_rope_layers", int) or ()))
+    interval = c.count("no_rope_layer_interval", derived=1)
+    by_rule = {
+        "all": range(layers),
+        "after": range(first, layers),
+        "odd": range(0, layers, 2),
+        "unlisted": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
+        "between": [i for i in range(1, layers) if (i + 1) % pattern],
+        "behind": [i for i in range(layers) if i % pattern],
+        "pattern": [i for i in range(layers) if (i + 1) % pattern],
+        "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
+    }
+    return {*by_rule.get(c.family.local, ())} if is_on else set()
+
+
+def hashed_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers in which a table says for each token of the vocabulary which experts it goes through."""
+    types = c.list_of("mlp_layer_types", str, layers)
+    if types is None:
+        return {*range(c.count("num_hash_layers", least=0, derived=0))}
+    return {layer for layer, kind in enumerate(types) if kind == "hash_moe"}
+
+
+def dense_layers(c: Config, layers: int) -> set[int]:
+    """Return the layers without experts."""
+    if isinstance(c.get("moe_layer_freq"), list):
+        return {layer for layer, code in enumerate(c.list_of("moe_layer_freq", int, layers) or ()) if not code}
+    first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
+    step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
+    types, with_experts = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
+    without = {*(c.list_of("mlp_only_layers", int) or ())}
+    if types is not None:
+        return {layer for layer, kind in enumerate(types) if kind == "dense"}
+    if with_experts is not None:
+        return {*range(layers)} - {*with_experts}
+    last = c.count("moe_layer_end_index", least=-1, derived=-1) % layers
+    period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
+    of_period = {i for i in range(layers) if i % period != offset}
+    return of_period | {
+        i
+        for i in range(layers)
+        if not first <= i <= last or i % every or (i + 1 - c.family.late) % step or i in without
+    }
