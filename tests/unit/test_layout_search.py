@@ -64,6 +64,7 @@ MESHES = [
     if not (zero and data == 1) and not (more.get("sequence") and tensor == 1)
 ]
 VIRTUAL = {"schedule": "interleaved", "chunks": 2, "micro_batches": 4, "pipeline": 2}
+MESHES = MESHES[::3]  # in which each degree, stage and schedule stands with several of the others
 MESHES += [VIRTUAL | {"data": 1, "tensor": 2, "zero_stage": 0}, VIRTUAL | {"data": 2, "tensor": 1, "zero_stage": 1}]
 
 
@@ -77,18 +78,17 @@ def test_no_row_goes_below_the_bounds(scenario, mesh):
         assert row["peak_hbm_bytes"] >= expected.least_bytes
 
 
-@pytest.mark.parametrize("policy", ["resident", "offload_saved"])
 @pytest.mark.parametrize(
-    "mesh",
+    ("policy", "mesh"),
     [
-        {"data": 2, "pipeline": 1, "micro_batches": 9, "zero_stage": 3},
-        {"data": 2, "pipeline": 2, "micro_batches": 11, "zero_stage": 2},
-        {"data": 1, "pipeline": 4, "micro_batches": 17, "zero_stage": 0},
-        {"data": 1, "tensor": 2, "pipeline": 4, "micro_batches": 13, "zero_stage": 0, "sequence": True},
+        ("offload_saved", {"data": 2, "pipeline": 1, "micro_batches": 9, "zero_stage": 3}),
+        ("resident", {"data": 2, "pipeline": 2, "micro_batches": 11, "zero_stage": 2}),
+        ("offload_saved", {"data": 1, "pipeline": 4, "micro_batches": 17, "zero_stage": 0}),
+        ("resident", {"data": 1, "tensor": 2, "pipeline": 4, "micro_batches": 13, "zero_stage": 0, "sequence": True}),
     ],
     ids=str,
 )
-def test_a_continued_replay_is_the_whole_one(scenario, mesh, policy):
+def test_a_continued_replay_is_the_whole_one(scenario, policy, mesh):
     spread = laid(scenario, **mesh)
     (short,), (whole,) = (LayoutCells([policy], whole=whole)(spread, ()) for whole in (False, True))
     assert len(short) < len(whole)  # it was continued
