@@ -1,5 +1,6 @@
 """`hosim layout search`: bounds, estimates, continued replays, the front, and what cannot be."""
 
+import sys
 from itertools import product
 
 import pytest
@@ -172,12 +173,17 @@ def test_memory_is_a_budget_of_rows(scenario):
         ({"over": {"parallel.tensor": [0]}}, "greater than or equal to 1"),
         ({"devices": 0}, "greater than or equal to 1"),
         ({"over": {"parallel.tensor": "2,2"}}, "the values of an axis are distinct"),
-        ({"over": {"sequence": range(1, 40_000)}}, "layouts are estimated"),
     ],
 )
 def test_wrong_questions(scenario, given, message):
     with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
         hosim.layout_search(scenario, workers=1, **given)
+
+
+def test_more_layouts_than_are_estimated_are_refused(scenario, monkeypatch):
+    monkeypatch.setattr(sys.modules["simulator.run.layouts"], "MOST_LAYOUTS", 20)
+    with pytest.raises(ConfigError, match=r"at most 20 layouts are estimated, found \d+"):
+        hosim.layout_search(scenario, over={"sequence": range(1, 22)}, workers=1)
 
 
 def test_layers_that_do_not_train_alike(scenario):
