@@ -818,6 +818,7 @@ RUNNING = {
     "shared": hf_small.GEMMA4,
     "predicted": hf_small.GEMMA3N,
     "zero": hf_small.LONGCAT,
+    "chosen blocks": hf_small.MINIMAX_M3,
 }
 
 

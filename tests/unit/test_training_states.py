@@ -67,6 +67,8 @@ KINDS = {
     ),
     # three inputs, the product of two, the output of the convolution, and that of the layer
     "convolution": Kind({"kind": "convolution", "heads": H}, 0, 0, 2 * 6 * H),
+    # input and output of the convolution, the gate; two gates of each channel; the output
+    "lru": Kind({"kind": "lru", "heads": 4, "head_size": 8}, 4 * 32 * T, 12 * 32 * T, 2 * 6 * 32),
 }
 
 
