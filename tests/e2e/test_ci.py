@@ -299,7 +299,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(hosim, tmp_path, c
     assert "choose another file" in done.err
 
 
-@pytest.mark.parametrize("command", ["run", "scaling", "serve", "plan"])
+@pytest.mark.parametrize("command", ["run", "sweep", "serve", "plan"])
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_read(hosim, tmp_path, command):
     done = hosim(command, tmp_path / "no_such.yaml", "--out", "/proc/a")
     assert (done.code, done.out) == (1, "")

@@ -144,7 +144,7 @@ def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--at-most", "3 parsecs"), "--at-most: what is searched is a finite number above 0, found '3 parsecs'"),
+        (("--at-most", "3 parsecs"), "--at-most: the field searched is a finite number above 0, found '3 parsecs'"),
         (("--over", "nosuch"), "--over: steps are compared with those of a row, compute or unmoved, found 'nosuch'"),
         (("--slowdown", "soon"), "--slowdown: a ratio is written as '2.7x'"),
         (("--slowdown", "0x"), "--slowdown: a limit on a step is more than 0x"),
@@ -350,7 +350,7 @@ def test_a_row_that_others_are_held_against_must_run(longest):
         ("frontier:", "#", "--of: a question names what is searched, found nothing"),
         ("of: workload.sequence", "of: workload.sequense", "a change names a field of the workload, found 'sequense'"),
         ("of: workload.sequence", "of: sequence", "found 'sequence'; write workload.sequence"),
-        ("of: workload.sequence", "of: workload.phase", "what is searched is a quantity or a number"),
+        ("of: workload.sequence", "of: workload.phase", "the field searched is a quantity or a number"),
         ("at_most: 8192", "at_most: 0", "at_most"),
         ("at_most: 8192", "at_most: 32", "at_most is more than at_least, 32, found 32"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
@@ -392,7 +392,7 @@ def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
         ({"at_most": "3 parsecs"}, "--at-most"),
         ({"at_most": "200 GB/s", "at_least": "1 GB"}, "--at-least"),
         ({"at_most": "200 GB/s", "at_least": 10}, "--at-least: a rate is a number and a unit"),
-        ({"at_most": "inf"}, "what is searched is a finite number above 0"),
+        ({"at_most": "inf"}, "the field searched is a finite number above 0"),
     ],
 )
 def test_amounts_that_are_none_are_told_at_the_option(longest, asked, told):

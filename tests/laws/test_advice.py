@@ -138,7 +138,7 @@ def test_every_amount_of_a_shipped_scenario_is_enough(name, share):
 def test_room_that_chunks_keep_is_told(lacking):
     """DDR lacks less than the chunks of two staged links keep there, or more."""
     loaded = shortened("llama3_70b_stream_ssd")
-    scenario = loaded.scenario.model_copy(update={"expect": (), "scaling": {}})
+    scenario = loaded.scenario.model_copy(update={"expect": (), "sweep": {}})
     loaded = replace(loaded, scenario=scenario)
     graph, ddr = prepare(loaded).graph, loaded.hardware.tiers["ddr"]
     at_home = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent and tensor.kind == "kv_cache")

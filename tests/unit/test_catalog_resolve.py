@@ -276,7 +276,7 @@ def test_a_place_in_a_scenario_without_a_file_names_the_scenario(folder):
     assert catalog.resolve(story).place("policies", "0") == "scenario 'mine', policies.0"
     assert catalog.resolve("story.yaml").place("policies", "0") == "story.yaml:8, policies.0"
     wrong = story.model_copy(update={"homes": {"weight": "hmb"}})
-    assert refusal(catalog.resolve, wrong).startswith("scenario 'mine', homes.weight: what homes names")
+    assert refusal(catalog.resolve, wrong).startswith("scenario 'mine', homes.weight: homes names")
 
 
 def test_what_was_run_can_be_run_again(folder, tmp_path):

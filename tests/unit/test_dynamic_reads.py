@@ -149,17 +149,17 @@ FIRST = GRAPH.ops[EXPERTS].dynamic.candidates[0]  # type: ignore[union-attr]
 REFUSED = {
     "a look before the reveal": (
         [(COMPUTE, ROUTE, 0, 0), lambda view: view.chosen(EXPERTS)],
-        "action 1 (what op 'L0/experts' reads): what is chosen is known once the op that reveals it ('L0/route') has",
+        "action 1 (reads of op 'L0/experts'): a choice is known once the op that reveals it ('L0/route') has",
     ),
     "a look before the router": ([lambda view: view.chosen(EXPERTS)], "found a look before that"),
     "a look at another op": (
         [lambda view: view.chosen(SHARED)],
-        "reads): what is chosen is asked of an op with dynamic reads, found 'L0/shared'; ask for another",
+        "reads of op 'L0/shared'): only an op with dynamic reads has a choice, found 'L0/shared'; ask for another",
     ),
     "a guess before the layer before": ([lambda view: view.predicted(EXPERTS, 1.0)], "found a look before that"),
     "an issue before the reveal": (
         [*((COPY, FIRST + i, DDR, HBM) for i in range(2)), *((COMPUTE, op, 0, 0) for op in (0, 1, 2))],
-        "is valid in the compute tier, found 'L0/expert.2' absent in hbm, valid in ddr; copy all in first, or sync",
+        "are valid in the compute tier, found 'L0/expert.2' absent in hbm, valid in ddr; copy all in first, or sync",
     ),
 }
 

@@ -71,7 +71,7 @@ def test_compiled_refuses_what_it_does_not_cover(compiled, monkeypatch):
     with pytest.raises(ConfigError) as refused:
         run()
     assert str(refused.value) == (
-        "HOSIM_ENGINE: the compiled engine covers what it must run, found a plan that looks at the machine; choose auto"
+        "HOSIM_ENGINE: the compiled engine covers the run, found a plan that looks at the machine; choose auto"
     )
 
 

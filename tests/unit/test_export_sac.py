@@ -158,8 +158,8 @@ def test_another_step_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "must"),
     [
-        ({"extra": "layers.0.up.weight"}, "nothing leaves the device but what forward ops make"),
-        ({"extra": "layers.0.up.weight.grad"}, "nothing leaves the device but what forward ops make"),
+        ({"extra": "layers.0.up.weight"}, "only outputs of forward ops leave the device"),
+        ({"extra": "layers.0.up.weight.grad"}, "only outputs of forward ops leave the device"),
     ],
 )
 def test_what_a_policy_cannot_say_is_refused(tmp_path: Path, about: dict[str, str], must: str) -> None:

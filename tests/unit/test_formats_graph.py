@@ -254,10 +254,13 @@ BAD = {
         lines(A, '{"op":"f","writes":["alpha","alpha"]}'),
         ":3, writes: each name stands here once, found 'alpha' 2 times",
     ),
-    "a dangling tensor": (lines(A, '{"op":"f","reads":["alpha"]}'), ":3: op 'f': what an op reads is written by an"),
+    "a dangling tensor": (
+        lines(A, '{"op":"f","reads":["alpha"]}'),
+        ":3: op 'f': a tensor that an op reads is written by an",
+    ),
     "a cycle": (
         lines(A, '{"op":"e","reads":["alpha"]}', F),
-        ":3: op 'e': what an op reads is written by an earlier op, persistent, or of kind input, found 'alpha'",
+        "op 'e': a tensor that an op reads is written by an earlier op, persistent, or of kind input, found 'alpha'",
     ),
     "an unknown output": (lines(A, F, header='"outputs":["b"]'), "tensors are named that the graph has, found 'b'"),
     "no step": (lines(A, F, header='"steps":0'), "a graph runs a whole number of steps, at least 1, found 0"),
@@ -274,11 +277,11 @@ BAD = {
     "a group twice": (lines(A, PAIRS, PAIRS), ":4: group 'pairs': each group has its own name, found it twice"),
     "a rank twice": (
         lines(A, '{"group":"g","ranks":[[0,1],[2,2]]}'),
-        ":3: group 'g': those who meet are different ranks, whole numbers from 0 to below 1,048,576, found [2, 2]",
+        ":3: group 'g': members are different ranks, whole numbers from 0 to below 1,048,576, found [2, 2]",
     ),
     "nobody": (
         lines(A, '{"group":"g","ranks":[[]]}'),
-        "those who meet are different ranks, whole numbers from 0 to below 1,048,576, found []",
+        "members are different ranks, whole numbers from 0 to below 1,048,576, found []",
     ),
     "a rank in words": (
         lines(A, '{"group":"g","ranks":[["0"]]}'),
@@ -318,11 +321,11 @@ BAD = {
     ),
     "a collective that computes": (
         lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"kind":"compute",', 1)),
-        ":4: op 'm': an op is of kind collective if it says what it does with others, or how long that took, foun",
+        ":4: op 'm': an op with a collective or a duration of one is of kind collective, found",
     ),
     "a choice that a later op reveals": (
         lines(A, F, dynamic_reads('"revealed_by":"g","candidates":["alpha"]')),
-        ":4: op 'm': the op that reveals what is chosen comes before, found 'g'; put it before, or correct the name",
+        ":4: op 'm': the op that reveals the choice comes before, found 'g'; put it before, or correct the name",
     ),
     "a choice of nothing": (
         lines(A, F, dynamic_reads('"revealed_by":"f","candidates":[]')),

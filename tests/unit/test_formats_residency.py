@@ -135,7 +135,7 @@ def test_what_is_in_it_is_told(path):
         (
             lambda r: r["ops"][0]["reads"].append(access(9, 50)),
             (
-                ": op '0/mm.default': what an op reads is written by an earlier op, persistent, or of kind input, found 's09'; put the "
+                ": op '0/mm.default': a tensor that an op reads is written by an earlier op, persistent, or of kind input, found 's09'; put the "
                 "ops in program order, add the op that writes it, or mark the tensor persistent"
             ),
         ),

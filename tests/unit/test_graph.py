@@ -134,11 +134,11 @@ BROKEN = {
     "an unknown device": (lambda b: b.op("f", device="cpu"), "device is one of accelerator, host, found 'cpu'"),
     "a collective on the host": (
         lambda b: b.op("f", kind="collective", duration_ns=1, device="host"),
-        "an op of the host is of kind compute, and reads what is known from the start, found collective",
+        "an op of the host is of kind compute, and has no dynamic reads, found collective",
     ),
     "a reveal by the host": (
         lambda b: (b.op("f", device="host"), b.tensor("e", 1), b.dynamic_reads("g", "f", ["e"])),
-        "the op that reveals what is chosen runs on the accelerator, found 'f', of the host; run it there",
+        "the op that reveals the choice runs on the accelerator, found 'f', of the host; run it there",
     ),
     "a stream of both": (
         lambda b: (b.op("f", stream=1), b.op("g", device="host", stream=1), b.build()),
@@ -229,7 +229,10 @@ def build_too_long(b: GraphBuilder) -> Graph:
     ("build", "message"),
     [
         (build_nothing, "small: a graph has at least one op, found none; add an op"),
-        (build_cycle, "op 'f': what an op reads is written by an earlier op, persistent, or of kind input, found 'y'"),
+        (
+            build_cycle,
+            "op 'f': a tensor that an op reads is written by an earlier op, persistent, or of kind input, found 'y'",
+        ),
         (build_cycle_in_one_op, "found 'y'; put the ops in program order"),
         (build_dangling, "found 'y'; put the ops in program order, add the op that writes it"),
         (build_unwritten_output, "small: outputs: an output exists: some op writes it, found 'y'"),
@@ -306,7 +309,7 @@ ONE, TWO = Graph("one", (), ()), Graph("two", (), ())
         ((), (0,), (), "graph_of: ranks run the 0 graphs of a job, numbered from 0, and each"),
         ((ONE,), (), ("a",), "graph_of: ranks run the 1 graph of a job, numbered from 0, and each"),
         ((ONE, TWO), (0, 0), ("a", "b"), "graph_of: ranks run the 2 graphs of a job, numbered from 0, and each"),
-        ((ONE, TWO), (0, 1), ("a",), "labels: each graph has a label, found 1 label for 2 graphs; say what its ranks"),
+        ((ONE, TWO), (0, 1), ("a",), "labels: each graph has a label, found 1 label for 2 graphs; give its ranks"),
         ((ONE,), (0,), ("a", "b"), "labels: each graph has a label, found 2 labels for 1 graph; give its ranks"),
         ((ONE,), (0,), "a", "labels: a list of entries of type str is needed, found one str; correct it"),
         (ONE, (0,), ("a",), "graphs: a list of entries of type Graph is needed, found one Graph; correct it"),

@@ -147,7 +147,7 @@ def test_a_tier_may_be_read_only():
         (
             {"tiers": {"hbm": {"capacity": "1 GB", "reserved": "2 GB", "bandwidth": "1 TB/s"}}},
             "tiers.hbm.reserved",
-            "what is reserved is part of the capacity, found 2,000,000,000 of 1,000,000,000 B; lower it",
+            "reserved memory is part of the capacity, found 2,000,000,000 of 1,000,000,000 B; lower it",
         ),
         (
             {

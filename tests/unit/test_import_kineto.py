@@ -52,7 +52,7 @@ def test_kernels_are_replayed_on_their_streams_as_the_host_launched_them(tmp_pat
     assert found.kept["kernels, copies, fills"] == "8 on 2 streams"
     assert found.derived == (
         "The profiler marked no steps: all that is recorded is one step.",
-        "Waits between streams: 0 are recorded, 0 inferred, for what had just ended.",
+        "Waits between streams: 0 are recorded, 0 inferred, from ops that had just ended.",
         "The host works for 50.0 us from launch to launch; it waits for the device 0 times.",
     )
     assert found.dropped == {"names of threads": 1, "operators of the host": 6}

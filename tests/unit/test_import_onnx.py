@@ -223,7 +223,7 @@ WRONG = {
             saved(folder, [helper.make_node("If", ["c"], ["y"], then_branch=branch("t"), else_branch=branch("e"))],
                   [value("c", [], TensorProto.BOOL), value("x", [2])], [value("y", [2])])
         ),
-        "node 'If': what runs is known from the start, found If",
+        "node 'If': the ops are known from the start, found If",
     ),
     "strings": (
         lambda folder: hosim.read_onnx(

@@ -294,7 +294,7 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         (
             jsonl(MOONCAKE),
             {"hash_block": 16},
-            "names each block of 16 tokens, found 3 names for 1,100 tokens; say what an id stands for: --",
+            "names each block of 16 tokens, found 3 names for 1,100 tokens; state the tokens of an id: --",
         ),
         (jsonl([{**MOONCAKE[0], "hash_ids": [[]]}]), {}, "hash_ids is a list of numbers, or of names"),
         (jsonl(MOONCAKE[3:]), {}, "a trace has requests: "),

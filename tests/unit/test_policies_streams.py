@@ -95,7 +95,7 @@ def test_room_is_bounded_by_what_an_op_uses_and_what_stays():
 
 def test_a_rank_outside_the_group_of_its_collective_is_named():
     g = team("a 40", "sum: -> a, all_reduce all 40", groups={"all": ((0, 1),)})
-    with pytest.raises(ConfigError, match=r"group 'all': who runs all_reduce .* found rank 2 in op 'sum'"):
+    with pytest.raises(ConfigError, match=r"group 'all': the rank that runs all_reduce .* found rank 2 in op 'sum'"):
         durations_ns(g, cluster(3), 2)
 
 

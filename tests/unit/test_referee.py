@@ -106,11 +106,11 @@ BROKEN = {
     ),
     "freed too early": (
         both(drop("residencies", 5), add("residencies", [15, 0, HBM, W, -10], 4)),
-        "what a compute reads and writes, and both ends of a copy, are held while it runs, found tensor 0, from ns 10",
+        "tensors of a compute, and both ends of a copy, are held while it runs, found tensor 0, from ns 10",
     ),
     "target taken too late": (
         both(drop("residencies", 1), add("residencies", [5, 0, HBM, W, 10], 1)),
-        "what a compute reads and writes, and both ends of a copy, are held while it runs, found tensor 0, from ns 0",
+        "tensors of a compute, and both ends of a copy, are held while it runs, found tensor 0, from ns 0",
     ),
     "target taken too early": (
         both(
@@ -137,7 +137,7 @@ BROKEN = {
             put("residencies", 4, time_ns=19),
         ),
         (
-            "what a compute reads, and what a copy moves, is valid before it starts, found starts at ns 9, "
+            "a tensor that a compute reads, or a copy moves, is valid before it starts, found starts at ns 9, "
             "not before ns 10"
         ),
     ),

@@ -39,7 +39,7 @@ WRONG_PLANS = {
     "detaches the only copy": (
         "copy w ddr hbm; compute f; detach w hbm; detach a hbm; compute g",
         (
-            "plan 'hand', action 3 (detach a from hbm): what is used later keeps a valid copy, found that it detaches "
+            "plan 'hand', action 3 (detach a from hbm): a tensor used later keeps a valid copy, found that it detaches "
             "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its "
             "last use"
         ),
@@ -51,7 +51,7 @@ WRONG_PLANS = {
     "detaches a persistent tensor": (
         "copy w ddr hbm; detach w ddr; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', action 3 (detach w from hbm): what is used later keeps a valid copy, found that it detaches "
+            "plan 'hand', action 3 (detach w from hbm): a tensor used later keeps a valid copy, found that it detaches "
             "the only valid copy of persistent 'w'; copy it to its home first"
         ),
     ),
@@ -169,9 +169,9 @@ def test_a_record_of_several_steps_comes_home_between_them():
         ({"home": (2, -1)}, "home of 'w': a home is a tier id from 0 to 1, or -1 for none, found 2"),
         (
             {"home": (-1, -1)},
-            "what exists before the first op has a home, and nothing else (persistent tensors and inputs), found none",
+            "exactly the tensors before the first op have a home (persistent tensors and inputs), found none",
         ),
-        ({"home": (1, 0)}, "home of 'a': what exists before the first op has a home, and nothing else"),
+        ({"home": (1, 0)}, "home of 'a': exactly the tensors before the first op have a home"),
         ({"tiers": ("hbm", "ssd")}, "its tiers are those of 'story' (hbm, ddr), found hbm, ssd"),
     ],
 )

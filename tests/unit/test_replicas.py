@@ -329,7 +329,7 @@ def changed(**changes: object) -> Graph:
         (changed(g0="activation", g1="activation"), 0, 'writes them, found none; give them "kind": "gradient"'),
         (changed(phases=False), 1, "ZeRO cuts the update, found no op of that phase"),
         (changed(lasting=("g0",)), 2, "a gradient in shards is new in each step, found 'g0' of kind gradient"),
-        (changed(s1="activation"), 1, "what the update writes is marked, found 's1' of kind activation"),
+        (changed(s1="activation"), 1, "every output of the update is marked, found 's1' of kind activation"),
         (changed(of_update={"duration_ns": 7}), 1, "no measured time and no dynamic reads, found 0/update/adam"),
         (changed(of_update={"op_class": "matmul"}), 3, "ranks share has class vector, no measured time and no dynamic"),
         (changed(w0="optimizer_state"), 1, "the update alone uses states, found 'w0' of kind optimizer_state"),

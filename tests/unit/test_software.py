@@ -15,6 +15,8 @@ from simulator.engine import using
 from simulator.errors import ConfigError
 from simulator.software import Software
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 PROFILE = "schema: hosim/software/1\nname: soft\ntitle: a framework for tests\n"
 
 
@@ -232,7 +234,7 @@ MISTAKES = {
         "found pageable without either; add one, or write mode: pinned"
     ),
     "copies: {links: {nvme*: {share: 0.5}}}": (
-        "soft.yaml:4, copies.links.nvme*: what copies.links names is a link of the machine that goes via no other, "
+        "soft.yaml:4, copies.links.nvme*: copies.links names links of the machine that go via no other, "
         "found 'nvme*'; use one of d2h, h2d"
     ),
     "copies: {out: {share: 1.5}}": (
@@ -246,7 +248,7 @@ MISTAKES = {
         "soft.yaml:4, kernels.train.arithmetic.matmul: input should be less than or equal to 1, found 1.1; correct it"
     ),
     "memory: {context: 200 MB}": (
-        "soft.yaml:4, memory: what is reserved is part of the capacity, found 200,000,000 of 100,000,000 B; lower it"
+        "soft.yaml:4, memory: reserved memory is part of the capacity, found 200,000,000 of 100,000,000 B; lower it"
     ),
 }
 

@@ -100,7 +100,11 @@ WHOLE = ("attn.forget.a", "attn.gate.a")
 """Weights that every tensor rank has, and applies to all tokens that it has."""
 
 
-@pytest.mark.parametrize(("kind", "layout", "zero_stage"), list(product(KINDS, LAYOUTS, (0, 3))))
+PAIRS = [(kind, layout, 3 * ((i + j) % 2)) for i, kind in enumerate(KINDS) for j, layout in enumerate(LAYOUTS)]
+"""A kind, a layout and a stage of ZeRO: each two of these together."""
+
+
+@pytest.mark.parametrize(("kind", "layout", "zero_stage"), PAIRS)
 def test_all_ranks_do_the_work_of_one(kind: str, layout: dict[str, Any], zero_stage: int) -> None:
     part = KINDS[kind].part
     alone = build(workload(part, EXPERTS))
