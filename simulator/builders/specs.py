@@ -83,14 +83,14 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
     h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
     rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
-    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _streams(model, "streams")
+    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _residuals(model, "residuals")
     head |= _norms(model, ["norm"] * model.final_norm)
     stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
     embed |= _biases(stem, stem if model.stem_bias else ())
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
-    embed |= _streams(model, "streams") if model.predicted else {}
+    embed |= _residuals(model, "residuals") if model.predicted else {}
     if given := model.layer_inputs:
         wide = model.layers * given.width
         embed |= {"layers.tokens": Spec((given.rows, wide), _ROW), "layers.in": Spec((h, wide), _WHOLE)}
@@ -118,12 +118,12 @@ def _merger(model: DecoderModel, merger: Merger) -> Specs:
     return specs
 
 
-def _streams(model: DecoderModel, name: str) -> Specs:
-    """Return what makes weights of streams from all of them, for their sum.
+def _residuals(model: DecoderModel, name: str) -> Specs:
+    """Return what makes weights of residuals from all of them, for their sum.
 
     In a layer others say what joins each, and how much of each stays in each, if they are mixed.
     """
-    h, n, is_end = model.hidden, model.streams, name == "streams"
+    h, n, is_end = model.hidden, model.residuals, name == "residuals"
     if model.predicted:
         return {name: Spec((h, (n - 1) * h), _WHOLE)} if is_end else {}
     outputs, parts = (n, 1) if is_end else (n * (2 + n * model.mixed), 2 + model.mixed)
@@ -132,10 +132,10 @@ def _streams(model: DecoderModel, name: str) -> Specs:
 
 
 def _predicted(model: DecoderModel) -> Specs:
-    """Return what predicts streams and corrects them: weights of a router of each, and a scale of the first one."""
-    h, n = model.hidden, model.streams
-    router = {"streams.router": Spec((h, n), _WHOLE), "streams.norm": _norm(h), "streams.scale": _norm(h)}
-    return router | {"streams.predict": Spec((n, n * n), _WHOLE), "streams.correct": Spec((n, n), _WHOLE)}
+    """Return what predicts residuals and corrects them: weights of a router of each, and a scale of the first one."""
+    h, n = model.hidden, model.residuals
+    router = {"residuals.router": Spec((h, n), _WHOLE), "residuals.norm": _norm(h), "residuals.scale": _norm(h)}
+    return router | {"residuals.predict": Spec((n, n * n), _WHOLE), "residuals.correct": Spec((n, n), _WHOLE)}
 
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
@@ -164,12 +164,12 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     if model.encoded and isinstance(part, Gqa):
         plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
-    first = (_streams(model, "streams1") if "norm1" in halves else {}) | first
+    first = (_residuals(model, "residuals1") if "norm1" in halves else {}) | first
     first = (_predicted(model) if model.predicted else {}) | first
     if rank := model.laurel:
         first |= {"laurel.in": Spec((h, rank), _WHOLE), "laurel.out": Spec((rank, h), _WHOLE)}
         first |= _norms(model, ["laurel.norm"])
-    between = (_streams(model, "streams2") if "norm2" in halves else {}) | between
+    between = (_residuals(model, "residuals2") if "norm2" in halves else {}) | between
     if given := model.layer_inputs:
         last |= {"input.gate": Spec((h, given.width), _WHOLE), "input.out": Spec((given.width, h), _WHOLE)}
         last |= _norms(model, ["input.norm"])

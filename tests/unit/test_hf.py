@@ -818,7 +818,7 @@ RUNNING = {
     "shared": hf_small.GEMMA4,
     "predicted": hf_small.GEMMA3N,
     "zero": hf_small.LONGCAT,
-    "plain streams": hf_small.HY_V4,
+    "plain residuals": hf_small.HY_V4,
     "chosen blocks": hf_small.MINIMAX_M3,
 }
 
@@ -837,7 +837,7 @@ OPTIONS: list[dict[str, Any]] = [
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
-    if name in ("gemma3", "blocks", "shared", "predicted", "plain streams") or (
+    if name in ("gemma3", "blocks", "shared", "predicted", "plain residuals") or (
         name == "zero" and options.get("experts") == "each"
     ):
         options = {key: value for key, value in options.items() if key != "experts"}

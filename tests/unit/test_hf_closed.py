@@ -185,7 +185,7 @@ def test_longcat_has_its_published_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_streams_that_are_not_mixed_have_fewer_weights(layer: int, tmp_path: Path) -> None:
+def test_residuals_that_are_not_mixed_have_fewer_weights(layer: int, tmp_path: Path) -> None:
     """Hunyuan 4: latents of chosen tokens, with a gate and logits for attending to nothing."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(HY_V4))
@@ -196,5 +196,5 @@ def test_streams_that_are_not_mixed_have_fewer_weights(layer: int, tmp_path: Pat
     found = sum(op.flops for op in graph.ops if f"L{layer:02d}/" in op.name)
     assert found == 2 * TOKENS * products + chosen
     sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
-    assert sizes[f"L{layer:02d}/streams1.weight"] == 2 * 3 * HIDDEN * 2 * 3
-    assert [sizes[f"L{layer:02d}/{name}.weight"] for name in ("attn.sinks", "streams2.scale")] == [2 * 4, 2 * 2]
+    assert sizes[f"L{layer:02d}/residuals1.weight"] == 2 * 3 * HIDDEN * 2 * 3
+    assert [sizes[f"L{layer:02d}/{name}.weight"] for name in ("attn.sinks", "residuals2.scale")] == [2 * 4, 2 * 2]
