@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from building import build
-from hf_small import GEMMA3N, GEMMA4
+from hf_small import DEEPSEEK_V4, GEMMA3N, GEMMA4, HY_V4
 from parameters import count
+from trained import check_lives, sizes
 
 import simulator as hosim
-from simulator.builders import cached_layers, iteration
+from simulator.builders import build_job, cached_layers, iteration
 from simulator.builders.inference import Iteration
 from simulator.graph import Graph
 from simulator.workload import DecoderModel, Dtypes
@@ -137,6 +138,20 @@ def test_residuals_are_predicted_and_corrected(layer: int, tmp_path: Path) -> No
     assert sizes[f"L{layer:02d}/residuals.correct.out"] == 2 * 21 * H * RESIDUALS
     decoded: Graph = build(read(GEMMA3N, tmp_path, phase="decode", sequence=22).workload)
     assert of_layer(decoded, layer) == 2 * products + 4 * HEADS * SIZE * pairs(layer, range(23, 24))
+
+
+@pytest.mark.parametrize("config", [GEMMA4, GEMMA3N, DEEPSEEK_V4, HY_V4], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_every_weight_has_a_gradient_and_nothing_outlives_the_step(
+    config: dict[str, Any], tensor: int, tmp_path: Path
+) -> None:
+    workload = read(config, tmp_path, phase="train", sequence=16, tensor=tensor).workload
+    found = build_job(workload).graphs[0]
+    weights = sizes(found, "weight", "expert").keys() - {
+        name for name in sizes(found, "weight") if "router_bias" in name
+    }
+    assert sizes(found, "gradient").keys() == {f"{name}.grad" for name in weights}
+    check_lives(found)
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
