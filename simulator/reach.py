@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
-from simulator.workload import Attention, Mla, Recurrent, Sparse
+from simulator.workload import Attention, Gqa, Indexer, Mla, Recurrent, Sparse, seen_in_blocks
 
 
 class TokenSpan(NamedTuple):
@@ -58,6 +58,8 @@ class Reach(NamedTuple):
         The token sees the last `window` tokens, itself among them, and the first `sinks` ones; default: all.
     block
         In linear attention, tokens that see one another pair by pair. The layer keeps a state in place of tokens.
+    whole
+        Tokens of a block, of which `window` are seen as a whole, the last one up to the token itself.
     stride
         What is seen are compressed tokens, each of so many tokens that are complete; of these the last `window` count.
     sparse, counted
@@ -67,6 +69,7 @@ class Reach(NamedTuple):
     window: int | None = None
     sinks: int = 0
     block: int = 0
+    whole: int = 1
     stride: int = 1
     sparse: Sparse | None = None
     counted: Counted = "compressed"
@@ -82,8 +85,13 @@ class Reach(NamedTuple):
         if part.sparse:
             counted = (cls(sparse=part.sparse, counted=view) for view in get_args(Counted))
             return (cls.of(part), cls(part.sparse.window), *counted)
-        indexer = part.indexer if isinstance(part, Mla) else None
-        return (cls.of(part), cls(indexer.top)) if indexer else (cls.of(part),)
+        indexer = part.indexer if isinstance(part, (Gqa, Mla)) else None
+        return (cls.of(part), cls.chosen(indexer)) if indexer else (cls.of(part),)
+
+    @classmethod
+    def chosen(cls, indexer: Indexer) -> Reach:
+        """Return what tokens see of those that an indexer chooses."""
+        return cls(indexer.top, whole=indexer.block)
 
     def cached(self, cached: int) -> int:
         """Count the cached tokens that the new ones see; a state that is read counts as 1.
@@ -98,6 +106,8 @@ class Reach(NamedTuple):
             )
         if self.block:
             return min(1, cached)
+        if self.whole > 1:
+            return self.pairs(TokenSpan(cached, 1)) - 1
         return cached if self.window is None else min(cached, self.window + self.sinks - 1)
 
     def pairs(self, span: TokenSpan) -> int:
@@ -114,6 +124,8 @@ class Reach(NamedTuple):
 
     def seen(self, tokens: int) -> int:
         """Add up how many tokens each of the first `tokens` tokens sees, itself among them."""
+        if self.whole > 1 and self.window:
+            return seen_in_blocks(tokens, self.window, self.whole)
         every = self.stride
         near = tokens // every if self.window is None else min(tokens // every, self.window + self.sinks)
         return every * near * (near - 1) // 2 + (tokens - every * near + 1) * near

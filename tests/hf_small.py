@@ -28,3 +28,10 @@ LONGCAT: dict[str, Any] = {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
     "zero_expert_type": "identity", "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
+MINIMAX_M3: dict[str, Any] = {
+    "model_type": "minimax_m3_vl_text", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "vocab_size": 128, "num_hidden_layers": 2, "layer_types": ["full_attention", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse"], "dense_intermediate_size": 96, "intermediate_size": 16,
+    "shared_intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2,
+    "index_head_dim": 8, "index_block_size": 4, "index_topk_blocks": 3, "rotary_dim": 8, "torch_dtype": "bfloat16",
+}  # fmt: skip

@@ -133,6 +133,10 @@ MODELS = {
         | {"layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]},
         8_339_930_560, 6 * 2 * 8 * 64, 18 * 3 * 2048, 0,
     ),
+    "recurrentgemma-2b": Stateful(
+        {"model_type": "recurrent_gemma", "num_key_value_heads": 1, "intermediate_size": 15360}, 0,
+        8 * 2 * 256, 18 * 4 * 2560, 18 * 2560,
+    ),
     "LFM3": Stateful(
         {"model_type": "lfm3", "num_hidden_layers": 4}
         | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]}, 0, 2 * 2 * 4 * 128, 2 * 7 * 2048, 0,

@@ -49,7 +49,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from simulator.builders.cache import Cache, own_bytes
-from simulator.builders.chosen import Query, attend_chosen, attend_to_rows, index_inputs, of_scores, pool_inputs
+from simulator.builders.chosen import (
+    Query,
+    attend_chosen,
+    attend_to_rows,
+    block_index_inputs,
+    index_inputs,
+    of_scores,
+    pool_inputs,
+)
 from simulator.builders.specs import numbered
 from simulator.builders.states import gated_state, go_through, state_inputs
 from simulator.builders.tape import ID_BYTES, Tape
@@ -100,7 +108,7 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
         q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
         t.go_back_in_order(2)
     t.last_keys[attention.alike] = t.block, [k, v] if t.is_forward else []
-    return [q, k, v]
+    return [q, k, v, *(block_index_inputs(t, attention.indexer, x) if attention.indexer else [])]
 
 
 def _lent(t: Tape, letter: str, x: str) -> str:
@@ -127,10 +135,10 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         return go_through(t, taken, cache)
     if isinstance(attention, Mqa):
         return attend_to_rows(t, attention, cache, taken)
-    indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
+    indexer, sparse = attention.indexer, attention.sparse
     is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
     if isinstance(attention, Gqa):
-        (q, *new), width, seen_bytes = taken, attention.width, cache.held_bytes
+        (q, *new), width, seen_bytes = taken[:3], attention.width, cache.held_bytes
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + own_bytes(t, cache, *new)
         pair_flops = 2 * attention.heads * sum(attention.key_and_value)
         query = Query([q], own_bytes(t, cache, q), new, seen_bytes, width, pair_flops, scores)
@@ -139,7 +147,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     if sparse is not None:
         out = _attend_in_views(t, sparse, cache, query, x)
     elif indexer is not None:
-        out = attend_chosen(t, indexer, cache, query, taken[2:])
+        out = attend_chosen(t, indexer, cache, query, taken[2 if is_absorbed else 3 :])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after

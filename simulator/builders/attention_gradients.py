@@ -99,7 +99,10 @@ def _attend_ungated(t: Tape, x: str) -> str:
         most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
     if isinstance(attention, Gqa):
-        heads = Heads(inputs, [], attention.key_and_value, pairs)
+        index, chosen = tuple([t.to(score, t.cut()) for score in inputs[3:]]), tuple[str, ...]()
+        if (indexer := attention.indexer) and indexer.top * indexer.block < sequence:
+            chosen, pairs = _choose_tokens(t, indexer, index)
+        heads = Heads(inputs[:3], [], attention.key_and_value, pairs, index, chosen)
         return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
     if isinstance(attention, Mqa):
         return _attend_to_rows(t, attention, inputs, pairs)
@@ -243,9 +246,11 @@ def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[t
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
     sequence = t.workload.sequence
     pairs = indexer.top * (2 * sequence - indexer.top)
+    pairs = 2 * Reach.chosen(indexer).seen(sequence) if indexer.block > 1 else pairs
     if indexer.again:
         return (), pairs
-    return _chosen(t, index, indexer.top, t.own_tokens * sequence * indexer.heads * indexer.head_size), pairs
+    most = indexer.top * (indexer.heads if indexer.block > 1 else 1)
+    return _chosen(t, index, most, t.own_tokens * sequence * indexer.heads * indexer.head_size), pairs
 
 
 def _chosen(t: Tape, index: tuple[str, ...], most: int, flops: int) -> tuple[str, ...]:
@@ -259,7 +264,7 @@ def _chosen(t: Tape, index: tuple[str, ...], most: int, flops: int) -> tuple[str
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
     taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.whole_attention
-    indexer = attention.indexer if isinstance(attention, (Mla, Mqa)) else None
+    indexer = None if isinstance(attention, Recurrent) else attention.indexer
     if not taught or not indexer:
         return
     each, pairs = indexer.heads * indexer.head_size, heads.scored or heads.pairs

@@ -32,7 +32,7 @@ from simulator.builders.states import kept_states
 from simulator.builders.tape import ID_BYTES, Tape
 from simulator.layout import Weight
 from simulator.reach import Reach
-from simulator.workload import Indexer, Mla, Mqa, Pool
+from simulator.workload import Gqa, Indexer, Mla, Mqa, Pool
 
 
 class Query(NamedTuple):
@@ -76,15 +76,19 @@ def attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: l
     reads, read_bytes = [*made, *sorted({*cache.held}.intersection(cache.added))], own_bytes(t, cache, *made)
     t.op("attn.cache", reads, cache.added, read_bytes=read_bytes, write_bytes=cache.added_bytes)
     key_bytes, held = indexer.cached * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
-    best, best_bytes = list[str](), cache.tokens * min(indexer.top, cache.longest or indexer.top) * ID_BYTES
+    most = min(indexer.top, -(-cache.longest // indexer.block) or indexer.top)
+    most *= indexer.heads if indexer.block > 1 else 1  # each of which chooses for itself
+    best, best_bytes = list[str](), cache.tokens * most * ID_BYTES
     if not indexer.again:
-        best = [t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)]
+        best = [t.tensor("attn.index.out", most, size=ID_BYTES)]
         flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, own_bytes(t, cache, *scoring)
         read_bytes += (cache.seen + cache.tokens) * key_bytes
         t.op("attn.index", [*scoring, *held], best, op_class="attention", flops=flops, read_bytes=read_bytes)
-    (_, seen), out = cache.within(Reach(indexer.top)), t.of_heads("attn.core.out", query.width)
+    is_last = isinstance(t.attention, Gqa)
+    (_, seen), out = cache.within(Reach.chosen(indexer)), (is_last and cache.out) or ""
+    out = out or t.of_heads("attn.core.out", query.width)
     read_bytes = query.taken_bytes + best_bytes + seen * (t.token_bytes - key_bytes)
-    taken, flops = [*query.taken, *best, *held], seen * query.pair_flops
+    taken, flops = [*query.taken, *best, *held, *(cache.after if is_last else ())], seen * query.pair_flops
     t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
     return out
 
@@ -96,6 +100,15 @@ def index_inputs(t: Tape, mla: Mla, indexer: Indexer, x: str) -> tuple[str, str,
     t.rotate("rope.index.q", q, indexer.heads * mla.qk_rope)
     t.rotate("rope.index.k", k, mla.qk_rope)
     return q, weights, k
+
+
+def block_index_inputs(t: Tape, indexer: Indexer, x: str) -> tuple[str, str]:
+    """Make the queries and the key of an indexer that chooses blocks, from an input to which no gradient goes back."""
+    x = t.alias(x, "detached")
+    q, k = (t.norm(f"attn.index.{name}_norm", t.linear(f"attn.index.{name}", x)) for name in "qk")
+    t.rotate("rope.index.q", q, indexer.heads * indexer.head_size)
+    t.rotate("rope.index.k", k, indexer.head_size)
+    return q, k
 
 
 def _scoring(t: Tape, x: str) -> tuple[str, str]:

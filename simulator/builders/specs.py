@@ -198,6 +198,10 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
     sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
+    if indexer := gqa.indexer:
+        widths = {"index.q": indexer.heads * indexer.head_size, "index.k": indexer.head_size}
+        for name, width in widths.items():
+            norms |= {name: Spec((h, width), _WHOLE), f"{name}_norm": _norm(indexer.head_size)}
     columns = {"q": Spec((h, q), _COLUMN)} | ({} if gqa.reuses else {"k": of_k})
     columns |= {"v": of_v} if gqa.values == "own" and not gqa.reuses else {}
     biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
@@ -226,14 +230,24 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     made, rates = {"q": keys, "k": keys, **values}, {"rates": column(heads * (1 + has_both))}
     rates |= through("forget", heads * key) if is_by_element else {}
     steps = {"rates_in": Spec((width, both), _ROW), "rates_norm": _norm(both), "rates_out": column(width, rank)}
-    decays = {"delta": heads * (1 + key if is_by_element else 2), "mamba": width * (1 + key), "mamba2": 3 * heads}
+    decays = {
+        "delta": heads * (1 + key if is_by_element else 2),
+        "mamba": width * (1 + key),
+        "mamba2": 3 * heads,
+        "lru": width,
+    }
     norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
     specs = {
         "linear": made | gate | norm,
-        "delta": made | rates | through("gate", width) | decay | {"norm": _norm(part.head_size)},
+        "delta": made
+        | rates
+        | (gate if part.whole_gate else through("gate", width))
+        | decay
+        | {"norm": _norm(part.head_size)},
         "mamba": values | gate | steps | decay,
         "mamba2": made | rates | gate | decay | norm,
         "convolution": made,
+        "lru": values | gate | {"gates": column(2 * width, part.head_size)} | decay,
     }[part.kind]
     for name in part.rule.convolved:
         outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
@@ -241,7 +255,7 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
     specs = {name: spec for name, spec in specs.items() if part.norms or not name.endswith("norm")}
     of = {"in": ("q", "k", "v", "gate", "rates"), "out": ("o",)}
     biased = [name for end in part.biases for name in of.get(end, ())]
-    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", *biased])
+    return _biases(specs | {"o": Spec((width, h), _ROW)}, ["rates_out", "gates", *biased])
 
 
 def _queries(h: int, part: Mla | Mqa, width: int, indexer: Indexer | None, key: Specs) -> Specs:

@@ -19,6 +19,7 @@ kind            kernel                             K * V, of a       of a pair  
 by element      ``fla/ops/kda``                    6                 6 * K + 4 * V  4; 2 * K + 2 * V
 ``mamba2``      ``ssd_combined.py``                4                 2 * K + 2 * V  2; 2 * K
 ``mamba``       ``selective_scan_interface.py``    6                                6
+``lru``         as that of Griffin                 4                                4
 ==============  =================================  ================  =============  =====================
 
 - Each product reads S, or adds to it (2 * K * V). The delta rule also takes what S has for a key from its value; its
@@ -27,6 +28,7 @@ by element      ``fla/ops/kda``                    6                 6 * K + 4 *
 - ``mamba2`` scores the pairs of each group of heads once; the 2 * K are of a group.
 - ``mamba`` makes the decay and the input of each element (1 multiplication each), updates it and reads it (2 FLOP
   each): in the vector unit, as no matrix products are in it. Exponentials are not counted.
+- ``lru`` multiplies the input of a channel by its gate and a root, and updates its number (2 FLOP), likewise.
 - Elementwise ops only move bytes, the convolution among them.
 
 *In training* each product has two in backward, beside what is made again, as in the kernels: those of the authors of
@@ -78,6 +80,7 @@ _RECURRENCES = {
     "mamba2": Recurrence((2, 1), (1, 1), (1, 0), decays=1, output=True),
     "mamba": Recurrence((3, 3), (0, 0), (0, 0), output=True),
     "convolution": Recurrence((0, 0), (0, 0), (0, 0)),
+    "lru": Recurrence((2, 2), (0, 0), (0, 0), output=True),
 }
 
 
@@ -159,6 +162,8 @@ def go_through(t: Tape, taken: list[str], cache: Cache | None = None) -> str:
         rates = t.to(t.linear(f"{t.mixer}.rates_in", taken[0]), t.cut())
         shared = (t.norm(f"{t.mixer}.rates_norm", rates) if _has(t, "rates_norm") else rates,)
         taken = [*taken, t.linear(f"{t.mixer}.rates_out", *shared)]
+    if part.kind == "lru":
+        taken = [*taken, t.linear(f"{t.mixer}.gates", taken[0], heads=2 * t.whole_attention.width)]
     weights = (f"{t.mixer}.decay",) if _has(t, "decay") else ()
     return _run(t, Kernel(f"{t.mixer}.core", weights, taken, part.width, shared, "state"), cache)
 
@@ -208,7 +213,7 @@ def _work(t: Tape, part: Recurrent, cache: Cache | None) -> tuple[OpFields, OpFi
     (key_heads, key), element_bytes = part.key, {"delta": t.element_bytes, "mamba2": FP32_BYTES}.get(part.kind, 0)
     scored = key * (key_heads if part.kind == "mamba2" else part.heads)
     workspace_bytes = -(-tokens // part.together) * part.matrix * element_bytes if pairs > tokens else 0
-    made = OpFields(op_class="vector" if part.kind == "mamba" else "attention")
+    made = OpFields(op_class="vector" if part.kind in ("mamba", "lru") else "attention")
 
     def of_phase(times: int, again: int) -> OpFields:
         matrix, keys, values = (times * n + again * more for n, more in _recurrence(part)[:3])

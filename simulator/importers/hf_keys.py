@@ -74,7 +74,7 @@ def _states_size(value: Any) -> bool:
 
 WORDS: dict[str, str] = _TABLE["words"]
 """Word for a layer -> what it is: ``full``, ``near`` (to a window), that and to all (``pooled``) or some (``chosen``)
-compressed tokens, ``state``, ``mlp`` or ``moe``."""
+compressed tokens, ``blocks`` that are chosen, ``state``, ``mlp`` or ``moe``."""
 
 
 class Config:

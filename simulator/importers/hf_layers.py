@@ -60,8 +60,15 @@ def layer_types(c: Config, layers: int) -> list[str]:
         insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
         types = list(pattern)[:layers]
     for key, words in c.family.codes.items():
-        types = types or [words.get(str(code), str(code)) for code in c.list_of(key, int, layers) or ()]
-    named = [word for word, kind in WORDS.items() if c.family.one_row or kind not in ("pooled", "chosen")]
+        coded = c.get(key)
+        if isinstance(coded, list) and all(isinstance(word, str) for word in coded) and coded:
+            coded = [coded[i % len(coded)] for i in range(layers)]  # they repeat
+        elif coded is not None:
+            coded = c.list_of(key, int, layers)
+        types = types or [words.get(str(code), str(code)) for code in (coded or ())[:layers]]
+    named = [
+        word for word, kind in WORDS.items() if kind not in ("pooled", "chosen", "blocks") or kind in c.family.words
+    ]
     for unknown in sorted({*types} - {*named}):
         must, do = "a type of layer is known", nearest(unknown, tuple(named))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)

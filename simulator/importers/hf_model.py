@@ -158,6 +158,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
         part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
         is_near = window and word == "near"
+        part |= {"indexer": view.counts("blocks", "model.attention.indexer")} if word == "blocks" else {}
         part |= {"reuses": True} if keys.get("reuses") else {}
         return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
 
@@ -176,6 +177,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
         each = part.get("heads", 1)
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
         usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
+        usual["lru.head_size"] = c.count("lru_width", derived=hidden) // each
         part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
     return part | ({"biases": biased} if biased else {})

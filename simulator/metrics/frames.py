@@ -193,8 +193,8 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = _frame(rows)
 
     def is_whole(name: Any, kind: str) -> bool:
-        is_figure = bool(figure_of(name).meaning) and figure_of(name).unit != "text"
-        may_lack = kind == "f" or (kind == "O" and is_figure)
+        is_counted = bool(figure_of(name).meaning) and figure_of(name).unit in ("ns", "B", "count")
+        may_lack = kind == "f" or (kind == "O" and is_counted)
         return kind == "i" or (may_lack and all(type(row.get(name)) in (int, type(None)) for row in rows))
 
     return table.astype({name: "Int64" for name, dtype in table.dtypes.items() if is_whole(name, dtype.kind)})

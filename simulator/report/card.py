@@ -48,11 +48,6 @@ def plain(amounts: Amounts) -> dict[str, Any]:
     return {name: count for _, counts in amounts.values() for name, count in counts.items()}
 
 
-def model_card(workload: Workload | JobDocument | None, job: Job | None) -> Card:
-    """Describe a model for people: see `model_amounts`."""
-    return texts(model_amounts(workload, job))
-
-
 def model_amounts(workload: Workload | JobDocument | None, job: Job | None) -> Amounts:
     """Describe a model: parameters (all, and active per token), weights, KV cache, FLOPs per token, ops, tensors.
 
@@ -148,12 +143,7 @@ def _arithmetic(job: Job, tokens: int | None) -> Amounts:
     return {"arithmetic": (f"{much} a {'token' if tokens else 'step'}", numbers)}
 
 
-def machine_card(hardware: Hardware) -> Card:
-    """Describe a machine for people: see `_machine_amounts`."""
-    return texts(_machine_amounts(hardware))
-
-
-def _machine_amounts(hardware: Hardware) -> Amounts:
+def machine_amounts(hardware: Hardware) -> Amounts:
     """Describe a machine: peak arithmetic, capacity and bandwidth of each tier, and the costs of a device, if stated.
 
     Parameters
@@ -183,7 +173,7 @@ def cards(model: Amounts, machine: Hardware, software: Software | None) -> dict[
     """Return the cards of a run: model, machine, and what drives it, which is the best case if nothing is named."""
     driver: Amounts = {"best case:": ("pinned copies, best kernels (no software named)", {"name": None})}
     driver = {f"{software.name}:": (software.heading, {"name": software.name})} if software else driver
-    return {"model": model, "machine": _machine_amounts(machine), "software": driver}
+    return {"model": model, "machine": machine_amounts(machine), "software": driver}
 
 
 def line(card: Card) -> str:

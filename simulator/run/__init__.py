@@ -174,12 +174,12 @@ def run_case(
     if case.loaded.scenario.frontier is None:
         return Results(case, results, None, sought, also)
     question = catalog.question(case.loaded, Question, {})
-    found = frontier(case.loaded, policies=policies, progress=progress)
-    answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
+    searched = frontier(case.loaded, policies=policies, progress=progress)
+    answers = {(answer["policy"], answer["within"]): answer for answer in searched.rows}
     for row in results:
         for column, (limit, figure) in question.columns(case.hardware.compute_tier).items():
             answer = answers[row.label, limit]
             row.summary[column] = answer.get(figure)
             if {"tried", "next"} & answer.keys() == {"tried"} and figure not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, found, sought, also)
+    return Results(case, results, searched, sought, also)

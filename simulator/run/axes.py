@@ -24,7 +24,7 @@ _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 _FACTOR = re.compile(r"\d+(\.\d+)?x")
 _WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
 
-JITTER = "jitter"
+_JITTER = "jitter"
 """Column of the spread of times, if several are tried."""
 Grid = tuple[tuple[Axis, ...], list[Varied], list[Point]]
 """Axes of a study, how each is shown, and the points."""
@@ -114,7 +114,7 @@ def axes_and_points(study: StudyDocument, where: str, at_most: int, place: Calla
     insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
     crossed = [axis(key, values) for key, values in study.grid.items()]
     if sample and isinstance(sample.jitter, tuple):
-        crossed.append((Axis(JITTER, (), where), list(sample.jitter)))
+        crossed.append((Axis(_JITTER, (), where), list(sample.jitter)))
     listed = [axis(key, values, "list", place(key) if place else "") for key, values in study.list_.items()]
     lengths = {len(values) for _, values in listed} or {1}
     rule, do = "the fields of a list are equally long", "list as many values everywhere"

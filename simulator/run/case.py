@@ -254,9 +254,10 @@ def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
     """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
     question = catalog.question(loaded, Question, {}) if loaded.scenario.frontier else None
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
+    columns = columns or (*metrics.columns(loaded.hardware), *asked)
     for position, expected in enumerate(loaded.scenario.expect):
         try:
-            check_columns(expected, columns or (*metrics.columns(loaded.hardware), *asked))
+            check_columns(expected, columns)
         except FieldError as error:
             raise error.at(loaded.place("expect", str(position), *error.path)) from None
 

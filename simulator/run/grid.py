@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -174,31 +174,41 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=with_bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
-    folder = Path(cache) if isinstance(cache, str | Path) else None
-    file = Path(out) if out is not None else None
+    folder, file = (Path(place) if isinstance(place, str | Path) else None for place in (cache, out))
     if file is not None and file.suffix not in SUFFIXES:
         file = file.with_name(f"{file.name}.points.csv")
     columns = metrics.columns(base.hardware) if with_bounds else metrics.columns(base.hardware, COUNTED)
     head = [*(axis.name for axis in axes), "policy", *columns, "tokens", "short_at", "notes", "remarks"]
-    needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
+    needed = needs(shown, base.hardware) if file and not is_curve else None
     workers = workers or os.cpu_count() or 1
     pace, run_tasks = Pace(progress, workers, by_line=True), partial(clustered, cluster) if cluster else spawned
+    keeping = partial(KeptRows, folder, None if folder else pace.say) if measured.key else None
+    run = partial(streamed, [measured], workers, pace, run_tasks=run_tasks)
+    rows, story = list[dict[str, Any]](), base.scenario
+    with closing(_appended(run, keeping, partial(appending, file, head) if file else None)) as done:
+        for new in done:
+            rows += new if needed is None else [{key: row[key] for key in needed if key in row} for row in new]
+    cells, more = _summed(rows, shown)
+    rows = _along_curve(rows) if is_curve else rows
+    shows = curve_view if is_curve else partial(grid_view, cells=cells)
+    view = shows(rows, shown, base.hardware, study.title or story.heading, story.budget_bytes)
+    again = study.model_copy(update={"scenario": "scenario.yaml", "set_": {}, "policies": names_in(rows_asked)})
+    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, {"study.yaml": catalog.dump(again)})
+
+
+def _appended(
+    run: Callable[..., Iterator[Rows]],
+    keeping: Callable[[], KeptRows] | None,
+    writing: Callable[[], AbstractContextManager[Callable[[Rows], None]]] | None,
+) -> Generator[Rows, None, None]:
+    """Yield rows as they come, each kept and appended to a file before."""
     with ExitStack() as using:
-        say = None if folder else pace.say
-        kept = using.enter_context(closing(KeptRows(folder, say))) if measured.key else None
-        append = using.enter_context(appending(file, head)) if file else None
-        for new in streamed([measured], workers, pace, kept, run_tasks):
+        kept = using.enter_context(closing(keeping())) if keeping else None
+        append = using.enter_context(writing()) if writing else None
+        for new in run(kept=kept):
             if append is not None:
                 append(new)
-            rows += [{key: row[key] for key in needed if key in row} for row in new] if append and not is_curve else new
-    story = base.scenario
-    cells, more = _summed(rows, shown)
-    about = shown, base.hardware, study.title or story.heading, story.budget_bytes
-    rows = _along_curve(rows) if is_curve else rows
-    view = curve_view(rows, *about) if is_curve else grid_view(rows, *about, cells)
-    again = study.model_copy(update={"scenario": "scenario.yaml", "set_": {}, "policies": names_in(rows_asked)})
-    texts = {"study.yaml": catalog.dump(again)}
-    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, texts)
+            yield new
 
 
 def _read(

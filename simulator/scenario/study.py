@@ -12,7 +12,7 @@ from simulator.units import require
 
 Values = str | Annotated[tuple[Any, ...], Field(min_length=1)]
 """Values of an axis: a list, or a text such as ``16..200 GB/s:8``."""
-Spread = Annotated[float, Field(ge=0, le=1)]
+_Spread = Annotated[float, Field(ge=0, le=1)]
 """A coefficient of variation."""
 _SHAPES = {"c": "triang", "s": "lognorm"}
 """Shape parameter -> the distribution that has it."""
@@ -74,7 +74,7 @@ class Sample(Part):
     method: Literal["random", "sobol"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     of: dict[str, Distribution] = {}
-    jitter: Spread | Annotated[tuple[Spread, ...], Field(min_length=1)] = 0.0
+    jitter: _Spread | Annotated[tuple[_Spread, ...], Field(min_length=1)] = 0.0
 
     def _check(self) -> None:
         require(self.of or self.jitter, "a sample draws something", "neither", "of", do="add of, or jitter")

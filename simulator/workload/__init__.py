@@ -11,7 +11,7 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa
-from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse
+from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse, seen_in_blocks
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.feed_forwards import Dense, Experts
 from simulator.workload.kv_blocks import KvBlocks
@@ -26,7 +26,7 @@ __all__ = [
     "Compress", "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer",
     "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Mqa", "Optimizer",
     "Other", "Parallel", "Pool", "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select",
-    "Sides", "Sparse", "Workload",
+    "Sides", "Sparse", "Workload", "seen_in_blocks",
 ]  # fmt: skip
 
 
@@ -364,7 +364,7 @@ class Workload(Document):
             least = attention.pool.stride if isinstance(attention, Mqa) and attention.pool else 1
             must = f"a sequence has at least {least:,} tokens, of which one is compressed"
             require(self.sequence >= least, must, f"{self.sequence:,}", "sequence", do="raise it")
-            is_whole = isinstance(attention, (Gqa, Absent)) and attention.sparse is None
+            is_whole = isinstance(attention, Absent) or (isinstance(attention, Gqa) and not attention.chooses)
             must = "context ranks gather the keys and values of grouped-query attention"
             is_gathered = is_whole or self.parallel.context == 1
             require(is_gathered, must, "another", "parallel", "context", do="set parallel.context to 1")

@@ -115,6 +115,8 @@ class Gqa(_Attention):
         Whether values are made by a matrix of their ``own``, or are the ``keys``, each normalised for itself (Gemma 4).
     rotary
         Whether queries and keys have rotary embeddings; not with learned positions, nor with ALiBi (arXiv 2108.12409).
+    indexer
+        Chooses the blocks that each token attends to; default: it attends to all tokens.
     reuses
         Whether it attends to the keys and values of the last layer before that has as many, as wide and in the same
         window, and makes and caches none (Gemma 3n and 4).
@@ -130,6 +132,7 @@ class Gqa(_Attention):
     v_head: Count | None = None
     values: Literal["own", "keys"] = "own"
     rotary: StrictBool = True
+    indexer: Indexer | None = None
     reuses: StrictBool = False
 
     @property
@@ -140,7 +143,12 @@ class Gqa(_Attention):
     @property
     def seen_elements(self) -> int:
         """Elements of a token that are attended to, whichever layer caches them."""
-        return self.kv_heads * sum(self.key_and_value)
+        return self.kv_heads * sum(self.key_and_value) + (self.indexer.cached if self.indexer else 0)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether tokens attend to some of those in their window alone."""
+        return self.sparse is not None or self.indexer is not None
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -153,6 +161,11 @@ class Gqa(_Attention):
         must, do = "values that are the keys have their width, and no bias", "remove v_head and the bias, or values"
         fits = self.values == "own" or not (self.v_head or "v" in self.biases)
         require(fits, must, "another one", "values", do=do)
+        if self.indexer:
+            odd = [key for key in ("window", "sparse", "sink_logits", "buckets", "reuses") if getattr(self, key)]
+            odd += ["again"] * self.indexer.again + ["heads"] * (self.indexer.heads != self.kv_heads)
+            must = "an indexer stands alone, with a head for each of keys"
+            require(not odd, must, f"another {' and '.join(odd)}", "indexer", do="remove it, or correct it")
         must, found = "the views of sparse attention have keys and values alike", "values of their own width, or keys"
         fits = not self.sparse or (self.values == "own" and not self.v_head and not self.reuses)
         require(fits, must, found, "v_head" if self.v_head else "values", do="remove it")

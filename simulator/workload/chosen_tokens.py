@@ -37,6 +37,14 @@ class Compress(Part):
         self._divides("stride", "block")
 
 
+def seen_in_blocks(tokens: int, top: int, block: int) -> int:
+    """Sum over the first `tokens` tokens how many each sees in `top` blocks, of which its own is one, up to itself."""
+    full = min(tokens, top * block)
+    whole, left = divmod(tokens - full, block)
+    own_blocks = whole * (block * (block + 1) // 2) + left * (left + 1) // 2
+    return full * (full + 1) // 2 + (tokens - full) * (top - 1) * block + own_blocks
+
+
 class Select(Part):
     """Selection of blocks of tokens: each token sees the blocks that score best (NSA, section 3.3.2).
 
@@ -64,11 +72,7 @@ class Select(Part):
 
     def seen(self, tokens: int) -> int:
         """Sum over the first `tokens` tokens of a sequence how many tokens of selected blocks each sees."""
-        most = self.top * self.block
-        full = min(tokens, most)
-        whole, left = divmod(tokens - full, self.block)
-        own_blocks = whole * (self.block * (self.block + 1) // 2) + left * (left + 1) // 2
-        return full * (full + 1) // 2 + (tokens - full) * (most - self.block) + own_blocks
+        return seen_in_blocks(tokens, self.top, self.block)
 
     def _check(self) -> None:
         found = f"{self.top} with {self.first + self.last} fixed"
@@ -112,7 +116,10 @@ class Indexer(Part):
     head_size
         Width of a query, and of the single key per token, which is cached (``index_head_dim``).
     top
-        Tokens that each token attends to (``index_topk``).
+        Tokens, or blocks of them, that each token attends to (``index_topk``).
+    block
+        Tokens of a block, of which that with the best score decides, the token's own always among them; each head then
+        chooses for the heads of queries that share a key (MiniMax-M3). Default: 1, tokens are chosen one by one.
     again
         Whether a token attends to the choice of an earlier layer: then this layer has no weights and no keys for it
         (GLM-5.2). The indices are read again, but no tensor keeps them between the layers.
@@ -121,6 +128,7 @@ class Indexer(Part):
     heads: Count
     head_size: Count
     top: Count
+    block: Count = 1
     again: StrictBool = False
 
     @property

@@ -276,7 +276,7 @@ class DecoderModel(Part):
         )
         require(whole or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
-        fits = all(isinstance(part, Gqa) and part.sparse is None for part, _ in self.kinds) and not self.parallel
+        fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)

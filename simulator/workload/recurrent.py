@@ -70,10 +70,11 @@ class Rule(NamedTuple):
 
 _RULES = {
     "linear": Rule("", 0, 256, "head_size block"),
-    "delta": Rule("qkv", 4, 64, "head_size key_heads key_size taps block decays rank"),
+    "delta": Rule("qkv", 4, 64, "head_size key_heads key_size taps block decays rank whole_gate"),
     "mamba": Rule("v", 4, 1, "key_size taps rank norms biases"),
     "mamba2": Rule("qkv", 4, 256, "head_size key_heads key_size taps block norms biases"),
     "convolution": Rule("v", 3, 1, "taps biases"),
+    "lru": Rule("v", 4, 1, "head_size taps biases"),
 }
 
 
@@ -89,7 +90,8 @@ class Recurrent(_WithoutTokens):
         multiplied by a gate. ``delta``: the gated delta rule (arXiv 2412.06464). ``mamba``: a selective scan (arXiv
         2312.00752), each of whose channels is a head. ``mamba2``: a state space with a decay for each head (arXiv
         2405.21060). ``convolution``: a short convolution between two gates (LFM2), without a matrix; a channel is a
-        head.
+        head. ``lru``: one number of each channel, decays and gates of whose inputs each head makes of its own behind a
+        convolution (RG-LRU of Griffin, arXiv 2402.19427).
     heads
         Heads of values (``linear_num_value_heads`` or ``mamba_n_heads`` of the model's ``config.json``).
     head_size
@@ -111,13 +113,15 @@ class Recurrent(_WithoutTokens):
     rank
         Width through which ``mamba`` makes time steps (``mamba_dt_rank``), and ``delta`` the decays of elements and the
         gate; default: they are made by one matrix each.
+    whole_gate
+        Of ``delta``, whether the gate is made by one matrix though there is a rank (Kimi K3).
     norms
         Of ``mamba2``, whether the output is normalised; of ``mamba``, whether time steps, keys and queries are (Jamba).
     biases
         Which have biases: the projections ``in`` and ``out`` of the layer, and the convolution (``conv``).
     """
 
-    kind: Literal["linear", "delta", "mamba", "mamba2", "convolution"]
+    kind: Literal["linear", "delta", "mamba", "mamba2", "convolution", "lru"]
     heads: Count
     head_size: Count = 1
     key_heads: Count | None = None
@@ -126,6 +130,7 @@ class Recurrent(_WithoutTokens):
     block: Count | None = None
     decays: Literal["heads", "elements"] = "heads"
     rank: Count | None = None
+    whole_gate: StrictBool = False
     norms: StrictBool = True
     biases: tuple[Literal["in", "conv", "out"], ...] = ()
 
@@ -147,12 +152,12 @@ class Recurrent(_WithoutTokens):
     @property
     def kv_heads(self) -> int:
         """Heads of queries and keys, if these are made for each head or for several."""
-        return 0 if self.kind == "mamba" else self.key_heads or self.heads
+        return 0 if self.kind in ("mamba", "lru") else self.key_heads or self.heads
 
     @property
     def key(self) -> tuple[int, int]:
         """Heads of queries and keys, and the width of one."""
-        return self.kv_heads or 1, self.key_size or self.head_size
+        return self.kv_heads or 1, 1 if self.kind == "lru" else self.key_size or self.head_size
 
     @property
     def convolved(self) -> int:

@@ -10,7 +10,6 @@ from pydantic import StrictBool
 
 from simulator.document import Part, Share
 from simulator.units import require
-from simulator.workload.attention_kinds import Mla
 from simulator.workload.feed_forwards import Experts
 from simulator.workload.models import DecoderModel
 from simulator.workload.sharding import Optimizer
@@ -140,7 +139,7 @@ class Sides(Part):
         kinds, path = [*decoder.kinds], ("on", "attention")
         for attention, _ in kinds if self.share("attention") else ():
             is_whole = attention.kv_elements > 0 and attention.compress is None
-            is_whole &= not (isinstance(attention, Mla) and attention.indexer)
+            is_whole &= not getattr(attention, "indexer", None)
             must, do = "the host attends to all cached tokens, or to a window of them", "run it on the accelerator"
             require(is_whole, must, "a state, sparse or chosen attention", *path, do=do)
         of_layers = [part for _, part in kinds if isinstance(part, Experts)]

@@ -154,8 +154,8 @@ def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
 
 LATE = {
     "an odd point": (
-        "scaling: {steps: [1, nan]}",
-        "scenario.yaml:13, scaling.steps (steps: nan): input should be a valid integer",
+        "sweep: {workload.steps: [1, nan]}",
+        "scenario.yaml:13, sweep.workload.steps (workload.steps: nan): input should be a valid integer",
     ),
     "no number": (
         "expect: [{row: static, column: gap_fraction, at_most: NaN}]",

@@ -44,7 +44,7 @@ hardware: dgx_h100
 workload: loop.yaml
 homes: {optimizer_state: free}
 policies: [resident, static]
-scaling: {programs.act.ranks: [2, 4]}
+sweep: {workload.programs.act.ranks: [2, 4]}
 expect:
   - {row: resident, column: ranks, equals: 4}
 """
@@ -93,7 +93,7 @@ def test_fields_of_programs_change_and_vary_like_others(story, capsys):
     ("command", "said"),
     [
         ("check STORY JOB", "job, 3 programs, 2 edges, 4 ranks"),
-        ("scaling STORY --policy resident", "at ranks 6"),
+        ("sweep STORY --policy resident", "at ranks 6"),
         ("frontier STORY --policy resident --of workload.programs.tool.delay --such-that step<=2x", "resident"),
         ("crossover STORY --policy resident --policy static --of workload.programs.tool.delay", "static"),
         ("validate STORY", "1 expectation, which all hold"),

@@ -14,9 +14,9 @@ from simulator.report.card import (
     layout_data,
     layout_text,
     line,
-    machine_card,
+    machine_amounts,
     model_amounts,
-    model_card,
+    texts,
 )
 from simulator.units import human
 from simulator.workload import Workload
@@ -40,7 +40,7 @@ def test_parameters_are_those_of_the_model_card(name, every, active):
 
 def card_of(name):
     work = catalog.read_workload(name)
-    return model_card(work, build_job(work))
+    return texts(model_amounts(work, build_job(work)))
 
 
 def test_a_dense_model_says_what_a_token_takes():
@@ -75,9 +75,8 @@ def test_layers_with_a_state_say_what_a_sequence_keeps():
     model = {"family": "decoder", "layers": 4, "hidden": 64, "vocabulary": 128, "attention": attention}
     model |= {"feed_forward": {"kind": "dense", "width": 64}}
     model["others"] = [{"start": 3, "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 16}}]
-    card = model_card(
-        Workload.model_validate(work.model_dump(by_alias=True, exclude_unset=True) | {"model": model}), None
-    )
+    work = Workload.model_validate(work.model_dump(by_alias=True, exclude_unset=True) | {"model": model})
+    card = texts(model_amounts(work, None))
     kept = 3 * (4 * 16 * 16 * 4 + 3 * 64 * 4 * 2)
     told = f"128 B a token, in 3 of 4 layers a state of {human(kept, 'B')} a sequence, so that no prefix is found again"
     assert card["KV cache"] == told
@@ -95,9 +94,9 @@ def test_experts_say_what_is_active():
 
 
 def test_of_requests_weights_and_arithmetic_are_told_but_no_graph():
-    card = model_card(catalog.read_workload("llama31_8b_hits"), None)
+    card = texts(model_amounts(catalog.read_workload("llama31_8b_hits"), None))
     alone = catalog.read_workload("llama31_8b_decode").model_copy(update={"batch": 1, "sequence": 1})
-    first = model_card(alone, build_job(alone))
+    first = texts(model_amounts(alone, build_job(alone)))
     assert list(card) == ["parameters", "weights", "KV cache", "arithmetic"]
     assert card["weights"] == first["weights"] == "16.1 GB"
     assert card["arithmetic"] == f"{first['arithmetic']}, the first of a sequence"
@@ -108,11 +107,11 @@ def test_a_graph_says_what_is_in_it():
 
     work = catalog.read_workload("residency_acceptance")
     graph = formats.read_graph(catalog.path_of("residency_acceptance", "workload").with_name(work.graph))
-    assert list(model_card(work, Job.of(graph)))[-1] == "graph"
+    assert list(model_amounts(work, Job.of(graph)))[-1] == "graph"
 
 
 def test_a_machine_says_its_peaks_and_tiers():
-    card = machine_card(catalog.read_hardware("h100_sxm"))
+    card = texts(machine_amounts(catalog.read_hardware("h100_sxm")))
     assert card["peak arithmetic"].startswith("bf16 989 TFLOP/s")
     assert card["hbm"] == "80.0 GB, 3.35 TB/s"
 

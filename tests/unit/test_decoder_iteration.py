@@ -30,6 +30,7 @@ ATTENTIONS |= {"delta": {"kind": "delta", "heads": 4, "head_size": 16, "key_head
 ATTENTIONS |= {"mamba": {"kind": "mamba", "heads": 128, "key_size": 4, "rank": 4}}
 ATTENTIONS |= {
     "convolution": {"kind": "convolution", "heads": 64},
+    "lru": {"kind": "lru", "heads": 4, "head_size": 16},
     "mamba2": MAMBA2,
     "beside": {**GQA, "beside": MAMBA2},
 }

@@ -48,6 +48,12 @@ KINDS = {
         H * (3 * 24 + 4 + 2 * 3) + 3 * (24 + 24) + 3 * 3 * 24 + 4 + 24 + 6 + 24 * H,
         4 * 6 * 6, 6 * 4 * 6 * 6, 4 * (6 * 6 + 4 * 6),
     ),
+    "delta with a whole gate": Kind(
+        {"kind": "delta", "heads": 4, "head_size": 6, "decays": "elements", "rank": 3, "whole_gate": True},
+        3 * 24, 4, 64,
+        H * (3 * 24 + 4 + 3 + 24) + 3 * 24 + 4 * 3 * 24 + 4 + 24 + 6 + 24 * H,
+        4 * 6 * 6, 6 * 4 * 6 * 6, 4 * (6 * 6 + 4 * 6),
+    ),
     "mamba": Kind(
         {"kind": "mamba", "heads": 48, "key_size": 4, "rank": 3, "biases": ["conv"]},
         48, 4, 1,
@@ -62,6 +68,12 @@ KINDS = {
     ),
     "convolution": Kind(
         {"kind": "convolution", "heads": H}, H, 3, 1, 3 * H * H + 3 * H + H * H, 0, 0, 0,
+    ),
+    "lru": Kind(
+        {"kind": "lru", "heads": 4, "head_size": 12, "biases": ["conv", "in", "out"]},
+        48, 4, 1,
+        (H + 1) * 2 * 48 + 5 * 48 + (12 + 1) * 2 * 48 + 48 + (48 + 1) * H,
+        48, 4 * 48, 0,
     ),
 }  # fmt: skip
 
@@ -101,7 +113,7 @@ def test_a_token_reads_and_writes_its_states(kind: str) -> None:
     assert len(ops(graph, "attn.core")) == len(ops(graph, "attn.conv")) == 2 * 3
     for op in ops(graph, "attn.core"):
         assert op.flops == BATCH * (one.token + one.pair)
-        out = BATCH * (H if kind in ("convolution", "delta", "delta by key") else 48) * E
+        out = BATCH * (H if kind == "convolution" or kind.startswith("delta") else 48) * E
         assert op.write_bytes == out + BATCH * one.matrix * 4
         assert op.read_bytes > BATCH * one.matrix * 4
     for op in ops(graph, "attn.conv"):
@@ -160,7 +172,7 @@ def test_what_a_kind_has_not_is_refused(part: dict[str, Any], message: str | Non
 def test_blocks_of_a_prompt_are_laid_out(kind: str) -> None:
     """Kernels that go over the blocks of a prompt keep the matrix before each."""
     one, sizes = KINDS[kind], {"mamba2": 4}
-    each = sizes.get(kind, E) * one.matrix if kind in ("delta", "delta by key", "mamba2") else 0
+    each = sizes.get(kind, E) * one.matrix if kind.startswith("delta") or kind == "mamba2" else 0
     found = {op.workspace_bytes for op in ops(build(workload(kind, "prefill")), "attn.core")}
     assert found == {-(-BATCH * TOKENS // one.block) * each}
     assert {op.workspace_bytes for op in ops(build(workload(kind)), "attn.core")} == {0}

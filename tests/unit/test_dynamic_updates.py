@@ -28,6 +28,8 @@ from simulator.referee import RankPlan, check_plan, check_trace
 from simulator.scenario import DrawsOrigin, Switches
 from simulator.workload import Parallel
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 GRAPH, MACHINE = moe(1, 3, steps=2, updates=True), machine()
 ROUTE, SHARED, READ, UPDATE = range(4)
 EXPERTS = GRAPH.ops[UPDATE].writes

@@ -818,19 +818,22 @@ RUNNING = {
     "shared": hf_small.GEMMA4,
     "predicted": hf_small.GEMMA3N,
     "zero": hf_small.LONGCAT,
+    "chosen blocks": hf_small.MINIMAX_M3,
 }
 
 
-@pytest.mark.parametrize("name", RUNNING)
+OPTIONS: list[dict[str, Any]] = [
+    {"phase": "decode", "new_tokens": 2},
+    {"phase": "decode", "block": 8, "experts": "each"},
+    {"phase": "prefill", "chunk": 16, "experts": "grouped"},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"phase": "decode", "new_tokens": 2},
-        {"phase": "decode", "block": 8, "experts": "each"},
-        {"phase": "prefill", "chunk": 16, "experts": "grouped"},
-        {"phase": "train"},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
+    ("name", "options"),
+    [(name, {"phase": "train"}) for name in RUNNING]
+    + [(name, OPTIONS[number % 3]) for number, name in enumerate(RUNNING)],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
     if name in ("gemma3", "blocks", "shared", "predicted") or (name == "zero" and options.get("experts") == "each"):

@@ -48,6 +48,31 @@ def test_parameters_and_what_a_sequence_keeps(name: str, tmp_path: Path) -> None
     assert sum(group.token_bytes for group in small if group.reach.block) == 2 * (expected.window + expected.matrix)
 
 
+def test_kimi_k3_has_its_published_parameters(tmp_path: Path) -> None:
+    """2.8 T in all, 104 B for a token without the input's table; transformers 5.24.0 has no modules of it.
+
+    Keys are those of NVIDIA NeMo AutoModel's ``kimi_k3/config.py``, which repeats the ``text_config`` of
+    moonshotai/Kimi-K3; the counts are printed beside the weights.
+    """
+    full = [*range(4, 94, 4), 93]
+    linear = {"head_dim": 128, "num_heads": 96, "short_conv_kernel_size": 4, "full_attn_layers": full}
+    linear |= {"kda_layers": [i for i in range(1, 94) if i not in full], "use_full_rank_gate": True}
+    config = {"model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 7168, "intermediate_size": 33792}
+    config |= {"num_hidden_layers": 93, "num_attention_heads": 96, "moe_intermediate_size": 3072, "num_experts": 896}
+    config |= {"num_experts_per_token": 16, "num_shared_experts": 2, "routed_expert_hidden_size": 3584}
+    config |= {"latent_moe_use_norm": True, "q_lora_rank": 1536, "mla_use_output_gate": True, "attn_res_block_size": 12}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "kimi_k3", "text_config": config | {"linear_attn_config": linear}}))
+    found = hosim.read_hf(file, phase="prefill", sequence=64)
+    model = found.workload.model
+    assert isinstance(model, DecoderModel)
+    counted = count(model)
+    assert (round(counted.total / 1e12, 1), round((counted.active - counted.table) / 1e9)) == (2.8, 104)
+    assert kept(model) == (24 * (512 + 64), 69 * 4 * 3 * 96 * 128, 69 * 96 * 128 * 128)
+    told = ["attn_res_block_size (residuals over blocks of layers)"]
+    assert [*found.dropped] == [*told, "latent_moe_use_norm (a norm of the latents of experts)"]
+
+
 @pytest.mark.parametrize(("stated", "read_as"), [("float32", "fp32"), ("bfloat16", "bf16"), (None, "fp32")])
 def test_the_type_of_matrices_is_the_one_that_is_stated(stated: str | None, read_as: str, tmp_path: Path) -> None:
     for key, name in (("mamba_ssm_cache_dtype", "Nemotron-H-8B"), ("mamba_ssm_dtype", "Qwen3.5-9B")):

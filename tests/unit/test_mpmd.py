@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from simulator.workload import DecoderModel, Parallel, Workload
 
 ROWS = "[{policy: resident, label: plain}, {policy: resident, label: mpmd, order: mpmd}]"
 ORDERED = SCENARIO[: SCENARIO.index("expect:")].replace("[resident, reactive, static]", ROWS)
+Ran = Callable[[str], hosim.Results]
 MODEL = "{family: llama, layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocabulary: 256}"
 EXPERTS = (
     "{family: decoder, layers: 4, hidden: 1024, vocabulary: 512, "
@@ -33,6 +36,12 @@ def rows(folder: Path, parallel: str, *, model: str = EXPERTS, **changes: object
     return hosim.run(path, set=changes or None)
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The rows of a shape, which runs once."""
+    return cache(lambda parallel: rows(tmp_path_factory.mktemp("job"), parallel))
+
+
 SHAPES = {
     "experts": "data: 4, expert: 4, micro_batches: 4",
     "tensor": "tensor: 4, micro_batches: 3",
@@ -43,8 +52,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_list_scheduling_orders_is_no_longer_and_above_its_bound(shape: str, tmp_path: Path) -> None:
-    results = rows(tmp_path, SHAPES[shape])
+def test_what_list_scheduling_orders_is_no_longer_and_above_its_bound(shape: str, ran: Ran) -> None:
+    results = ran(SHAPES[shape])
     plain, mpmd = (results[name].summary for name in ("plain", "mpmd"))
     assert (plain["status"], mpmd["status"]) == ("ok", "ok"), "the referee finds the values of program order"
     assert mpmd["order_bound_ns"] <= mpmd["step_ns"] <= plain["step_ns"]
@@ -54,8 +63,8 @@ def test_what_list_scheduling_orders_is_no_longer_and_above_its_bound(shape: str
     assert names == [sorted(op.name for op in graph.ops) for graph in results["plain"].case.job.graphs]
 
 
-def test_an_exchange_is_masked_by_another_micro_batch_in_no_more_room_than_there_is(tmp_path: Path) -> None:
-    plain, roomy = (row.summary for row in rows(tmp_path, SHAPES["experts"]).values())
+def test_an_exchange_is_masked_by_another_micro_batch_in_no_more_room_than_there_is(ran: Ran, tmp_path: Path) -> None:
+    plain, roomy = (row.summary for row in ran(SHAPES["experts"]).values())
     peak = plain["peak_hbm_bytes"]
     assert roomy["step_ns"] < plain["step_ns"]
     assert roomy["masked_fraction"] > plain["masked_fraction"] + 0.2
@@ -66,9 +75,9 @@ def test_an_exchange_is_masked_by_another_micro_batch_in_no_more_room_than_there
 
 
 @pytest.mark.parametrize("shape", ["experts", "stages", "interleaved"])
-def test_woven_micro_batches_mask_one_another(shape: str, tmp_path: Path) -> None:
-    plain = rows(tmp_path, SHAPES[shape])["plain"].summary
-    woven = rows(tmp_path, f"{SHAPES[shape]}, woven: true")["plain"].summary
+def test_woven_micro_batches_mask_one_another(shape: str, ran: Ran) -> None:
+    plain = ran(SHAPES[shape])["plain"].summary
+    woven = ran(f"{SHAPES[shape]}, woven: true")["plain"].summary
     assert woven["status"] == "ok"
     assert woven["masked_fraction"] > plain["masked_fraction"] + 0.1
     assert woven["step_ns"] < plain["step_ns"]
@@ -150,8 +159,8 @@ def test_a_slice_and_a_plan_from_a_file_have_no_order(tmp_path: Path) -> None:
         hosim.run(path)
 
 
-def test_no_bound_of_orders_is_told_where_some_ranks_are_faster(tmp_path: Path) -> None:
+def test_no_bound_of_orders_is_told_where_some_ranks_are_faster(ran: Ran, tmp_path: Path) -> None:
     faster = rows(tmp_path, SHAPES["experts"], **{"ranks.0-3": {"compute": 4.0, "memory": 4.0}})["mpmd"].summary
-    usual = rows(tmp_path, SHAPES["experts"])["mpmd"].summary
+    usual = ran(SHAPES["experts"])["mpmd"].summary
     assert faster["step_ns"] < usual["order_bound_ns"]
     assert "order_bound_ns" not in faster

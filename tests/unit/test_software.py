@@ -15,6 +15,8 @@ from simulator.engine import using
 from simulator.errors import ConfigError
 from simulator.software import Software
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 PROFILE = "schema: hosim/software/1\nname: soft\ntitle: a framework for tests\n"
 
 

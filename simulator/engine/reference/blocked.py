@@ -15,15 +15,6 @@ _LARGEST = 3
 """A sentence about a wait for room names this many of the tensors that hold it: the largest."""
 
 
-def sentences(graph: Graph, host: HostThread, *, is_alone: bool) -> tuple[list[str], list[str]]:
-    """Return sentences on what a rank lacks itself, and on which ranks it waits for; none if it is done."""
-    both = Explainer(graph, host).sentences()
-    if is_alone:
-        return both
-    lacked, peers = ([f"rank {host.rank.id}: {sentence}" for sentence in part] for part in both)
-    return lacked, peers
-
-
 class Explainer:
     """Explains why one rank is blocked, from what is left once nothing could move.
 
@@ -38,10 +29,11 @@ class Explainer:
     def __init__(self, graph: Graph, host: HostThread) -> None:
         self._graph, self._rank, self._host = graph, host.rank, host
 
-    def sentences(self) -> tuple[list[str], list[str]]:
+    def sentences(self, *, is_alone: bool) -> tuple[list[str], list[str]]:
         """Return sentences on what the rank lacks itself, and on which ranks it waits for.
 
-        Both are empty if the host has issued all actions and all of them have ended.
+        Both are empty if the host has issued all actions and all of them have ended. They name the rank unless it
+        `is_alone`.
         """
         rank, host = self._rank, self._host
         peers = list[str]()
@@ -62,7 +54,9 @@ class Explainer:
             sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not sentences and not peers and not host.finished:
             sentences = ["the host could not issue its next action"]
-        return [*dict.fromkeys(sentences)], peers  # chains of several heads may join
+        name = "" if is_alone else f"rank {rank.id}: "
+        lacked = dict.fromkeys(sentences)  # chains of several heads may join
+        return [f"{name}{sentence}" for sentence in lacked], [f"{name}{sentence}" for sentence in peers]
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)

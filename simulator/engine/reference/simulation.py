@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from simulator.cost import issue_ns
 from simulator.engine.program import Columns, Program
 from simulator.engine.reference.actions import ComputeAction
-from simulator.engine.reference.blocked import sentences
+from simulator.engine.reference.blocked import Explainer
 from simulator.engine.reference.host import HostThread
 from simulator.engine.reference.ledger import Ledger
 from simulator.engine.reference.order import Order
@@ -55,7 +55,8 @@ def run(
             hosts.append(_begin(machine, rank, program, elsewhere, checkpoint))
         machine.clock.run()
         checkpoint()
-        parts = [sentences(programs[host.rank.id].graph, host, is_alone=len(programs) == 1) for host in hosts]
+        explainers = [Explainer(programs[host.rank.id].graph, host) for host in hosts]
+        parts = [explainer.sentences(is_alone=len(programs) == 1) for explainer in explainers]
         blocked = chain(*(lacked for lacked, _ in parts), *(peers for _, peers in parts))
         trace = machine.recorder.trace(tuple(blocked), stands_in)
     return replace(trace, stored_once=stored.once)
