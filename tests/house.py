@@ -1,7 +1,7 @@
 """The house keeps its measure: budgets of code and files by room, and what holds for every file.
 
-``python tests/house.py`` prints what is left and fails where a rule is broken; ``--lower`` takes the slack out of the
-budgets and of what is still allowed (``pyproject.toml``, ``tool.hosim.house``); ``--run`` counts what one row needs.
+``python tests/house.py`` prints what is left and fails where a rule is broken; ``--lower`` brings budgets down to what
+there is and 5 % more (``pyproject.toml``, ``tool.hosim.house``); ``--run`` counts what one row needs.
 Code is counted in lines, without blanks, comments and docstrings.
 """
 
@@ -27,6 +27,10 @@ VAGUE = {"at", "here", "known", "mine", "number", "one", "own", "said", "there",
 """Local names that do not say what they hold."""
 OF_ERRORS = {"found", "must"}
 """Local names that say what they hold only where they are parts of an error."""
+SLACK = 1.05
+"""Budget over what there is: room for an addition, so that only what is larger asks for a decision."""
+SATELLITES = {"claims", "execute", "exporters", "importers", "serving"}
+"""Rooms that stand on the others, which use none of them."""
 
 
 class File(NamedTuple):
@@ -148,8 +152,9 @@ def faults(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
         for end in sorted(guesses(file.tree)) if file.module != "metrics.figures" else ():
             yield f"{file.module}, {end}: a column's unit is its figure's; ask that, or hand over one"
     rooms, budgets = counts(files), {room: [0, 0] for room in counts(files)} | allowed["rooms"]
+    core = [room for room in rooms if room not in SATELLITES]
     for table in (rooms, budgets):
-        table["in all"] = [sum(column) for column in zip(*table.values(), strict=True)]
+        table["the core"] = [sum(column) for column in zip(*map(table.__getitem__, core), strict=True)]
     print(f"{'room':12}{'code':>8}{'budget':>8}{'left':>7}{'files':>8}{'budget':>8}{'left':>7}")
     for room, (code, number) in rooms.items():
         most, most_files = budgets[room]
@@ -180,18 +185,22 @@ def sprawl(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
 
 
 def lower(files: list[File], allowed: dict[str, Any]) -> None:
-    """Take the slack out of what is allowed, in the last part of the settings; nothing is raised."""
+    """Bring what is allowed down to what there is and its slack, in the last part of the settings; raise nothing."""
     today, known = counts(files), allowed["rooms"]
     names = [name for name in twice([f for f in files if f.room != "compiled"]) if name in allowed["twice"]]
     knots = [knot for knot in circles(files) if any(set(knot) <= set(one) for one in allowed["circles"])]
     before = SETTINGS.read_text(encoding="utf-8").partition("[tool.hosim.house]")[0]
     listed = "\n".join(f"    {knot!r},".replace("'", '"') for knot in knots)
     python = [file for file in files if file.room != "compiled"]
-    public = min(len(public_names(python)), allowed["public"])
+    public = min(int(len(public_names(python)) * SLACK), allowed["public"])
     once = min(round(used_once(python), 3), allowed["used_once"])
     lines = ["[tool.hosim.house]", f"public = {public} # names", f"used_once = {once} # share of functions"]
     lines += [f"twice = {names!r}".replace("'", '"'), f"circles = [\n{listed}\n]"]
-    rooms = {room: [*map(min, today[room], known[room])] for room in known if room in today}
+    rooms = {
+        room: [min(round(code * SLACK), known[room][0]), min(number + 1, known[room][1])]
+        for room, (code, number) in today.items()
+        if room in known
+    }
     lines += [
         "",
         "[tool.hosim.house.rooms] # lines of code, files",
