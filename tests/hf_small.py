@@ -35,3 +35,9 @@ MINIMAX_M3: dict[str, Any] = {
     "shared_intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2,
     "index_head_dim": 8, "index_block_size": 4, "index_topk_blocks": 3, "rotary_dim": 8, "torch_dtype": "bfloat16",
 }  # fmt: skip
+HY_V4: dict[str, Any] = {
+    "model_type": "hy_v4", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128, "intermediate_size": 96,
+    "num_hidden_layers": 2, "mlp_layer_types": ["dense", "dense"], "indexer_types": ["full", "shared"], "hc_mult": 3,
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    "index_n_heads": 2, "index_head_dim": 8, "index_topk": 6, "torch_dtype": "bfloat16",
+}  # fmt: skip

@@ -2,7 +2,8 @@
 
 Rows of further tables (positions, segments) join the embedding, each in an op that reads the rows of all tokens. A
 *stem* makes rows of numbers: a linear for each convolution, whose input counts as laid out (taps * channels elements a
-row). What a model without a head puts out gets its gradient from what follows on it, as an input of the step.
+row). Rows that layers take beside their input (`layer_inputs`) are made once for all layers, of a table and of the
+embedding. What a model without a head puts out gets its gradient from what follows on it, as an input of the step.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     x = t.linear("in", x) if t.model.embedding_width and is_late else x
     if t.model.layer_inputs:
         _give_layers(t, x, tokens, t.model.layer_inputs.width)
-    made = [t.linear("streams", x)] if t.model.predicted else []
-    return t.joined("streams.all", [x, *made], t.model.streams * t.model.hidden) if t.model.streams > 1 else x
+    made = [t.linear("residuals", x)] if t.model.predicted else []
+    return t.joined("residuals.all", [x, *made], t.model.residuals * t.model.hidden) if t.model.residuals > 1 else x
 
 
 def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
@@ -123,9 +124,9 @@ def finish(t: Tape, x: str) -> list[str]:
 def _final(t: Tape, x: str) -> str:
     """Make the rows that the output projection takes from those of the last layer."""
     if t.model.predicted:
-        weight, rows = t.weight("streams"), t.spread[x].elements // t.spread[x].width
-        x = t.joined("streams", [x], t.model.hidden, [weight], flops=2 * rows * weight.parameters)
-    x = collapsed(t, "streams", x)
+        weight, rows = t.weight("residuals"), t.spread[x].elements // t.spread[x].width
+        x = t.joined("residuals", [x], t.model.hidden, [weight], flops=2 * rows * weight.parameters)
+    x = collapsed(t, "residuals", x)
     x = t.norm("norm", x) if t.model.final_norm else x
     if t.model.head_transform:
         x = t.norm("transform.norm", t.vector("transform.act", [t.linear("transform", x)]))

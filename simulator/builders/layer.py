@@ -5,6 +5,12 @@ feed-forward are *parallel*, both take the layer's input, behind a norm each or 
 they make, so that tensor ranks sum up once a layer. Without a gate a feed-forward is ``ffn.up``, ``ffn.act`` and
 ``ffn.down``, and saves two inner rows of a token, not four.
 
+*Several residuals* of a token lie in one row, n * h wide (hyper-connections). Before attention and before the
+feed-forward a linear makes weights of all of it, by which one op adds the residuals up, and another one adds what the
+part made to each, and mixes them. Where they are *predicted* (AltUp), an op before the layer makes new ones of all, the
+first one goes through the layer, and an op behind it corrects all; the products of both are counted. A layer may also
+add what it makes of a row beside its input (`layer_inputs`), and what two linears of low rank make (`laurel`).
+
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
 choose k different ones of E experts, all equally likely, miss an expert with probability (1 - k / E)^T, so that
@@ -73,7 +79,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         return attend(normed if is_shared else _normalise(t, "norm1", taken))
 
     if t.layer.attention.kind != "none":
-        taken = collapsed(t, "streams1", x)
+        taken = collapsed(t, "residuals1", x)
         t.begin("attention")
         context = attended()
         t.end("attention", context, attended)
@@ -91,7 +97,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         r = _normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
-        fed = collapsed(t, "streams2", r)
+        fed = collapsed(t, "residuals2", r)
         t.begin("feed_forward")
         fed_forward = feed_forward(t, fed)
         t.end("feed_forward", fed_forward, partial(feed_forward, t, fed))
@@ -110,34 +116,34 @@ def _with_input(t: Tape, x: str) -> str:
     """Add what a layer makes of the row that it takes beside its input."""
     given, taken, hidden = f"{t.micro}embed/layers.add.out.{t.block}", x, t.model.hidden
     if t.model.predicted:
-        taken = t.joined("streams.scale", [t.first(x, hidden)], hidden, [t.weight("streams.scale")])
+        taken = t.joined("residuals.scale", [t.first(x, hidden)], hidden, [t.weight("residuals.scale")])
     gate = t.linear("input.gate", taken)
     made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
     if t.model.predicted:
-        return t.joined("input.add", [x, made], t.model.streams * hidden)
+        return t.joined("input.add", [x, made], t.model.residuals * hidden)
     return t.vector("input.add", [x, made], adds=t.residual)
 
 
 def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:
-    """Predict streams, or correct them, by coefficients that are made of the first elements of a row."""
-    n, h, weights = t.model.streams, t.model.hidden, [f"streams.{part}" for part in ("router", "norm", name)]
+    """Predict residuals, or correct them, by coefficients that are made of the first elements of a row."""
+    n, h, weights = t.model.residuals, t.model.hidden, [f"residuals.{part}" for part in ("router", "norm", name)]
     products = n * h + n * n * (n if name == "predict" else 1)
     flops = 2 * t.spread[routed].elements // t.spread[routed].width * products
-    return t.joined(f"streams.{name}", reads, n * h, map(t.weight, weights), flops=flops)
+    return t.joined(f"residuals.{name}", reads, n * h, map(t.weight, weights), flops=flops)
 
 
 def collapsed(t: Tape, name: str, x: str) -> str:
-    """Add up the streams of the residual, each times a weight that is made of all; as it is, where there is one."""
-    if t.model.streams == 1 or t.model.predicted:
+    """Add up the residuals of each token, each times a weight that is made of all; as it is, where there is one."""
+    if t.model.residuals == 1 or t.model.predicted:
         return x
     return t.joined(f"{name}.sum", [x, t.linear(name, x)], t.model.hidden, [t.weight(f"{name}.scale")])
 
 
 def _joined(t: Tape, part: str, x: str, made: str) -> str:
-    """Add what a part made to the residual, or to each of its streams, which are mixed."""
-    if t.model.streams == 1 or t.model.predicted:
+    """Add what a part made to the residual, or to each of several, which may be mixed."""
+    if t.model.residuals == 1 or t.model.predicted:
         return t.vector(f"add{part}", [x, made], adds=t.residual)
-    return t.vector(f"streams{part}.add", [x, t.to(made, t.residual), t.name(f"streams{part}.out")])
+    return t.vector(f"residuals{part}.add", [x, t.to(made, t.residual), t.name(f"residuals{part}.out")])
 
 
 def _with_state(t: Tape, made: str, attended: Callable[[], str]) -> str:
@@ -170,7 +176,7 @@ def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
     first = "add3" if t.model.encoded else "add1"
     return (
-        "" if t.model.parallel or t.model.streams > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
+        "" if t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
     )
 
 

@@ -83,14 +83,14 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """Yield the weights of each part of a model, in the order of their use: ``embed``, the layers, ``head``."""
     h, v, narrow = model.hidden, model.vocabulary, model.embedding_width
     rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
-    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _streams(model, "streams", 1)
+    embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _residuals(model, "residuals")
     head |= _norms(model, ["norm"] * model.final_norm)
     stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
     embed |= _biases(stem, stem if model.stem_bias else ())
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
-    embed |= _streams(model, "streams", 1) if model.predicted else {}
+    embed |= _residuals(model, "residuals") if model.predicted else {}
     if given := model.layer_inputs:
         wide = model.layers * given.width
         embed |= {"layers.tokens": Spec((given.rows, wide), _ROW), "layers.in": Spec((h, wide), _WHOLE)}
@@ -118,23 +118,24 @@ def _merger(model: DecoderModel, merger: Merger) -> Specs:
     return specs
 
 
-def _streams(model: DecoderModel, name: str, parts: int) -> Specs:
-    """Return what makes weights of streams from all of them.
+def _residuals(model: DecoderModel, name: str) -> Specs:
+    """Return what makes weights of residuals from all of them, for their sum.
 
-    One part is for their sum; of three, the others say what joins each, and how much of each stays in each.
+    In a layer others say what joins each, and how much of each stays in each, if they are mixed.
     """
+    h, n, is_end = model.hidden, model.residuals, name == "residuals"
     if model.predicted:
-        return {} if parts > 1 else {name: Spec((model.hidden, (model.streams - 1) * model.hidden), _WHOLE)}
-    inputs, outputs = model.streams * model.hidden, model.streams * (1 if parts == 1 else 2 + model.streams)
-    linear = _biases({name: Spec((inputs, outputs), _WHOLE)}, [name]) | {f"{name}.scale": _norm(parts)}
-    return linear if model.streams > 1 else {}
+        return {name: Spec((h, (n - 1) * h), _WHOLE)} if is_end else {}
+    outputs, parts = (n, 1) if is_end else (n * (2 + n * model.mixed), 2 + model.mixed)
+    linear = _biases({name: Spec((n * h, outputs), _WHOLE)}, [name]) | {f"{name}.scale": _norm(parts)}
+    return linear if n > 1 else {}
 
 
 def _predicted(model: DecoderModel) -> Specs:
-    """Return what predicts streams and corrects them: weights of a router of each, and a scale of the first one."""
-    h, n = model.hidden, model.streams
-    router = {"streams.router": Spec((h, n), _WHOLE), "streams.norm": _norm(h), "streams.scale": _norm(h)}
-    return router | {"streams.predict": Spec((n, n * n), _WHOLE), "streams.correct": Spec((n, n), _WHOLE)}
+    """Return what predicts residuals and corrects them: weights of a router of each, and a scale of the first one."""
+    h, n = model.hidden, model.residuals
+    router = {"residuals.router": Spec((h, n), _WHOLE), "residuals.norm": _norm(h), "residuals.scale": _norm(h)}
+    return router | {"residuals.predict": Spec((n, n * n), _WHOLE), "residuals.correct": Spec((n, n), _WHOLE)}
 
 
 def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
@@ -163,12 +164,12 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     if model.encoded and isinstance(part, Gqa):
         plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
-    first = (_streams(model, "streams1", 3) if "norm1" in halves else {}) | first
+    first = (_residuals(model, "residuals1") if "norm1" in halves else {}) | first
     first = (_predicted(model) if model.predicted else {}) | first
     if rank := model.laurel:
         first |= {"laurel.in": Spec((h, rank), _WHOLE), "laurel.out": Spec((rank, h), _WHOLE)}
         first |= _norms(model, ["laurel.norm"])
-    between = (_streams(model, "streams2", 3) if "norm2" in halves else {}) | between
+    between = (_residuals(model, "residuals2") if "norm2" in halves else {}) | between
     if given := model.layer_inputs:
         last |= {"input.gate": Spec((h, given.width), _WHOLE), "input.out": Spec((given.width, h), _WHOLE)}
         last |= _norms(model, ["input.norm"])
@@ -196,7 +197,7 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     norms = _norms(model, ["q_norm", "k_norm"][: 2 - gqa.reuses] if gqa.qk_norms else [], gqa.head_size)
     if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)._replace(kv_heads=gqa.kv_heads)}
-    sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
+    sinks = _sinks(gqa)
     sinks |= {"relative.bias": Spec((gqa.buckets, gqa.heads), _COLUMN)} if gqa.buckets else {}
     if indexer := gqa.indexer:
         widths = {"index.q": indexer.heads * indexer.head_size, "index.k": indexer.head_size}
@@ -206,6 +207,10 @@ def _gqa(model: DecoderModel, gqa: Gqa) -> Specs:
     columns |= {"v": of_v} if gqa.values == "own" and not gqa.reuses else {}
     biased = {*gqa.biases, "gate"} if "q" in gqa.biases and gqa.gate == "elements" else gqa.biases  # it is a part of q
     return _biases(columns | norms | sinks | _gate(h, gqa) | {"o": Spec((gqa.width, h), _ROW)}, biased)
+
+
+def _sinks(part: Gqa | Mla | Mqa) -> Specs:
+    return {"sinks": _norm(part.heads, TENSOR)} if part.sink_logits else {}
 
 
 def _gate(h: int, part: Gqa | Mla) -> Specs:
@@ -275,8 +280,11 @@ def _mqa(h: int, mqa: Mqa) -> Specs:
     key = _pool(h, "index.pool", mqa.pool, indexer.head_size) if indexer and mqa.pool else {}
     specs = _queries(h, mqa, mqa.width, indexer, key) | {"kv_a": Spec((h, size), _WHOLE), "kv_a_norm": _norm(size)}
     specs |= _pool(h, "pool", mqa.pool, size) if mqa.pool else {}
-    specs |= {"sinks": _norm(mqa.heads, TENSOR)} if mqa.sink_logits else {}
-    return specs | {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
+    return (
+        specs
+        | _sinks(mqa)
+        | {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
+    )
 
 
 def _pool(h: int, name: str, pool: Pool, width: int) -> Specs:
@@ -295,6 +303,7 @@ def _mla(h: int, mla: Mla) -> Specs:
     return (
         _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
         | _gate(h, mla)
+        | _sinks(mla)
         | {
             "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
             "kv_a_norm": _norm(latent),

@@ -377,7 +377,7 @@ class Stage(Tape):
 
     def _receive(self, block: str, name: str, group: str) -> str:
         self.block = block
-        x = self.tensor(name, self.model.streams * self.model.hidden, self.residual)
+        x = self.tensor(name, self.model.residuals * self.model.hidden, self.residual)
         if self.has_trained_before:
             self.wanting.add(x)
         self._pass(CollectiveKind.RECV, x, group)

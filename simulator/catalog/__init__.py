@@ -228,7 +228,7 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
     is_of_it = stated is not None and new.get("of") in (None, getattr(stated, "of", None))
     asked = {**(stated.model_dump(exclude_unset=True) if stated and is_of_it else {}), **new}
     if issubclass(kind, Question):
-        must, do = "a question names what is searched", "write such as --of peak.hbm"
+        must, do = "a question names the field to search", "write for example --of peak.hbm"
         insist(asked.get("of"), where("of"), must, "nothing", do)
         asked["of"] = "scenario.budget" if asked["of"] == "budget" else asked["of"]
         with errors_at(where("of")):

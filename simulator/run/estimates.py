@@ -261,7 +261,7 @@ def _send_ns(loaded: Loaded) -> int:
     if parallel.pipeline == 1:
         return 0
     cut = parallel.context * (parallel.tensor if parallel.sequence else 1)
-    width = decoder_of(loaded).hidden * decoder_of(loaded).streams
+    width = decoder_of(loaded).hidden * decoder_of(loaded).residuals
     size = workload.batch * workload.sequence * width * workload.dtypes.element_bytes // cut
     apart = parallel.data * parallel.context * parallel.tensor
     return collective_ns(Collective(CollectiveKind.SEND, "stages", size), (0, apart), loaded.hardware)

@@ -164,7 +164,7 @@ def _made(
     """
     devices, kinds = question.devices, decoder_of(loaded).kinds
     divisors = [degree for degree in range(1, devices + 1) if devices % degree == 0]
-    can_gather = all(isinstance(kind.attention, Gqa) and kind.attention.sparse is None for kind in kinds)
+    can_gather = all(isinstance(kind.attention, Gqa) and not kind.attention.chooses for kind in kinds)
     usual = {"tensor": divisors, "pipeline": divisors, "context": divisors if can_gather else [1]}
     others = [values for key, values in listed.items() if key not in _FIELDS]
     for cuts in product(*(listed.get(f"parallel.{name}", each) for name, each in usual.items())):

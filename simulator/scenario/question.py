@@ -197,7 +197,7 @@ class Question(Frontier):
         require(not (self.slowdown and self.such_that), must, found, "slowdown", do="leave one of the two out")
         with in_field("slowdown"):
             must, shortest = "a limit on a step is more than 0x of another one", min(self.limits)
-            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
+            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write for example 1.01x")
 
 
 class Layouts(Part):

@@ -25,6 +25,8 @@ class _Attention(Part):
         Number of first tokens that it sees beside its window (StreamingLLM, arXiv 2309.17453).
     sparse
         Native sparse attention: each token sees compressed, selected and near tokens instead.
+    sink_logits
+        Whether each head has a learned logit for attending to nothing (GPT-OSS, arXiv 2508.10925).
     gate
         Whether the output is multiplied by a gate made from the layer's input: of each element (``elements``;
         Qwen3-Next), or of each head (``heads``).
@@ -36,6 +38,7 @@ class _Attention(Part):
     window: Count | None = None
     sinks: CountOrNone = 0
     sparse: Sparse | None = None
+    sink_logits: StrictBool = False
     gate: Literal["elements", "heads"] | None = None
     beside: Recurrent | None = None
 
@@ -104,8 +107,6 @@ class Gqa(_Attention):
         together (MiniMax-M2).
     biases
         Which of the four matrices ``q``, ``k``, ``v`` and ``o`` have a bias (Qwen2, arXiv 2407.10671, section 2.2.1).
-    sink_logits
-        Whether each head has a learned logit for attending to nothing (GPT-OSS, arXiv 2508.10925).
     buckets
         Distances of which each head has a learned bias of its scores, for all layers (T5, arXiv 1910.10683, section
         2.1).
@@ -127,7 +128,6 @@ class Gqa(_Attention):
     head_size: Count
     qk_norms: StrictBool | Literal["all"] = False
     biases: tuple[Literal["q", "k", "v", "o"], ...] = ()
-    sink_logits: StrictBool = False
     buckets: FewOrNone = 0
     v_head: Count | None = None
     values: Literal["own", "keys"] = "own"
@@ -245,8 +245,6 @@ class Mqa(_Attention):
         Groups of heads, each of which a linear of its own narrows before the output projection (``o_groups``).
     out_rank
         Width to which it does (``o_lora_rank``).
-    sink_logits
-        Whether each head has a learned logit for attending to nothing.
     pool
         Compressed tokens that each token attends to beside its window; default: none.
     """
@@ -257,7 +255,6 @@ class Mqa(_Attention):
     qk_rope: Count
     out_groups: Count
     out_rank: Count
-    sink_logits: StrictBool = False
     pool: Pool | None = None
 
     @property

@@ -161,12 +161,14 @@ class DecoderModel(Part):
         Whether logits are made of the output.
     merger
         What makes the output of a tower, without a head.
-    streams
-        Rows of the residual of a token; before each part and behind the last one a sum of them, whose weights are made
-        from all, is its input, and its output joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
+    residuals
+        Residuals of a token; before each part and behind the last one a sum of them, whose weights are made of all, is
+        what goes in, and what comes out joins each (hyper-connections, arXiv 2409.19606; DeepSeek-V4).
+    mixed
+        Whether each residual also becomes a sum of all behind each part (not in Hunyuan 4).
     predicted
-        Whether layers run on the first stream, others are predicted before and corrected behind each, and linears make
-        them of the embedding, and one row of them (AltUp, arXiv 2301.13310; Gemma 3n).
+        Whether layers run on the first residual; the others are predicted before each and corrected behind it, and
+        linears make them of the embedding, and one row of them (AltUp, arXiv 2301.13310; Gemma 3n).
     laurel
         Rank of two linears beside attention, whose normalised output joins the residual (LAuReL, arXiv 2411.07501).
     layer_inputs
@@ -202,7 +204,8 @@ class DecoderModel(Part):
     encoded: CountOrNone = 0
     head: StrictBool = True
     merger: Merger | None = None
-    streams: Few = 1
+    residuals: Few = 1
+    mixed: StrictBool = True
     predicted: StrictBool = False
     laurel: CountOrNone = 0
     layer_inputs: LayerInputs | None = None
@@ -265,16 +268,15 @@ class DecoderModel(Part):
         usual = "both" if self.predicted else "before"
         alone = self.norms == usual and not self.parallel and not self.encoded and self.head
         alone &= all(part.beside is None for part, _ in self.kinds)
-        must, do = "parts of a layer with streams have a norm before them, one behind the other", "set streams to 1"
-        require(self.streams == 1 or alone, must, "another layer", "streams", do=do)
+        must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
+        require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
         must, do = (
-            "streams that are predicted are several, and layers take rows beside them",
+            "predicted residuals are several, and their layers whole, with layer_inputs",
             "remove predicted or laurel",
         )
-        whole = (
-            self.streams > 1 and self.layer_inputs and all(part.kind != "none" for kind in self.kinds for part in kind)
-        )
-        require(whole or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
+        fits = self.residuals > 1 and all(part.kind != "none" for kind in self.kinds for part in kind)
+        fits &= self.layer_inputs is not None
+        require(fits or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)

@@ -193,4 +193,4 @@ def test_a_part_of_a_scenario_is_known_as_one(hosim, name, said):
 def test_what_a_question_lacks_is_named_as_its_option(hosim):
     done = hosim("frontier", "--hardware", "h100_sxm", "--workload", "llama31_8b_decode")
     assert done.code == 1
-    assert "--of: a question names what is searched" in done.err
+    assert "--of: a question names the field to search" in done.err

@@ -234,7 +234,7 @@ BAD = {
         "draws: {file: r.csv}\n",
         "step,op,chosen\n"
         + "".join(f"{step},{op},0 1\n" for step in range(4) for op in (*OPS, "L09/experts", "L09/x")),
-        "each op in the file is one with dynamic reads of what runs, found 'L09/experts'; take the file of",
+        "each op in the file is one of the graph with dynamic reads, found 'L09/experts'; take the file of",
     ),
     "two origins": ("draws: {file: r.csv, skew: 2.0}\n", "", "draws come from a file or from a distribution"),
     "an unknown distribution": ("draws: {distribution: zip}\n", "", "draws.distribution"),

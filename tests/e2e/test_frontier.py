@@ -294,7 +294,7 @@ def test_what_is_no_condition_is_refused(laid, text):
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
         (("--of", WIRE, "--over", "nobody"), "--over: steps are compared with those of a row"),
-        ((), "--of: a question names what is searched"),
+        ((), "--of: a question names the field to search"),
         (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
         (("--pareto", "--of", "cost"), "--of: the condition names a figure of the table, found 'cost'"),
     ],

@@ -36,7 +36,7 @@ def test_a_home_elsewhere_of_what_lives_within_a_step_is_refused_by_name(story, 
     named = named.replace("L*/fwd/*", "L*/*.out")
     where = f"story.yaml:7, homes.{named}"
     assert said.startswith(
-        f"{where}: a home in another tier than hbm is for what lasts: persistent tensors, inputs, outputs"
+        f"{where}: a home in another tier than hbm is for lasting tensors: persistent ones, inputs, outputs"
     )
     assert f"found ddr for {named}: tensors that are new in each step, and gone before it ends; say free" in said
 
@@ -99,7 +99,7 @@ def test_rows_that_are_kept_are_those_of_their_homes(story, tmp_path):
     [
         ({"homes.weight": "dram"}, "set, homes.weight: homes names tiers of the machine, found 'dram'"),
         ({"homes.kv_cache": "ddr"}, "set, homes.kv_cache: a home is for a kind of tensor that there is"),
-        ({"homes.gradient": "ddr"}, "set, homes.gradient: a home in another tier than hbm is for what lasts"),
+        ({"homes.gradient": "ddr"}, "set, homes.gradient: a home in another tier than hbm is for lasting tensors"),
         ({"budget": "65 GB"}, "set, budget: a budget is at most the capacity of hbm (64.0 GB), found 65.0 GB"),
         ({"scenario.hardware": "box"}, "set, scenario.hardware: a change names a field of the scenario"),
         (

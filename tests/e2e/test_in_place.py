@@ -74,8 +74,8 @@ def test_rows_leave_in_place_what_they_say(rows: Any) -> None:
 
 
 REFUSED = {
-    "nothing of that name": ({"in_place": ["nothing"]}, {}, "patterns of names, of what is there, found 'nothing'"),
-    "what ops make": ({"in_place": ["activation"]}, {}, "read in place what persists, and what no op writes"),
+    "nothing of that name": ({"in_place": ["nothing"]}, {}, "patterns of names, in the graph, found 'nothing'"),
+    "what ops make": ({"in_place": ["activation"]}, {}, "read in place only persistent tensors that no op writes"),
     "a link out": (
         {},
         {"d2h": {"loads": "1 GB/s"}},

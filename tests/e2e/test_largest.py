@@ -347,7 +347,7 @@ def test_a_row_that_others_are_held_against_must_run(longest):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("frontier:", "#", "--of: a question names what is searched, found nothing"),
+        ("frontier:", "#", "--of: a question names the field to search, found nothing"),
         ("of: workload.sequence", "of: workload.sequense", "a change names a field of the workload, found 'sequense'"),
         ("of: workload.sequence", "of: sequence", "found 'sequence'; write workload.sequence"),
         ("of: workload.sequence", "of: workload.phase", "the field searched is a quantity or a number"),

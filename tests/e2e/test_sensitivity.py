@@ -202,7 +202,7 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
         ("fields: [links.d2h.speed], from: 1 GB/s, to: 8 GB/s", "a change names a field of the hardware"),
         (
             "fields: [workload.steps], from: 3, to: 4, multiple_of: 1",
-            "what the scenario takes lies in the range, found 2",
+            "the scenario's value lies in the range, found 2",
         ),
         ("fields: [links.d2h.bandwidth], from: 1 ms, to: 8 ms", "a time is needed"),
         ("fields: [links.d2h.bandwidth], from: 1, to: 8", "both ends of a range, and the field varied, are numbers"),
@@ -221,7 +221,7 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
         ("fields: [workload.steps], values: [2, 3, 0]", "(it: 0): input should be greater than or equal to 1, found 0"),
         (
             "fields: [workload.steps], values: [2, 3], from: 2",
-            "has a range (from, to), or values that are listed, found both",
+            "has a range (from, to), or a list of values, found both",
         ),
         ("fields: [workload.steps], values: [2, 3], multiple_of: 1", "or a list of values, found both"),
         ("fields: [workload.steps], from: 2", "or a list of values, found no whole range; state one of the two"),

@@ -82,7 +82,7 @@ def check(case: Case, row: Result) -> None:
         assert told
         assert told <= capacities | set(room.values())
         enough = set_room(case, room)
-        if "with which static" in lever:
+        if " for static" in lever:
             options = {"recompute": "with recompute" in lever}
             witness = alone(enough, partial(POLICIES["static"].plan, options=options))
             assert witness.status == "ok", lever
@@ -101,7 +101,7 @@ def test_an_amount_above_what_is_lacking_says_why():
 
     loaded = catalog.resolve("tiny_train_t4")
     for budget, said in (
-        (400, "by 30.0 MB to 430 MB (430,000,000 B), with which row runs"),
+        (400, "by 30.0 MB to 430 MB (430,000,000 B) for row to run"),
         (410, "by 20.0 MB to 430 MB"),
     ):
         scenario = loaded.scenario.model_copy(update={"budget_bytes": budget * 10**6})
@@ -147,9 +147,9 @@ def test_room_that_chunks_keep_is_told(lacking):
     row = run_case(case, ["static"])["static"]
     assert row.shortfall is not None
     assert row.shortfall.short_bytes == lacking
-    assert row.shortfall.staged == "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB for chunks under way"
+    assert row.shortfall.staged == "ssd_to_hbm and hbm_to_ssd keep 33.6 MB of ddr for chunks under way"
     assert f"({capacity + lacking:,} B)" in row.shortfall.levers[0]
-    assert "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB" in str(CapacityError(row.shortfall))
+    assert "; ssd_to_hbm and hbm_to_ssd keep 33.6 MB" in str(CapacityError(row.shortfall))
     check(case, row)
 
 

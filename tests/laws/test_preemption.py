@@ -151,11 +151,11 @@ def test_the_summary_has_what_preemption_took(tmp_path):
 @pytest.mark.parametrize(
     ("name", "tiers", "said"),
     [
-        ("all tokens", "hbm: 32 KiB", "goes to a tier below that keeps KV blocks, found none; name one in kv_tiers"),
+        ("all tokens", "hbm: 32 KiB", "go to a tier below that keeps KV blocks, found none; name one in kv_tiers"),
         (
             "linear",
             "hbm: 32 KiB, ddr: 64 KiB",
-            "is cached in blocks, found layers with a state, which has none; say re",
+            "only KV blocks are swapped, found layers with a state, which has none; say re",
         ),
     ],
 )

@@ -32,6 +32,9 @@ ATTENTIONS |= {
     "convolution": {"kind": "convolution", "heads": 64},
     "lru": {"kind": "lru", "heads": 4, "head_size": 16},
     "mamba2": MAMBA2,
+    "blocks": {**GQA, "indexer": {"heads": GQA["kv_heads"], "head_size": 8, "top": 3, "block": 4}},
+    "one row": {"kind": "mqa", "heads": 4, "head_size": 16, "q_lora_rank": 24, "qk_rope": 4, "window": 8}
+    | {"out_groups": 2, "out_rank": 12, "sink_logits": True},
     "beside": {**GQA, "beside": MAMBA2},
 }
 

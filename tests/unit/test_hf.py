@@ -818,6 +818,7 @@ RUNNING = {
     "shared": hf_small.GEMMA4,
     "predicted": hf_small.GEMMA3N,
     "zero": hf_small.LONGCAT,
+    "plain residuals": hf_small.HY_V4,
     "chosen blocks": hf_small.MINIMAX_M3,
 }
 
@@ -836,7 +837,9 @@ OPTIONS: list[dict[str, Any]] = [
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
-    if name in ("gemma3", "blocks", "shared", "predicted") or (name == "zero" and options.get("experts") == "each"):
+    if name in ("gemma3", "blocks", "shared", "predicted", "plain residuals") or (
+        name == "zero" and options.get("experts") == "each"
+    ):
         options = {key: value for key, value in options.items() if key != "experts"}
     read(RUNNING[name], batch=2, sequence=32, **options).write("mine.yaml")
     found = hosim.run(hardware="h100_sxm", workload="mine.yaml", policies=["resident", "reactive", "static"])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from building import build
-from hf_small import LONGCAT
+from hf_small import HY_V4, LONGCAT
 from parameters import count
 
 import simulator as hosim
@@ -182,3 +182,19 @@ def test_longcat_has_its_published_parameters(tmp_path: Path) -> None:
     assert found.total + 28 * 256 * 2 * 2048 * 6144 == 741_053_606_912  # transformers 5.24.0 has rows for zero experts
     with pytest.raises(hosim.ConfigError, match="chosen one by one all have weights"):
         hosim.read_hf(file, sequence=TOKENS, experts="each")
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_residuals_that_are_not_mixed_have_fewer_weights(layer: int, tmp_path: Path) -> None:
+    """Hunyuan 4: latents of chosen tokens, with a gate and logits for attending to nothing."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(HY_V4))
+    graph = build(hosim.read_hf(file, phase="prefill", sequence=TOKENS).workload)
+    attending = LATENT_MATRICES + HIDDEN * 4 * 8 + (24 * 2 * 8 + HIDDEN * 2 + HIDDEN * 8) * (layer == 0)
+    products = attending + 3 * HIDDEN * 96 + 2 * 3 * HIDDEN * 2 * 3
+    chosen = 2 * 4 * (20 + 16) * pairs(6) + 2 * 2 * 8 * pairs(TOKENS) * (layer == 0)
+    found = sum(op.flops for op in graph.ops if f"L{layer:02d}/" in op.name)
+    assert found == 2 * TOKENS * products + chosen
+    sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
+    assert sizes[f"L{layer:02d}/residuals1.weight"] == 2 * 3 * HIDDEN * 2 * 3
+    assert [sizes[f"L{layer:02d}/{name}.weight"] for name in ("attn.sinks", "residuals2.scale")] == [2 * 4, 2 * 2]

@@ -133,11 +133,11 @@ def test_a_step_that_completes_a_block_puts_out_one_more(tmp_path: Path) -> None
     assert sizes["L02/kv.tail.compressed"] == 2 * SIZE
 
 
-def test_the_residual_has_streams(tmp_path: Path) -> None:
+def test_the_residual_has_residuals(tmp_path: Path) -> None:
     found = graph(tmp_path, phase="train", sequence=16)
     sizes = {tensor.name: tensor.size_bytes for tensor in found.tensors}
-    assert sizes["L00/streams1.add.out"] == sizes["embed/streams.all.out"] == 2 * 16 * N * H
-    assert sizes["L00/streams1.sum.out"] == 2 * 16 * H
+    assert sizes["L00/residuals1.add.out"] == sizes["embed/residuals.all.out"] == 2 * 16 * N * H
+    assert sizes["L00/residuals1.sum.out"] == 2 * 16 * H
 
 
 def test_requests_and_short_sequences_are_refused_by_name(tmp_path: Path) -> None:

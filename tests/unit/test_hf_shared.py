@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from building import build
-from hf_small import GEMMA3N, GEMMA4
+from hf_small import DEEPSEEK_V4, GEMMA3N, GEMMA4, HY_V4
 from parameters import count
+from trained import check_lives, sizes
 
 import simulator as hosim
-from simulator.builders import cached_layers, iteration
+from simulator.builders import build_job, cached_layers, iteration
 from simulator.builders.inference import Iteration
 from simulator.graph import Graph
 from simulator.workload import DecoderModel, Dtypes
@@ -22,7 +23,7 @@ NEAR, FAR = "sliding_attention", "full_attention"
 TYPES = [NEAR, FAR, NEAR, FAR, NEAR, FAR]
 FIRST = 4
 """The first of the layers that reuse: 4 those of 2, and 5 those of 3."""
-STREAMS, RANK, WIDTHS = 3, 5, GEMMA3N["intermediate_size"]
+RESIDUALS, RANK, WIDTHS = 3, 5, GEMMA3N["intermediate_size"]
 
 
 def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
@@ -119,24 +120,38 @@ def test_gradients_of_keys_come_from_all_layers_that_use_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("layer", range(6))
-def test_streams_are_predicted_and_corrected(layer: int, tmp_path: Path) -> None:
+def test_residuals_are_predicted_and_corrected(layer: int, tmp_path: Path) -> None:
     """Gemma 3n: beside attention, a feed-forward of its own width and what it takes beside its input."""
     attention = H * SIZE * (2 * HEADS + 2 * KV * (layer < FIRST))
-    streams = 2 * H * STREAMS + STREAMS**3 + STREAMS**2
-    products = attention + 3 * H * WIDTHS[layer] + 2 * H * WIDTH + 2 * H * RANK + streams
+    residuals = 2 * H * RESIDUALS + RESIDUALS**3 + RESIDUALS**2
+    products = attention + 3 * H * WIDTHS[layer] + 2 * H * WIDTH + 2 * H * RANK + residuals
     workload = read(GEMMA3N, tmp_path, phase="prefill", sequence=21).workload
     right = 2 * 21 * products + 4 * HEADS * SIZE * pairs(layer, range(1, 22))
     found: Graph = build(workload)
     assert of_layer(found, layer) == right
-    ends = [op for op in found.ops if op.name in ("embed/prefill/streams", "head/prefill/streams")]
-    assert [op.flops for op in ends] == [2 * tokens * H * H * (STREAMS - 1) for tokens in (21, 1)]
+    ends = [op for op in found.ops if op.name in ("embed/prefill/residuals", "head/prefill/residuals")]
+    assert [op.flops for op in ends] == [2 * tokens * H * H * (RESIDUALS - 1) for tokens in (21, 1)]
     trained: Graph = build(read(GEMMA3N, tmp_path, phase="train", sequence=21).workload)
     seen = 21 * 21 if TYPES[layer] == FAR else WINDOW * (2 * 21 - WINDOW)
     assert of_layer(trained, layer) == 6 * 21 * products + 14 * HEADS * SIZE * seen // 2
     sizes = {tensor.name: tensor.size_bytes for tensor in trained.tensors}
-    assert sizes[f"L{layer:02d}/streams.correct.out"] == 2 * 21 * H * STREAMS
+    assert sizes[f"L{layer:02d}/residuals.correct.out"] == 2 * 21 * H * RESIDUALS
     decoded: Graph = build(read(GEMMA3N, tmp_path, phase="decode", sequence=22).workload)
     assert of_layer(decoded, layer) == 2 * products + 4 * HEADS * SIZE * pairs(layer, range(23, 24))
+
+
+@pytest.mark.parametrize("config", [GEMMA4, GEMMA3N, DEEPSEEK_V4, HY_V4], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_every_weight_has_a_gradient_and_nothing_outlives_the_step(
+    config: dict[str, Any], tensor: int, tmp_path: Path
+) -> None:
+    workload = read(config, tmp_path, phase="train", sequence=16, tensor=tensor).workload
+    found = build_job(workload).graphs[0]
+    weights = sizes(found, "weight", "expert").keys() - {
+        name for name in sizes(found, "weight") if "router_bias" in name
+    }
+    assert sizes(found, "gradient").keys() == {f"{name}.grad" for name in weights}
+    check_lives(found)
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from trained import (
     BATCH,
     DENSE,
     EXPERTS,
+    GQA,
     LAYERS,
     LAYOUTS,
     MLA,
@@ -40,6 +41,10 @@ CHOSEN = MLA | {"indexer": {"heads": INDEX_HEADS, "head_size": INDEX, "top": TOP
 ALL = MLA | {"indexer": {"heads": INDEX_HEADS, "head_size": INDEX, "top": SEQUENCE}}
 SIZE, BLOCK = 6, 3
 LINEAR = {"kind": "linear", "heads": HEADS, "head_size": SIZE, "block": BLOCK}
+BLOCKS = GQA | {"indexer": {"heads": 2, "head_size": 5, "top": 2, "block": 2}}
+POOL = {"stride": 2, "overlap": True, "indexer": {"heads": INDEX_HEADS, "head_size": INDEX, "top": 2}}
+ROWS = {"kind": "mqa", "heads": HEADS, "head_size": SIZE, "q_lora_rank": R, "qk_rope": 2, "window": 3, "pool": POOL}
+ROWS |= {"out_groups": 4, "out_rank": 3, "sink_logits": True}
 INDEXER = ("index.q", "index.k", "index.k_norm", "index.weights")
 WARM_UP = ["embed/*", "head/*", "L*/norm*", "L*/ffn*", "L*/attn.[!i]*"]
 
@@ -61,7 +66,7 @@ def core(graph: Graph, name: str) -> int:
 
 
 def test_parameters_gradients_and_states_are_those_of_the_weights() -> None:
-    for attention in (CHOSEN, ALL, LINEAR):
+    for attention in (CHOSEN, ALL, LINEAR, BLOCKS, ROWS):
         found = workload(attention)
         graph, model = build(found), found.model
         assert isinstance(model, DecoderModel)
@@ -155,7 +160,7 @@ def test_any_sizes(dims: tuple[int, int, int, int], top: int, eager: bool) -> No
 PAIRS = [
     (layout, 3 * ((i + j) % 2), attention)
     for i, layout in enumerate(LAYOUTS)
-    for j, attention in enumerate((CHOSEN, ALL, LINEAR))
+    for j, attention in enumerate((CHOSEN, ALL, LINEAR, BLOCKS, ROWS))
 ]
 """A layout, a stage of ZeRO and an attention: each two of these together."""
 
@@ -171,7 +176,7 @@ def test_all_ranks_do_the_work_of_one(layout: dict[str, Any], zero_stage: int, a
         total, once = by_op(graphs, phase), by_op([alone], phase)
         assert total.keys() == once.keys()
         for name, number in once.items():
-            if name in ("ffn.router", "attn.q_a", "attn.kv_a") or name.startswith("attn.index."):
+            if name in ("ffn.router", "attn.q_a", "attn.kv_a") or name.startswith(("attn.index.", "attn.pool.")):
                 continue
             times = tensor if name == "attn.index" else 1
             assert total[name] == data * micros * times * number, name
