@@ -31,8 +31,9 @@ def outcome(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, 
 
 
 def without_progress(stderr: str) -> str:
-    """What a command says on any machine: the slower ones also hear every half a minute how far it is."""
-    return re.sub(r"^hosim: after [\d,]+ s: .*\n", "", stderr, flags=re.MULTILINE)
+    """What a command says on any machine: not how far it is every half a minute, and how long a sweep will take."""
+    progress = r"^hosim: (after [\d,]+ s: |[\d,]+ points, [\d,]+ of them kept|about .* for the other ).*\n"
+    return re.sub(progress, "", stderr, flags=re.MULTILINE)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

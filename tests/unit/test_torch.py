@@ -41,7 +41,7 @@ def test_the_peak_of_what_is_live_is_that_of_pytorchs_memory_tracker(name):
     assert ours == pytest.approx(theirs, rel=1e-3)  # counts of steps, 4 B a parameter, are left out
 
 
-def test_what_no_op_uses_takes_room_and_may_lie_below(tmp_path):
+def test_what_no_op_uses_takes_room_and_may_lie_below(quick_plans, tmp_path):
     found = torch_steps.captured("partly")
     there = {tensor.name: tensor for tensor in found.graph.tensors if tensor.persistent}
     assert {name: there[name].size_bytes for name in ("tower.weight", "tower.bias", "table")} == {

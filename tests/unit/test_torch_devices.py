@@ -41,7 +41,7 @@ def step_with(hooks, device):
 
 
 @pytest.mark.parametrize(("name", "device"), [*product(HOOKS, ["cuda"]), *product([*HOOKS][:3], ["cpu"])])
-def test_what_hooks_save_on_the_host_is_copied_there_and_back(name, device, tmp_path):
+def test_what_hooks_save_on_the_host_is_copied_there_and_back(name, device, quick_plans, tmp_path):
     found = hosim.torch.capture(*step_with(HOOKS[name], device))
     graph = found.graph
     left = [op for op in graph.ops if op.device == "host"]
