@@ -103,7 +103,7 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     """
     title, rows = "Printed figures, recomputed", [claim.row for claim in judged if claim.is_shown]
     if not rows:
-        return SweepView(title, (), [f"No figure is printed; all of {counted(len(judged), 'expectation')} hold."])
+        return SweepView(title, (), [f"No figure is printed; of {counted(len(judged), 'expectation')} none fails."])
     heads = ("claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted")
     numbers = {"printed", "obtained", "difference", "tolerance"}
     ranges = [{**row, "obtained": f"{row['obtained']} ({row['range']})"} if row["range"] else row for row in rows]

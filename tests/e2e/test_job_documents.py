@@ -96,7 +96,7 @@ def test_fields_of_programs_change_and_vary_like_others(story, capsys):
         ("sweep STORY --policy resident", "at ranks 6"),
         ("frontier STORY --policy resident --of workload.programs.tool.delay --such-that step<=2x", "resident"),
         ("crossover STORY --policy resident --policy static --of workload.programs.tool.delay", "static"),
-        ("validate STORY", "1 expectation, which all hold"),
+        ("validate STORY", "of 1 expectation none fails"),
         ("layout JOB", "4 ranks = act on 0-1, tool on 0-1, train on 2-3"),
         ("list jobs", "agentic_rl_colocated"),
         ("schema job", "programs"),
@@ -142,7 +142,7 @@ BAD = {
     "a workload document is a file, found no such file": ("answers.yaml", "answer.yaml"),
     "a change names a field of the workload, found 'bath'": ("batch: 4", "bath: 4"),
     "set changes a workload that is named": ("delay: 1 us", "delay: 1 us, set: {batch: 3}"),
-    "weights that are sent are trained, found weights that act only reads": (
+    "weights sent are trained, found weights that act only reads": (
         "from: train, to: act",
         "from: act, to: train",
     ),

@@ -171,7 +171,7 @@ def test_from_python_it_is_a_table(tmp_path):
 def test_without_printed_figures_it_only_judges(hosim, tmp_path):
     expect = "expect:\n  - {row: static, faster_than: reactive}\n"
     done = hosim("validate", chain.write(tmp_path, scenario=chain.SCENARIO + expect))
-    assert (done.code, done.out) == (0, "No figure is printed; all of 1 expectation hold.\n")
+    assert (done.code, done.out) == (0, "No figure is printed; of 1 expectation none fails.\n")
     done = hosim("validate", chain.write(tmp_path))
     assert done.code == 1
     assert "a scenario that is validated expects something of a row, found nothing; add expect, or run it" in done.err

@@ -159,7 +159,7 @@ TEXT = (
         (alone, "a link, a bus, a port or a memory carries at most its bandwidth"),
         (wrong_cause, "a wait for an op of the host lasts while that is under way"),
         (elsewhere, "an op's workspace is held for its span, in the tier of its device"),
-        (as_point, "what is first in line for room of a tier"),
+        (as_point, "the first in line for room of a tier"),
     ],
 )
 def test_the_referee_knows_what_the_host_may_not_do(broken, law, monkeypatch):

@@ -120,7 +120,7 @@ def test_5_without_such_a_link_or_a_mark_it_is_a_plan_error():
 
 
 SPOILT = {
-    "left out": ({}, "a compute loads in place what is valid elsewhere alone, all of it"),
+    "left out": ({}, "a compute loads in place all of each tensor that is valid only elsewhere"),
     "of another size": ({"size_bytes": 399}, "a compute loads in place"),
     "over another link": ({"link": 0}, "a compute loads in place"),
     "longer than the kernel": ({"end_ns": 401}, "a compute loads while it runs"),
