@@ -184,7 +184,7 @@ def test_wrong_questions(scenario, given, message):
 
 
 def test_more_layouts_than_are_estimated_are_refused(scenario, monkeypatch):
-    monkeypatch.setattr(sys.modules["simulator.run.layouts"], "MOST_LAYOUTS", 20)
+    monkeypatch.setattr(sys.modules["simulator.run.layouts"], "_MOST_LAYOUTS", 20)
     with pytest.raises(ConfigError, match=r"at most 20 layouts are estimated, found \d+"):
         hosim.layout_search(scenario, over={"sequence": range(1, 22)}, workers=1)
 
