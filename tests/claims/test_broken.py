@@ -9,7 +9,7 @@ import pytest
 from pages import PAGES
 
 import simulator as hosim
-from simulator import catalog, claims
+from simulator import catalog
 from simulator.catalog import Axis
 from simulator.policies.runtime_cache import RuntimeCache
 from simulator.policies.writer import Writer
@@ -96,7 +96,7 @@ def test_the_headlines_hold():
 def test_headlines_turn_red_with_the_machine_that_they_stand_on(names, scale, expected):
     found = hosim.validate(names, headline=True, scale=scale)
     assert broken(found) == expected
-    assert f"{TRAINING[-1]} --choices" not in str(found), "what was counted once was not counted on this machine"
+    assert f"choices.py {TRAINING[-1]}" not in str(found), "what was counted once was not counted on this machine"
     if scale == {"links.*.bandwidth": 0.01}:
         obtained = {row["claim"]: row["obtained"] for row in found.rows}
         assert {obtained[NINE_SECONDS], obtained[NOT_HIDDEN]} == {"none, as the row is infeasible"}
@@ -133,17 +133,17 @@ def test_the_account_of_waits_turns_red_if_the_host_runs_ahead_of_its_copies(mon
 @slow
 def test_fixed_offsets_turn_red_if_their_places_are_given_out_at_run_time(monkeypatch):
     """The plan with fixed offsets alone is not what compacts nothing: with a pool it compacts like the others."""
-    read = claims.read
+    resolve = catalog.resolve
 
-    def at_run_time(*asked):
-        for one in read(*asked):
-            rows = [
-                row.model_copy(update={"allocator": "best_fit" if row.allocator == "fixed" else row.allocator})
-                for row in one.scenario.policies
-            ]
-            yield replace(one, scenario=one.scenario.model_copy(update={"policies": tuple(rows)}))
+    def at_run_time(name):
+        loaded = resolve(name)
+        rows = [
+            row.model_copy(update={"allocator": "best_fit" if row.allocator == "fixed" else row.allocator})
+            for row in loaded.scenario.policies
+        ]
+        return replace(loaded, scenario=loaded.scenario.model_copy(update={"policies": tuple(rows)}))
 
-    monkeypatch.setattr(claims, "read", lambda *asked: [*at_run_time(*asked)])
+    monkeypatch.setattr(catalog, "resolve", at_run_time)
     found = hosim.validate(TRAINING[-1:], headline=True)
     assert broken(found) == {FIXED}
     assert {row["obtained"] for row in found.rows if row["claim"] == FIXED} == {"18"}
@@ -151,10 +151,10 @@ def test_fixed_offsets_turn_red_if_their_places_are_given_out_at_run_time(monkey
 
 @slow
 def test_headlines_turn_red_if_the_three_views_share_a_cache(monkeypatch):
-    read, axis = claims.read, Axis("caches", ("workload.model.attention.sparse.caches",), "a test")
+    resolve, axis = catalog.resolve, Axis("caches", ("workload.model.attention.sparse.caches",), "a test")
 
-    def shared(*asked):
-        return [catalog.at(one, {axis: "shared"}) if "deepseek" in one.scenario.name else one for one in read(*asked)]
+    def shared(name):
+        return catalog.at(resolve(name), {axis: "shared"}) if "deepseek" in name else resolve(name)
 
-    monkeypatch.setattr(claims, "read", shared)
+    monkeypatch.setattr(catalog, "resolve", shared)
     assert broken(hosim.validate(headline=True)) == {PEAK, OFFLOADED, SAVING}
