@@ -270,6 +270,7 @@ class DecoderModel(Part):
         alone &= all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
         require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
+        require(self.mixed or self.residuals > 1, "several residuals are mixed, or not", "one", "mixed", do="remove it")
         must, do = (
             "predicted residuals are several, and their layers whole, with layer_inputs",
             "remove predicted or laurel",

@@ -159,8 +159,7 @@ SCENARIOS = {
 def job_of(case: str) -> Job:
     """What runs in a case."""
     if case == "in place":
-        graph = choosing().graphs[0]
-        return Job.of(replace(graph, in_place=graph.may_stay_away))
+        return reading()
     return choosing() if case == "choosing" else step(case)
 
 
@@ -195,6 +194,17 @@ def step(case: str) -> Job:
             updates |= {"flops": 40_000_000, "dtype": "fp32" if i else "bf16", "op_class": kind, "device": "host"}
         g.op(f"update/{i}", [*changed, f"g{i}"], changed, phase="update", **updates)
     return Job.of(g.build(steps=4), 4 if case in ("meeting", "apart") else 1)
+
+
+def reading() -> Job:
+    """Steps that read three weights where they lie."""
+    g = GraphBuilder("reading")
+    for i in range(3):
+        g.tensor(f"e{i}", 40_000, kind="expert", persistent=True)
+        g.tensor(f"y{i}", 1_000)
+        g.op(f"read/{i}", [f"e{i}"], [f"y{i}"], flops=1_000_000, op_class="matmul")
+    graph = g.build(steps=3)
+    return Job.of(replace(graph, in_place=graph.may_stay_away))
 
 
 def choosing() -> Job:
@@ -355,6 +365,8 @@ WORKLOADS = {
                       biases: true}},
       others: [{{start: 1, stop: 4, every: 2, feed_forward: {{kind: dense, width: 48, biases: true}}}}]}},
       batch: 2, sequence: 32, parallel: {{ranks: all, data: 2, expert: 2}}""",
+    "several": f"""model: {{{DECODER}, attention: {{{GQA}}}, feed_forward: {{kind: dense, width: 48}}, residuals: 2}},
+      batch: 2, sequence: 32""",
     "tower": f"""model: {{family: decoder, layers: 2, hidden: 32, vocabulary: 0, head: false, causal: false,
       stem: [15, 96], stem_rows: 2, stem_bias: true, attention: {{{GQA}}},
       feed_forward: {{kind: dense, width: 48}}}}, phase: prefill, batch: 2, sequence: 32""",
