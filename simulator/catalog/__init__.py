@@ -233,6 +233,9 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
         asked["of"] = "scenario.budget" if asked["of"] == "budget" else asked["of"]
         with errors_at(where("of")):
             asked["start"] = _documented_value(loaded, str(asked["of"]))
+            asked["is_burden"] = _is_burden(loaded, str(asked["of"]))
+        if str(asked["start"]).partition(" ")[0] in ("0", "0.0"):  # no factor leads from there
+            asked["start"] = asked.get("at_least") or asked["start"]
         if asked["of"] == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
         if asked["start"] == "1x" and unit_of(asked.get("at_most")) is not None:  # the same for all
@@ -256,6 +259,12 @@ def _documented_value(loaded: Loaded, field: str) -> Any:
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
     return value if value != "inf" else "1 TB" if paths[-1].endswith("capacity") else "1 TB/s"
+
+
+def _is_burden(loaded: Loaded, field: str) -> bool:
+    """Whether more of a field makes a step longer, or leaves less room."""
+    units = {unit_of(value) for path in Frontier.paths_of(field) for _, value in loaded.fields(path)}
+    return units == {"ns"} or field.rsplit(".", maxsplit=1)[-1] in {"reserved", "lost", "taken"}
 
 
 def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:

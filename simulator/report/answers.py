@@ -11,10 +11,9 @@ from simulator.report.tables import WAITS, Column, figures, filled, occurring
 from simulator.report.views import Panel, Row, Rows, Section, SweepView
 from simulator.report.words import ABSENT, quantity, ratio, shown, signed
 from simulator.scenario import Question
+from simulator.scenario.question import BOUNDS
 from simulator.units import counted, human, listed, parse, unit_of
 
-BOUNDS = "bound", "bound with recompute"
-"""Rows that are lower bounds: for plans that run each op once, and for all plans."""
 FREE = 1.001
 """Most times that a step of a free row is as long as if nothing moved."""
 PRICES = (1.01, 1.1, 1.5)

@@ -20,10 +20,10 @@ from simulator.metrics.figures import present
 from simulator.metrics.rows import Row, of_ranks
 from simulator.metrics.statistics import by
 from simulator.report import drawing
-from simulator.report.answers import BOUNDS
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled
 from simulator.report.views import Map, Panel
 from simulator.report.words import held_to, percent, quantity, units, written
+from simulator.scenario.question import BOUNDS
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
 """Heights of a row, and of an axis with the text above and below it [in]."""

@@ -15,7 +15,6 @@ from simulator.catalog.text import errors_at
 from simulator.errors import Shortfall, insist
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
-from simulator.report.answers import BOUNDS
 from simulator.report.expectations import OTHER, condition, unmet
 from simulator.report.sentences import WAITED_FOR
 from simulator.run.case import Case, Policies
@@ -23,7 +22,7 @@ from simulator.run.grid import Cells
 from simulator.run.row import row_of, unmoved_row
 from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Question
-from simulator.scenario.question import COMPUTE, FASTEST, UNMOVED
+from simulator.scenario.question import BOUNDS, COMPUTE, FASTEST, UNMOVED
 from simulator.units import listed, nearest
 
 Asked = Mapping[str, Any]

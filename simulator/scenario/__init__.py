@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, label_of
-from simulator.scenario.question import Frontier, Layouts, Question
+from simulator.scenario.question import BOUNDS, COMPUTE, FASTEST, UNMOVED, Frontier, Layouts, Question
 from simulator.scenario.study import Values
 from simulator.units import Bytes, Nanoseconds, named_in, require
 
@@ -303,6 +303,9 @@ class Scenario(Document):
         for index, row in enumerate(rows):
             must, do = "each row of the table has a label of its own", "give one of them another label"
             require(row not in rows[:index], must, f"{row!r} twice", "policies", str(index), do=do)
+            of_frontiers = (*BOUNDS, COMPUTE, FASTEST, UNMOVED)
+            must = f"a row has a name of its own; a frontier uses {', '.join(of_frontiers)}"
+            require(row not in of_frontiers, must, repr(row), "policies", str(index), do="find another label")
         for index, expectation in enumerate(self.expect):
             path = ("expect", str(index))
             for key, named in expectation.rows.items():

@@ -18,6 +18,8 @@ WORKLOAD = "workload."
 COMPUTE, FASTEST, UNMOVED = "compute", "fastest", "unmoved"
 """Names in place of a row's: the time of all computes; the fastest row, with the documents as they are; and the step
 with all data in the compute tier, whatever room that takes, so that nothing moves."""
+BOUNDS = "bound", "bound with recompute"
+"""Rows of answers that are lower bounds: for plans that run each op once, and for all plans."""
 Amount = Literal["at_least", "at_most", "multiple_of", "start"]
 """Fields of a question that hold values of the field that is searched."""
 _REACH = {"largest": 16, "least": 1000}
@@ -76,10 +78,13 @@ class Question(Frontier):
     ----------
     start
         Value of the field in the documents.
+    is_burden
+        Whether more of a field of the machine makes a step longer or leaves less room: a time, or memory that is taken.
     """
 
     over: Label
     start: str | int | float
+    is_burden: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -94,7 +99,7 @@ class Question(Frontier):
     @property
     def direction(self) -> str:
         """The end that is searched: ``largest`` or ``least``."""
-        return "largest" if self.is_of_load or self.unit == "ns" else "least"
+        return "largest" if self.is_of_load or self.is_burden else "least"
 
     @property
     def sign(self) -> int:
@@ -171,7 +176,7 @@ class Question(Frontier):
             start, reach = self.read("start"), _REACH[self.direction]
             least: int | float = 1 if isinstance(start, int) else 0.0
             return start * reach if key == "at_most" else max(least, type(start)(start / reach))
-        with in_field(key):
+        with in_field("of" if key == "start" else key):
             if self.unit == "x":
                 return float(ratio(stated))
             value = stated if self.unit is None else parse(stated, self.unit)

@@ -552,3 +552,27 @@ def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):
         assert stalls(story, "static", set={path: amount}) <= 0.001
         assert stalls(story, "static", set={path: less}) > 0.001
     assert f"{wire}\n{room}" in hosim("run", story, "--policy", "static").out
+
+
+@pytest.mark.parametrize(("field", "direction"), [("links.*.latency", "largest"), ("links.*.bandwidth", "least")])
+def test_more_of_a_time_is_harder_and_more_of_a_rate_easier_also_as_factors(tmp_path, field, direction):
+    path = lay(tmp_path, PRICED.replace("set: {", "set: {links.d2h.latency: 1 us, links.h2d.latency: 2 us, "))
+    rows = hosim_api.frontier(path, of=field, such_that=["step <= 1.1x"], policies=["static"]).rows
+    assert all(f"{direction}_{field}" in row for row in rows)
+
+
+def test_a_field_that_is_zero_is_searched_between_ends_that_are_given(tmp_path):
+    path = lay(tmp_path, PRICED)
+    asked = {"of": "links.h2d.latency", "policies": ["static"], "such_that": ["step <= 1.1x"]}
+    with pytest.raises(ConfigError, match=r"--of: .* above 0, found '0 ns'; say where to look: at_least and at_most"):
+        hosim_api.frontier(path, **asked)
+    rows = hosim_api.frontier(path, at_least="1 ns", at_most="1 ms", **asked).rows
+    assert rows[0]["largest_links.h2d.latency"] > 1
+
+
+@pytest.mark.parametrize("label", ["bound", "bound with recompute", "compute", "fastest", "unmoved"])
+def test_no_row_has_a_name_that_a_frontier_gives(tmp_path, label):
+    rows = f"policies: [{{policy: reactive, label: {label}}}]"
+    path = lay(tmp_path, re.sub("policies: .*", rows, STORY))
+    with pytest.raises(ConfigError, match=r"policies\.0: a row has a name of its own; a frontier uses"):
+        catalog.resolve(path)
