@@ -172,7 +172,9 @@ def test_ctrl_c_of_a_terminal_ends_all_processes_with_one_line(arguments, later_
     time.sleep(later_s)
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout, stderr) == (130, "", "hosim: stopped; nothing was written\n")
+    progress, _, last = stderr.removesuffix("\n").rpartition("\n")
+    assert (process.returncode, stdout, last) == (130, "", "hosim: stopped; nothing was written")
+    assert all(line.startswith("hosim: ") and "points" in line for line in progress.splitlines())
     assert not list(tmp_path.iterdir())
 
 
