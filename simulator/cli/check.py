@@ -14,6 +14,7 @@ from simulator.document import Document
 from simulator.errors import ConfigError, PlanError, insist
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.metrics import columns
 from simulator.offsets import issued_bytes
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
 from simulator.referee import Fault
@@ -78,6 +79,7 @@ def _summary(document: Document, path: Path, *, is_strict: bool) -> str:
     if isinstance(document, Software):
         return f"software for {', '.join(document.for_)}"
     machine = cast(Hardware, document)
+    columns(machine)  # refuses names that give two figures one column
     sizes = {"device": machine.topology.devices, "tier": len(machine.tiers), "link": len(machine.links)}
     return f"hardware, {_sizes(sizes | {'fabric': len(machine.fabrics)})}{_idle(told(own_unread(machine)))}"
 

@@ -110,7 +110,7 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
     sentences += [*_passing(case), *([_update(case, rows)] if ran else [])]
     if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
         more = "" if work.tokens else "; for tokens/s state workload.batch and workload.sequence"
-        sentences.append(f"TFLOP/s and MFU are unknown: no op of the graph has FLOPs{more}.")
+        sentences.append(f"TFLOP/s and MFU are unknown: no op of class matmul or attention has FLOPs{more}.")
     return [*filter(None, sentences)]
 
 

@@ -110,7 +110,7 @@ def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp
 
 
 def test_a_graph_without_flops_says_why_there_are_no_rates(tmp_path):
-    said = "TFLOP/s and MFU are unknown: no op of the graph has FLOPs"
+    said = "TFLOP/s and MFU are unknown: no op of class matmul or attention has FLOPs"
     assert f"{said}; for tokens/s state workload.batch and workload.sequence." in _said(tmp_path)
     assert f"{said}." in _said(tmp_path, set={"workload.batch": 4, "workload.sequence": 100})
     assert said not in "\n".join(hosim.run("tiny_train_910c", policies=["resident"]).sentences)

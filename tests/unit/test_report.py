@@ -14,6 +14,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 import simulator as hosim
+from simulator.cli.check import describe
 from simulator.errors import ConfigError, InvariantError, Shortfall
 from simulator.metrics.figures import FIGURES, PLAIN, Figure, figure_of, present, registered
 from simulator.metrics.rows import Row, by_place
@@ -103,8 +104,11 @@ def test_a_column_that_is_not_registered_has_no_unit():
 def test_a_name_of_the_machine_gives_no_two_figures_the_same_column(tmp_path):
     path, machine = chain.write(tmp_path), tmp_path / "machine.yaml"
     machine.write_text(machine.read_text().replace("h2d:", "transfer:"))
-    with pytest.raises(ConfigError, match="no two figures the same column, found exposed_transfer_ns twice"):
+    said = "link 'transfer': a name gives no two figures the same column, found exposed_transfer_ns twice"
+    with pytest.raises(ConfigError, match=said):
         hosim.run(path)
+    with pytest.raises(ConfigError, match=said):
+        describe(str(machine))
 
 
 @pytest.mark.parametrize("column", ["wait_all_ns", "peak_<>_bytes", "late_ns"])
