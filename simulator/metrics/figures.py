@@ -343,10 +343,11 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> dict[str, Fi
     }
     by_column = dict[str, Figure]()
     must, do = "a name gives no two figures the same column", "rename it"
-    for figure, place in ((figure, place) for figure in FIGURES if figure.of in of for place in places[figure.over]):
-        on, where = figure.at(place), f"{hardware.name}, {figure.over} {place!r}"
-        insist(on.column not in by_column, where, must, f"{on.column} twice", do)
-        by_column[on.column] = on
+    for figure in [each for each in FIGURES if each.of in of]:
+        for place in places[figure.over]:
+            on, where = figure.at(place), f"{hardware.name}, {figure.over} {place!r}"
+            insist(on.column not in by_column, where, must, f"{on.column} twice", do)
+            by_column[on.column] = on
     return by_column
 
 
