@@ -370,8 +370,9 @@ def _layouts_left(ran: Rows, screened: Rows, made: Rows, names: Sequence[str]) -
     best, tried = max((row["tokens_per_s"] for row in ran), default=0), {_layout(row, names) for row in ran}
     left = [row for row in made if _layout(row, names) not in tried]
     slower = sum(row["most_tokens_per_s"] < best for row in left)
-    others = f"of {len(left):,} not replayed, a bound rules out {slower:,}, and the estimate alone the others"
-    yield f"hosim estimated {len(made):,} of {len(screened):,} layouts; {others}."
+    proved = f"a bound rules out {slower:,} of {len(left):,} that were not replayed" if left else "all were replayed"
+    others = f", the estimate alone the other {len(left) - slower:,}" * (slower < len(left))
+    yield f"hosim estimated {len(made):,} of {len(screened):,} layouts; {proved}{others}."
     barred = [row for row in screened if row["status"] == "failed"]
     for (rule,), group in sorted(by(barred, "rule").items(), key=lambda pair: -len(pair[1])):
         such = f"such as {_layout(group[0], names)}: {group[0]['found']}"

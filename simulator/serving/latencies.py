@@ -83,7 +83,7 @@ def sentences(rows: Rows) -> list[str]:
     few = min((row["finished"] for row in rows if row["finished"]), default=100)
     if slowest := {f"p{share}": f"{100 // (100 - share)}" for share in PERCENTS if few * (100 - share) < 100}:
         them = f"{listed([*slowest])} {'is' if len(slowest) == 1 else 'are'} the slowest"
-        lines.append(f"Of {counted(few, 'request')} {them}; it takes {listed([*slowest.values()])} to tell more.")
+        lines.append(f"With {counted(few, 'request')} {them}; {listed([*slowest.values()])} would tell more.")
     ran = [row for row in rows if row["status"] == "ok" and row["finished"]]
     if len(ran) > 1:
         ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))

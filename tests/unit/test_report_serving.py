@@ -157,9 +157,9 @@ def test_a_long_queue_is_told_with_the_rates():
 @pytest.mark.parametrize(
     ("finished", "said"),
     [
-        (1, "Of 1 request p50, p90, p95 and p99 are the slowest; it takes 2, 10, 20 and 100 to tell more."),
-        (19, "Of 19 requests p95 and p99 are the slowest; it takes 20 and 100 to tell more."),
-        (99, "Of 99 requests p99 is the slowest; it takes 100 to tell more."),
+        (1, "With 1 request p50, p90, p95 and p99 are the slowest; 2, 10, 20 and 100 would tell more."),
+        (19, "With 19 requests p95 and p99 are the slowest; 20 and 100 would tell more."),
+        (99, "With 99 requests p99 is the slowest; 100 would tell more."),
     ],
 )
 def test_quantiles_of_few_requests_are_the_slowest_one(finished, said):
