@@ -8,8 +8,8 @@ _BESIDE = "write it in a document beside the scenario, NAME.open.yaml, which tes
 COMMANDS = {
     "largest": "write hosim frontier SCENARIO --of workload.FIELD --at-most VALUE",
     "least": "write hosim frontier SCENARIO --of FIELD --at-most VALUE",
-    "robust": "write hosim sweep SCENARIO --plans once, with --jitter, or with --grid and what changes",
-    "scaling": "write hosim sweep SCENARIO",
+    "robust": "write hosim sweep SCENARIO --plans once --jitter 5%, or --grid 'links.*.bandwidth=1x,0.9x' for --jitter",
+    "scaling": "write hosim sweep SCENARIO, if it has the key sweep, or --grid FIELD=VALUE,VALUE",
     "sensitivity": _OPEN.format("sensitivity"),
 }
 """Command that is gone -> what to say in its place."""
