@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -163,19 +164,27 @@ def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[
     return decorate
 
 
-def levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
-    """Read ``5%,0.1`` as shares, ``100ns,5us`` as times; ``none`` as no level."""
-    from simulator.units import FieldError, parse
+def shares(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
+    """Read ``5%,0.1`` as shares."""
 
-    def level(stated: str) -> float:
-        if stated.endswith("%"):
-            return float(stated.removesuffix("%")) / 100
-        return parse(stated, "ns") if stated[-1:].isalpha() else float(stated)
+    def read(stated: str) -> float:
+        found = float(stated.removesuffix("%")) / (100 if stated.endswith("%") else 1)
+        if not 0 <= found < math.inf:
+            raise ValueError
+        return found
 
     try:
-        return text if text is None else [level(part.strip()) for part in text.split(",") if text != "none"]
-    except (ValueError, FieldError):
-        raise click.BadParameter(f"{text!r} is no list such as 5%,0.1 (of times, 100ns,5us)") from None
+        return None if text is None else [read(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list such as 5%,0.1") from None
+
+
+def share(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    """Read ``5%`` or ``0.05``."""
+    stated = shares(context, parameter, text) or []
+    if len(stated) != 1:
+        raise click.BadParameter(f"{text!r} is not one share, such as 5%")
+    return stated[0]
 
 
 def run_and_print(

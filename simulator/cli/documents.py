@@ -209,13 +209,13 @@ _TROUBLE = 2
 @common.command("Compare two results, and say why figures moved.", "json")
 @click.argument("old", type=common.PATH)
 @click.argument("new", type=common.PATH)
-@click.option("--tolerance", default="0", callback=common.levels, help="Accept changes up to this share, such as 1%.")
+@click.option("--tolerance", default="0", callback=common.share, help="Accept changes up to this share, such as 1%.")
 @click.option("--fail-on", type=click.Choice(("moved", "worse")), default="moved", show_default=True,
               help="When the exit code is 1.")  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
 @click.option("--html", type=common.PATH, help="Also write an HTML page.")
 def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
-    old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bool, markdown: bool, html: Path | None
+    old: Path, new: Path, tolerance: float, fail_on: str, as_json: bool, markdown: bool, html: Path | None
 ) -> int:
     """Compare the results OLD and NEW, folders that `hosim run --out` wrote, or the summary.json in them.
 
@@ -236,7 +236,7 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     from simulator.outputs import written
 
     try:
-        changes = hosim.diff(old, new, tolerance=max(tolerance, default=0.0))
+        changes = hosim.diff(old, new, tolerance=tolerance)
         if html is not None:
             with written(html, option="--html") as (part,):
                 part.write_text(changes.view.page(None), encoding="utf-8")

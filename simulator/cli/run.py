@@ -184,15 +184,15 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     metavar="DRAWS",
     help="Draw cited ranges and assumed figures of the machine.",
 )
-@click.option("--jitter", callback=common.levels, metavar="LEVELS", help="Draw the times of ops and links: 1%,5%,20%.")
+@click.option("--jitter", callback=common.shares, metavar="LEVELS", help="Draw the times of ops and links: 1%,5%,20%.")
 @click.option("--draws", type=click.IntRange(1), help="Draws at each level of jitter. [default: 20]")
 @click.option("--seed", type=click.IntRange(0), help="Seed of the draws. [default: 0]")
 @click.option("--plans", type=click.Choice(["anew", "once"]), help="Plan in each cell, or once. [default: anew]")
-@click.option("--headroom", callback=common.levels, help="Share of the budget that plans made once leave free.")
+@click.option(
+    "--headroom", default="0", callback=common.share, help="Share of the budget that plans made once leave free."
+)
 @click.option("--bounds/--no-bounds", default=None, help="Compute columns of bounds, too. [default: for a curve]")
-def sweep(
-    scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, headroom: list[float] | None, **more: Any
-) -> int:
+def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
     """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml with the varied fields.
 
     Without a grid a scenario runs at the points of its key `sweep:`.
@@ -230,7 +230,6 @@ def sweep(
         check_file("--out", out) if is_file else check_target(out)
     folder, cached = None if is_file else out, False if no_cache else cache
     appending = partial(hosim.sweep, out=out)
-    more["headroom"] = max(headroom or [0.0])
     return common.judged(common.run_and_print(appending, scenario, out=folder, cache=cached, **more).rows)
 
 

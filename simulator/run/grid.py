@@ -101,8 +101,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     at_most: int = _MOST_CELLS,
     uncertainty: int = 0,
     jitter: float | Sequence[float] = (),
-    draws: int = _DRAWS,
-    seed: int = 0,
+    draws: int | None = None,
+    seed: int | None = None,
     plans: str = "",
     headroom: float = 0.0,
     bounds: bool | None = None,
@@ -136,8 +136,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         Draws of the machine's uncertain figures, in each of which all policies meet the same values: those whose
         sources print a range, and those that were assumed; see `simulator.run.conditions.uncertain`.
     jitter, draws, seed
-        Spreads of the times of ops and links; number of draws of each, and their seed. See
-        `simulator.run.conditions.jittered`.
+        Spreads of the times of ops and links; number of draws of each, by default 20; and the seed of all draws, by
+        default 0. See `simulator.run.conditions.jittered`.
     plans
         ``once``: plans are made for the documents as they are, and replayed unchanged in each cell, beside runtimes,
         which decide as they run; default: that of the study, or ``anew``.
@@ -240,8 +240,8 @@ def _with_draws(  # noqa: PLR0913 - what draws a study, and what its plans know 
     *,
     uncertainty: int,
     jitter: float | Sequence[float],
-    draws: int,
-    seed: int,
+    draws: int | None,
+    seed: int | None,
     plans: str,
     headroom: float,
 ) -> StudyDocument:
@@ -250,11 +250,15 @@ def _with_draws(  # noqa: PLR0913 - what draws a study, and what its plans know 
     rule, found = "headroom, from 0 % to below 100 %, is of plans that are made once", f"{100 * update['headroom']:g} %"
     is_right = 0 <= update["headroom"] < 1 and (update["plans"] == "once" or not update["headroom"])
     insist(is_right, "headroom", rule, f"{found} of plans made {update['plans']}", "say --plans once, or less")
+    rule, do = "draws are of jitter, and uncertainty states its own number", "leave draws out, or say jitter alone"
+    insist(draws is None or (jitter and not uncertainty), "draws", rule, f"{draws} without jitter alone", do)
+    rule, do = "a seed is of draws that are asked for beside it", "leave it out, or say jitter or uncertainty"
+    insist(seed is None or jitter or uncertainty, "seed", rule, f"{seed} without", do)
     if uncertainty or jitter:
         rule, do = "a study that draws names its own uncertain figures", "leave the draws out, or name its scenario"
         insist(study.sample is None, where, rule, "a sample", do)
         of = uncertain(loaded, uncertainty).of if uncertainty else {}
-        asked = {"size": uncertainty or draws, "seed": seed, "of": of, "jitter": jitter or 0.0}
+        asked = {"size": uncertainty or draws or _DRAWS, "seed": seed or 0, "of": of, "jitter": jitter or 0.0}
         update["sample"] = validated(Sample, asked, "sample", lambda *keys: f"--{keys[0]}".replace("size", "draws"))
     return study.model_copy(update=update)
 

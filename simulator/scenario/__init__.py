@@ -300,10 +300,10 @@ class Scenario(Document):
 
     def _check(self) -> None:
         rows = [choice.row for choice in self.policies]
+        of_frontiers = (*BOUNDS, COMPUTE, FASTEST, UNMOVED)
         for index, row in enumerate(rows):
             must, do = "each row of the table has a label of its own", "give one of them another label"
             require(row not in rows[:index], must, f"{row!r} twice", "policies", str(index), do=do)
-            of_frontiers = (*BOUNDS, COMPUTE, FASTEST, UNMOVED)
             must = f"a row has a name of its own; a frontier uses {', '.join(of_frontiers)}"
             require(row not in of_frontiers, must, repr(row), "policies", str(index), do="find another label")
         for index, expectation in enumerate(self.expect):

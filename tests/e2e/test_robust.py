@@ -126,3 +126,22 @@ def test_too_much_headroom_is_told_so(scenario):
     asked = {"plans": "once", "headroom": 0.99, "cache": False, "policies": ["static"]}
     (row,) = hosim_api.sweep(scenario, {"links.*.bandwidth": ["1x"]}, **asked).rows
     assert row["status"] == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"draws": 5}, "draws: draws are of jitter, and uncertainty states its own number, found 5"),
+        ({"draws": 5, "uncertainty": 2}, "draws: draws are of jitter, and uncertainty states its own number, found 5"),
+        ({"seed": 0}, "seed: a seed is of draws that are asked for beside it, found 0 without"),
+    ],
+)
+def test_draws_and_a_seed_without_what_is_drawn_are_refused(scenario, asked, said):
+    with pytest.raises(ConfigError, match=said):
+        hosim_api.sweep(scenario, {"links.*.bandwidth": ["1x"]}, **asked)
+
+
+def test_one_share_is_left_free(hosim, scenario):
+    done = hosim("sweep", scenario, "--plans", "once", "--grid", "links.*.bandwidth=1x", "--headroom", "5%,10%")
+    assert done.code == 2
+    assert "'5%,10%' is not one share, such as 5%" in done.err
