@@ -35,7 +35,7 @@ from simulator.errors import insist
 from simulator.scenario import Frontier, Layouts, Question, Scenario
 from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.scenario.study import StudyDocument
-from simulator.units import exact, nearest, require, unit_of
+from simulator.units import exact, nearest, parse, require, unit_of
 from simulator.workload.job import JobDocument
 
 __all__ = [
@@ -234,7 +234,7 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
         with errors_at(where("of")):
             asked["start"] = _documented_value(loaded, str(asked["of"]))
             asked["is_burden"] = _is_burden(loaded, str(asked["of"]))
-        if str(asked["start"]).partition(" ")[0] in ("0", "0.0"):  # no factor leads from there
+        if not _amount(asked["start"]):  # no factor leads from there
             asked["start"] = asked.get("at_least") or asked["start"]
         if asked["of"] == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
@@ -259,6 +259,12 @@ def _documented_value(loaded: Loaded, field: str) -> Any:
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
     return value if value != "inf" else "1 TB" if paths[-1].endswith("capacity") else "1 TB/s"
+
+
+def _amount(value: Any) -> float:
+    """Return a quantity in its unit, or a factor, or a number."""
+    unit = unit_of(value)
+    return 1.0 if value == "1x" else float(value if unit is None else parse(value, unit))
 
 
 def _is_burden(loaded: Loaded, field: str) -> bool:
