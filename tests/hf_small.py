@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+from building import build
+
+import simulator as hosim
+from simulator.graph import Graph
 
 DEEPSEEK_V4: dict[str, Any] = {
     "model_type": "deepseek_v4", "hidden_size": 32, "num_attention_heads": 4, "head_dim": 16, "q_lora_rank": 24,
@@ -41,3 +48,16 @@ HY_V4: dict[str, Any] = {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
     "index_n_heads": 2, "index_head_dim": 8, "index_topk": 6, "torch_dtype": "bfloat16",
 }  # fmt: skip
+
+
+def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
+    """Read what a ``config.json`` says."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    return hosim.read_hf(file, **options)
+
+
+def graph_of(config: dict[str, Any], folder: Path, **options: Any) -> Graph:
+    """Build the graph of what a ``config.json`` says."""
+    built: Graph = build(read(config, folder, **options).workload)
+    return built

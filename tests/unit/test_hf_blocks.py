@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from building import build
-from hf_small import MINIMAX_M3
+from hf_small import MINIMAX_M3, graph_of, read
 from parameters import count
 
 import simulator as hosim
@@ -22,15 +20,7 @@ LINEARS = [H * SIZE * (2 * HEADS + 2 * KV) + 3 * H * 96, H * SIZE * (2 * HEADS +
 LINEARS[1] += H * 4 + 2 * 3 * H * 16 + 3 * H * 24 + H * (IH + 1) * IS
 
 
-def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
-    file = folder / "config.json"
-    file.write_text(json.dumps(config))
-    return hosim.read_hf(file, **options)
-
-
-def graph(folder: Path, **options: Any) -> Graph:
-    built: Graph = build(read(MINIMAX_M3, folder, **options).workload)
-    return built
+graph = partial(graph_of, MINIMAX_M3)
 
 
 def seen(layer: int, tokens: range) -> int:

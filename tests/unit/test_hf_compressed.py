@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from building import build
-from hf_small import DEEPSEEK_V4
+from hf_small import DEEPSEEK_V4, graph_of, read
 from parameters import count
 
 import simulator as hosim
@@ -30,15 +29,7 @@ PUBLISHED = {
 """What its two models state beside defaults; their parameters, in all and for a token [billions, as printed]."""
 
 
-def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
-    file = folder / "config.json"
-    file.write_text(json.dumps(config))
-    return hosim.read_hf(file, **options)
-
-
-def graph(folder: Path, **options: Any) -> Graph:
-    built: Graph = build(read(DEEPSEEK_V4, folder, **options).workload)
-    return built
+graph = partial(graph_of, DEEPSEEK_V4)
 
 
 def linears(layer: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from building import build
-from hf_small import DEEPSEEK_V4, GEMMA3N, GEMMA4, HY_V4
+from hf_small import DEEPSEEK_V4, GEMMA3N, GEMMA4, HY_V4, graph_of, read
 from parameters import count
 from trained import check_lives, sizes
 
@@ -26,15 +26,7 @@ FIRST = 4
 RESIDUALS, RANK, WIDTHS = 3, 5, GEMMA3N["intermediate_size"]
 
 
-def read(config: dict[str, Any], folder: Path, **options: Any) -> hosim.Imported:
-    file = folder / "config.json"
-    file.write_text(json.dumps(config))
-    return hosim.read_hf(file, **options)
-
-
-def graph(folder: Path, **options: Any) -> Graph:
-    built: Graph = build(read(GEMMA4, folder, **options).workload)
-    return built
+graph = partial(graph_of, GEMMA4)
 
 
 def size(layer: int) -> int:
