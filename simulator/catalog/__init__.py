@@ -234,8 +234,9 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
         with errors_at(where("of")):
             asked["start"] = _documented_value(loaded, str(asked["of"]))
             asked["is_burden"] = _is_burden(loaded, str(asked["of"]))
-        if not _amount(asked["start"]):  # no factor leads from there
-            asked["start"] = asked.get("at_least") or asked["start"]
+        start, unit = asked["start"], unit_of(asked["start"])
+        if not (start if unit is None else parse(start, unit)):  # no factor leads from zero
+            asked["start"] = asked.get("at_least") or start
         if asked["of"] == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
         if asked["start"] == "1x" and unit_of(asked.get("at_most")) is not None:  # the same for all
@@ -259,12 +260,6 @@ def _documented_value(loaded: Loaded, field: str) -> Any:
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
     return value if value != "inf" else "1 TB" if paths[-1].endswith("capacity") else "1 TB/s"
-
-
-def _amount(value: Any) -> float:
-    """Return a quantity in its unit, or a factor, or a number."""
-    unit = unit_of(value)
-    return 1.0 if value == "1x" else float(value if unit is None else parse(value, unit))
 
 
 def _is_burden(loaded: Loaded, field: str) -> bool:

@@ -166,17 +166,14 @@ def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[
 
 def shares(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
     """Read ``5%,0.1`` as shares."""
-
-    def read(stated: str) -> float:
-        found = float(stated.removesuffix("%")) / (100 if stated.endswith("%") else 1)
-        if not 0 <= found < math.inf:
-            raise ValueError
-        return found
-
+    stated = [] if text is None else [part.strip() for part in text.split(",")]
     try:
-        return None if text is None else [read(part.strip()) for part in text.split(",")]
+        read = [float(part.removesuffix("%")) / (100 if part.endswith("%") else 1) for part in stated]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list such as 5%,0.1") from None
+        read = [math.nan]
+    if not all(0 <= each < math.inf for each in read):
+        raise click.BadParameter(f"{text!r} is no list such as 5%,0.1")
+    return read or None
 
 
 def share(context: click.Context, parameter: click.Parameter, text: str) -> float:
