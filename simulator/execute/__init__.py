@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from simulator.errors import ConfigError, import_extra, insist
-from simulator.execute.tiers import FileTier, MemoryTier
 from simulator.importers.torch import capture as capture
 from simulator.importers.torch import fake as fake
 from simulator.importers.torch import parts_of
@@ -42,14 +41,15 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     loss: Callable[[Any], Any] | None = None,
     homes: Mapping[str, str] | None = None,
     hardware: str | Path | None = None,
-    tier: Literal["disk", "memory"] = "disk",
+    device: str | None = None,
+    tier: Literal["disk", "memory"] | None = None,
     folder: str | Path | None = None,
     pace: tuple[str, str] | None = None,
     strict: bool = False,
 ) -> Offloaded:
     """Make a training step run within a budget of memory, with the same numbers to the last bit.
 
-    Storages that do not fit are written to a file, and read back before they are used. Nothing of the model is changed.
+    Storages that do not fit leave for a lower tier, and come back before they are used. The model stays as it is.
 
     Parameters
     ----------
@@ -57,6 +57,9 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         A module, for which a training step is made; or a function that runs a whole step, with loss and optimizer.
     budget
         Most bytes of storages in memory, such as ``"6 GB"``: weights, gradients, states and activations.
+    device
+        Where the step computes, such as ``"cuda"``: the budget is of its memory. Default: that
+        of a module's parameters; of a function, the accelerator that there is, or else the CPU.
     policy
         A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``, or the path
         of a plan.
@@ -68,7 +71,9 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     hardware
         A profile of this machine, as `hosim calibrate` writes it; default: the lower tier alone is measured, now.
     tier
-        The lower tier, called ``disk`` in plans: a file, or a second place in memory.
+        The lower tier: a file, or memory (pinned, of an accelerator's host; on the CPU, a second place). Default:
+        memory with an accelerator, a file on the CPU. Plans call the tiers ``hbm`` and ``ram`` or ``disk``; on the
+        CPU, ``ram`` and ``disk``.
     folder
         Where the file lies; default: the system's folder of temporary files. Nothing is left in it.
     pace
@@ -88,9 +93,8 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     ConfigError
         If torch is not installed, the budget is no size, or the folder cannot hold a file.
     """
-    steps, profile, torch_run = (
-        _part(part) for part in ("execute.offloaded", "execute.machine", "importers.torch_run")
-    )
+    parts = ("execute.offloaded", "execute.machine", "importers.torch_run", "execute.accelerator")
+    steps, profile, torch_run, devices = map(_part, parts)
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), where, must, "one beside it", do)
@@ -100,17 +104,21 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     budget_bytes, paces = _numbers(where, budget, pace)
     name = getattr(step, "__name__", type(step).__name__)
     if is_module:
+        device = device or next((str(held.device) for held in step.parameters()), None)  # type: ignore[attr-defined]
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
     scenario = {"policies": [policy], "homes": {**(homes or {})}}
     with ExitStack() as stack:
-        lower = _tier_of(tier, folder, paces)
+        computes = devices.device_of(device)
+        lower = computes.lower(_folder_of(tier or ("disk" if folder else computes.below), folder), paces)
         stack.callback(lower.close)
         if hardware is None:
-            machine = profile.machine_of(paces or profile.rates_of(lower))
+            machine = profile.machine_of(computes.tiers, paces or profile.rates_of(computes, lower))
         else:  # a file, or one of the catalogue
             machine = str(Path(hardware).resolve() if Path(hardware).is_file() else hardware)
-        offloaded: Offloaded = steps.Offloaded(step, name, budget_bytes, lower, machine, scenario, strict=strict)
+        offloaded: Offloaded = steps.Offloaded(
+            step, name, budget_bytes, lower, machine, scenario, strict=strict, device=computes
+        )
         stack.pop_all()  # the step closes it
     return offloaded
 
@@ -187,14 +195,12 @@ def _numbers(where: str, budget: Any, pace: Any) -> tuple[float, tuple[float, fl
     return budget_bytes, paces
 
 
-def _tier_of(tier: str, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier:
-    """Make the lower tier."""
+def _folder_of(tier: str, folder: str | Path | None) -> str | Path | None:
+    """Return the folder of a lower tier; None if it is memory."""
     where = "hosim.torch.offload"
     insist(tier in ("disk", "memory"), where, "a lower tier is disk or memory", repr(tier), "name one of them")
     insist(tier == "disk" or folder is None, where, "a folder is of tier disk", f"one of tier {tier!r}", "drop folder")
-    if tier == "memory":
-        return MemoryTier(pace=pace)
-    return FileTier(folder or tempfile.gettempdir(), pace=pace)
+    return None if tier == "memory" else folder or tempfile.gettempdir()
 
 
 def compare(

@@ -28,7 +28,7 @@ import numpy as np
 
 from simulator import catalog
 from simulator.errors import insist
-from simulator.execute.tiers import FileTier
+from simulator.execute.tiers import FileTier, free_memory
 from simulator.hardware import Hardware
 from simulator.importers.imported import named
 from simulator.outputs import check_file, written
@@ -113,7 +113,7 @@ def calibrate(
         If the profile, or a file in the folder, cannot be written, or there is too little memory.
     """
     begun, others_s = perf_counter(), _others_s()
-    path, free, library = Path(out), _free_memory(), cast(Any, np)
+    path, free, library = Path(out), free_memory(), cast(Any, np)
     insist(path.suffix == ".yaml", f"-o {out}", "a profile is a .yaml", repr(path.name), "write for example this.yaml")
     check_file("-o", path)
     with suppress(ImportError):
@@ -140,15 +140,6 @@ def calibrate(
     with written(path, option="-o") as (part,):
         part.write_text(catalog.dump(hardware), encoding="utf-8")
     return hardware
-
-
-def _free_memory() -> int:
-    """Return the memory that programs may still take, in this container [B]."""
-    free = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())["MemAvailable:"]
-    limits, group = [int(free) << 10], Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no such group, or no limit
-        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return min(limits)
 
 
 def _others_s() -> float:

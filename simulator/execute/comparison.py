@@ -17,6 +17,7 @@ import orjson
 import torch
 
 from simulator.errors import HosimError, insist
+from simulator.execute.accelerator import Processor
 from simulator.execute.measured import measured_row
 from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
@@ -37,7 +38,8 @@ from simulator.units import counted, human
 _FIRST = 6
 """Calls before what is measured: two or three on demand, and three whose ops are timed for the last plan."""
 _PREDICTED = ("step_ns", "stall_ns", "peak_bytes", "out_bytes", "in_bytes")
-_KEYS = ("policy", "why", "steps", *_PREDICTED, *(f"measured_{key}" for key in (*_PREDICTED, "rss_bytes")),
+_IN_USE = {"measured_rss_bytes": "RSS", "measured_allotted_bytes": "allotted"}
+_KEYS = ("policy", "why", "steps", *_PREDICTED, *(f"measured_{key}" for key in _PREDICTED), *_IN_USE,
          "least_ns", "most_ns", "is_within", "is_equal")  # fmt: skip
 _CLEAR = Path("/proc/self/clear_refs")
 _CAN_FORGET = os.access(_CLEAR, os.W_OK)
@@ -56,9 +58,10 @@ class Comparison:
         For each policy: ``policy``, ``step_ns``, ``stall_ns``, ``peak_bytes``, ``out_bytes``, ``in_bytes`` as
         predicted (None without a plan); the same with ``measured_`` before them, of which times are medians;
         ``measured_rss_bytes``, resident memory at most, beyond what the process holds once the step is gone (None
-        where the system does not say); ``least_ns`` and ``most_ns``, the shortest and the longest step; ``is_within``,
-        whether the measured peak is within the budget; ``is_equal``, whether each loss is that of the first row to the
-        last bit. A row that cannot run has ``why``, and None for all else.
+        where the system does not say); ``measured_allotted_bytes``, the same of an accelerator's allocator (None on the
+        CPU, and where PyTorch does not say); ``least_ns`` and ``most_ns``, the shortest and the longest step;
+        ``is_within``, whether the measured peak is within the budget; ``is_equal``, whether each loss is that of the
+        first row to the last bit. A row that cannot run has ``why``, and None for all else.
     results
         By policy, the row that was predicted, with that of the median step as its ``measured``: `Result.timeline` draws
         one under the other.
@@ -90,7 +93,11 @@ class Comparison:
             Column("peak predicted", sizes("peak_bytes"), left=False),
             Column("measured", sizes("measured_peak_bytes"), left=False),
             Column("within", [{None: "-", True: "yes", False: "no"}[row["is_within"]] for row in self.rows]),
-            Column("RSS", sizes("measured_rss_bytes"), left=False),
+            *(
+                Column(name, sizes(key), left=False)
+                for key, name in _IN_USE.items()
+                if any(row[key] for row in self.rows)
+            ),
             Column("moved out", sizes("measured_out_bytes"), left=False),
             Column("moved in", sizes("measured_in_bytes"), left=False),
         ]
@@ -175,14 +182,14 @@ def compare(
         rows.append(dict.fromkeys(_KEYS) | {"policy": label})
         with step:
             step.keep_traces()
-            budget_bytes = step.budget_bytes
+            budget_bytes, device = step.budget_bytes, step.device
             try:
-                losses, most_bytes = _run(call, steps, partial(tell, f"{label}, steps"))
+                losses, *most_bytes = _run(call, steps, partial(tell, f"{label}, steps"), device)
                 must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
                 insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
             except HosimError as error:  # is this row's result: others stand
                 errors.append(error)
-                rows[-1]["why"], losses, most_bytes = str(error), [], None
+                rows[-1]["why"], losses, most_bytes = str(error), [], [None, None]
             else:
                 first, executed = first or losses, step.steps[_FIRST:]
                 rows[-1] |= _predicted(step) | _measured(executed)
@@ -193,7 +200,8 @@ def compare(
                     measured = measured_row(predicted, cast(Trace, middle.trace), round(middle.step_s * 1e9))
                     results[predicted.label] = replace(predicted, measured=measured)
         del step, call, args, kwargs
-        rows[-1]["measured_rss_bytes"] = most_bytes and most_bytes - _left_bytes()
+        for key, bytes_at_most, left in zip(_IN_USE, most_bytes, (_left_bytes(), device.allotted()), strict=True):
+            rows[-1][key] = bytes_at_most and bytes_at_most - (left or 0)
     if len(errors) == len(rows):
         raise errors[0]
     relate([*results.values()])  # each was planned alone, with the times of its own ops
@@ -202,16 +210,17 @@ def compare(
 
 
 def _run(
-    call: Callable[[], Any], steps: int, tell: Callable[[int, int], None]
-) -> tuple[list[torch.Tensor], int | None]:
-    """Run steps; return their losses, and how much memory was resident at most while they were measured [B]."""
+    call: Callable[[], Any], steps: int, tell: Callable[[int, int], None], device: Processor
+) -> tuple[list[torch.Tensor], int | None, int | None]:
+    """Run steps; return their losses, and what was resident and allotted at most while they were measured [B]."""
     losses = list[torch.Tensor]()
     for done in range(_FIRST + steps):
         tell(done, _FIRST + steps)
         if done == _FIRST:
             _forget_most()
+            device.count_most()
         losses += [tensor.detach().clone() for tensor in tensors([call()])]
-    return losses, _resident_bytes("VmHWM") if _CAN_FORGET else None
+    return losses, _resident_bytes("VmHWM") if _CAN_FORGET else None, device.allotted(most=True)
 
 
 def _is_same(loss: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -224,7 +233,8 @@ def _predicted(step: Offloaded) -> dict[str, Any]:
     result = step.predicted
     if result is None:
         return {}
-    columns = ("step_ns", "stall_ns", "peak_ram_bytes", "moved_d2h_bytes", "moved_h2d_bytes")
+    peak = f"peak_{result.hardware.compute_tier}_bytes"
+    columns = ("step_ns", "stall_ns", peak, "moved_d2h_bytes", "moved_h2d_bytes")
     figures = dict(zip(_PREDICTED, map(result.summary.__getitem__, columns), strict=True))
     return {"policy": result.label} | figures | {"peak_bytes": figures["peak_bytes"] + step.beside_bytes}
 

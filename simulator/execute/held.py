@@ -57,28 +57,39 @@ class HeldStorage:
         self.below: int | None = None
         self.remake: Callable[[], None] | None = None
 
-    def resize(self, size_bytes: int) -> int:
+    def resize(self, size_bytes: int, resize: Callable[[Any, int], None]) -> int:
         """Give it its size in the compute tier, or none; return how many bytes more it then has there [B].
+
+        Parameters
+        ----------
+        size_bytes
+            Its size, or 0.
+        resize
+            Gives a storage a size; not called for one that takes no room here, such as one of the host.
 
         Raises
         ------
         ExecutionError
             If that cannot be, as another library shows its bytes, too.
         """
-        storage = self.ref()
+        storage = self.ref() if self.size_bytes else None
         if storage is not None and not storage.resizable():
             self.is_away = not self.held_bytes
             must, do = "a storage that moves can be resized", "give numpy a copy of it: .clone().numpy()"
             raise ExecutionError(self.name, must, "one that numpy or such shows, too", do)
         if storage is not None:
-            storage.resize_(size_bytes)
+            resize(storage, size_bytes)
         before, self.held_bytes = self.held_bytes, size_bytes
         return size_bytes - before
 
 
 class Issued(NamedTuple):
-    """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile."""
+    """An action on a block that has been issued; it holds the storage, so that PyTorch cannot free it meanwhile.
+
+    A copy out has the moment `after` which it starts.
+    """
 
     kind: str
     block: HeldStorage
     storage: Any
+    after: Any

@@ -41,15 +41,16 @@ def trace_of(mode: PlannedStep, hardware: Hardware, below: Container[int], notes
     tensor_of = {id(block): tensor for tensor, block in mode.blocks.items()}
     links = {way: hardware.link_names.index(name) for way, name in LINKS.items()}
     tiers = {HELD: mode.compute_tier, BELOW: 1 - mode.compute_tier}
-    codes, begun_s = mode.codes(), mode.ended[0][0]
+    codes, seconds = mode.codes(), mode.device.seconds
+    begun_s = seconds(mode.ended[0][0])
 
-    def ns(moment_s: float) -> int:
-        return max(0, round((moment_s - begun_s) * 1e9))
+    def ns(moment: Any) -> int:
+        return max(0, round((seconds(moment) - begun_s) * 1e9))
 
     waited, copies = list[Numbers](), list[Numbers]()
     held = [(0, 0, tiers[BELOW if t in below else HELD], t, block.size_bytes) for t, block in mode.lasting.items()]
-    for kind, block, since_s, until_s, size_bytes in notes:
-        tensor, since, until = tensor_of.get(id(block), NONE), ns(since_s), ns(until_s)
+    for kind, block, began, ended, size_bytes in notes:
+        tensor, since, until = tensor_of.get(id(block), NONE), ns(began), ns(ended)
         if kind in tiers and size_bytes and tensor != NONE:  # what is in no op of the graph lies beside the budget
             held.append((until, 0, tiers[kind], tensor, size_bytes))
         elif kind in links and size_bytes:
@@ -57,7 +58,7 @@ def trace_of(mode: PlannedStep, hardware: Hardware, below: Container[int], notes
         elif kind not in tiers:
             why = (_CAPACITY, tensor, mode.compute_tier) if kind == ROOM else (_TRANSFER, tensor, links[kind])
             waited.append((since, until, *why, NONE))
-    spans, waits = _computes(codes, [ns(end_s) for end_s, _ in mode.ended], waited)
+    spans, waits = _computes(codes, [ns(ended) for ended, _ in mode.ended], waited)
     spans += _copies(codes, copies, mode.compute_tier, links[OUT])
     held.sort(key=lambda change: change[0])
     issued = (_table(ISSUED, codes),)

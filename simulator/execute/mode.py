@@ -3,65 +3,26 @@
 An op that runs again runs on the tensors that it was given, into those that it made: to the last bit, in no other room.
 So only functions do that write where they are told (`into`); of others the planner knows that they run once. Their
 storages live on until the plan makes nothing of them any more.
-
-What can be known is worked out once for each plan, so that a call costs little: which actions come before it, which
-tensors that it uses may be under way, how much room it needs, and which views show what is away.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
-from time import perf_counter
 from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from simulator.errors import insist
+from simulator.execute.accelerator import Processor
+from simulator.execute.calls import Turn, into
 from simulator.execute.held import ExecutionError, HeldStorage
-from simulator.execute.on_demand import RecordedCall, writes
 from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
-from simulator.importers.recordings import Storage
 from simulator.plan import COMPUTE, COPY, DETACH, Code
-
-
-@dataclass(slots=True)
-class Turn:
-    """What happens at a call of the step; after the last call, a turn without a function.
-
-    Attributes
-    ----------
-    func, op
-        The function that is expected, and the name of its op; None if it is no op.
-    actions
-        Actions before it on tensors that are moved in a step.
-    given
-        Tensor of each leaf of its arguments, -1 if no op uses it; empty until something moves in a step.
-    moved, seen
-        Tensors that it uses and that were moved in this step, each with whether it writes them; if it reads and writes
-        no bytes, as what makes a view, those that it is given.
-    made
-        Tensors that it writes first, each with the leaf of the result (from 0 on) or of the arguments (from -1 down)
-        that shows it.
-    again
-        Id of its op, as often as the op runs again.
-    """
-
-    func: Any
-    op: str | None
-    actions: Sequence[Code] = ()
-    given: tuple[int, ...] = ()
-    moved: list[tuple[int, bool]] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-    made: list[tuple[int, int]] = field(default_factory=list)
-    made_bytes: int = 0
-    again: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,114 +32,6 @@ class Again:
     op: int
     left: int
     run: Callable[[], Any]
-
-
-def turns_of(
-    graph: Graph,
-    calls: Sequence[RecordedCall],
-    ids: Mapping[Storage, int],
-    codes: Sequence[Code],
-    below: Iterable[int] = (),
-) -> list[Turn]:
-    """Work out what happens at each call of a step, and after the last one.
-
-    Parameters
-    ----------
-    graph, calls
-        The step, as it was recorded.
-    ids
-        Storage of the record -> tensor of the graph.
-    codes, below
-        The actions of one step; the tensors that live below between steps.
-
-    Raises
-    ------
-    ConfigError
-        If the plan does not run each op, for the first time, in order.
-    """
-    before, runs = _by_op(graph, codes)
-    written = {t for t, tensor in enumerate(graph.tensors) if tensor.persistent}
-    turns, moved = list[Turn](), {*below}
-    for call in calls:
-        turn = Turn(call.func, None if call.op is None else graph.ops[call.op].name)
-        if call.op is None:
-            seen = [t for t in dict.fromkeys(map(ids.get, call.given)) if t in moved]
-            turn.moved, turn.seen = ([(t, True) for t in seen], []) if writes(call.func) else ([], seen)
-        else:
-            op, turn.actions = graph.ops[call.op], before[call.op]
-            turn.again = (call.op,) * (runs[call.op] - 1)
-            moved.update(tensor for kind, tensor, *_ in turn.actions if kind != COMPUTE)
-            used = dict.fromkeys((*op.reads, *op.writes))
-            turn.moved = [(t, t in op.writes) for t in used if t in moved and t in written]
-            leaves = {ids.get(s): -1 - i for i, s in reversed([*enumerate(call.given)])}
-            leaves |= {ids.get(s): i for i, s in reversed([*enumerate(call.made)])}
-            turn.made = [(t, leaves[t]) for t in op.writes if t not in written]
-            turn.made_bytes = sum(graph.tensors[t].size_bytes for t, _ in turn.made)
-            written.update(op.writes)
-        turn.given = tuple(ids.get(storage, -1) for storage in call.given) if moved else ()
-        turns.append(turn)
-    return [*turns, Turn(None, None, before[-1])]
-
-
-def _by_op(graph: Graph, codes: Sequence[Code]) -> tuple[list[list[Code]], Counter[int]]:
-    """Return the actions before each op, and those after the last one; and how often each op runs.
-
-    What ends a life is left to PyTorch, but of what is copied, or made again.
-    """
-    before: list[list[Code]] = [[]]
-    runs = Counter(op for kind, op, *_ in codes if kind == COMPUTE)
-    moved = {tensor for kind, tensor, *_ in codes if kind == COPY}
-    moved |= {tensor for op, times in runs.items() if times > 1 for tensor in graph.ops[op].writes}
-    for code in _freed_soon(graph, codes):
-        if code[0] == COMPUTE and code[1] == len(before) - 1:
-            before.append([])
-        elif code[0] == COMPUTE or code[1] in moved:
-            must, found = "the first runs of its ops are in order", f"op {code[1]} after {len(before) - 1} ops"
-            insist(code[0] != COMPUTE or code[1] < len(before), "the plan", must, found, "plan anew")
-            before[-1].append(code)
-    insist(len(before) == len(graph.ops) + 1, "the plan", "it is of this graph", f"{len(before) - 1} ops", "plan anew")
-    return before, runs
-
-
-def _freed_soon(graph: Graph, codes: Sequence[Code]) -> list[Code]:
-    """Put each detach behind the last action on its tensor: a host that runs ahead of its device has it act there."""
-    last, places = dict[int, int](), list[int]()
-    for place, (kind, item, *_) in enumerate(codes):
-        places.append(last.get(item, place) if kind == DETACH else place)
-        named = (*graph.ops[item].reads, *graph.ops[item].writes) if kind == COMPUTE else (item,)
-        last.update(dict.fromkeys(named, places[-1]))
-    return [codes[n] for n in sorted(range(len(codes)), key=places.__getitem__)]
-
-
-_ATEN = torch.ops.aten  # what computes the same bits as a function without an overload that writes where it is told
-_SAME: dict[Any, Callable[..., Any]] = {
-    func: lambda outs, given, **_: outs[0].copy_(given) for func in (_ATEN.clone.default, _ATEN._to_copy.default)
-}
-_SAME[_ATEN.relu.default] = lambda outs, given: torch.clamp_min(given, 0, out=outs[0])
-
-
-@cache
-def into(func: Any) -> Callable[..., Any] | None:
-    """Return what runs a function again into its results, which it takes before the arguments; None if nothing does.
-
-    An ``out=`` that PyTorch has generated does not: it makes the results elsewhere, and copies them.
-    """
-    if func in _SAME:
-        return _SAME[func]
-    schema, packet = func._schema, func._overloadpacket
-    if schema.returns and all(returned.alias_info for returned in schema.returns):
-        return lambda _, *args, **kwargs: func(*args, **kwargs)
-    for other in (getattr(packet, name) for name in packet.overloads()):
-        given = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
-        outs = [argument.name for argument in other._schema.arguments if argument.is_out]
-        is_alike = given == [(argument.name, str(argument.type)) for argument in schema.arguments]
-        if outs and is_alike and torch.Tag.generated not in other.tags:
-            return partial(_run_into, other, outs)
-    return None
-
-
-def _run_into(func: Any, names: Sequence[str], outs: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-    func(*args, **kwargs, **dict(zip(names, outs, strict=True)))
 
 
 class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
@@ -198,7 +51,8 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     Attributes
     ----------
     ended
-        For each run of an op, when it had ended, and how long the step had waited then [s]; first when the step began.
+        For each run of an op, when it ended, as a moment of the device, and how often the step had waited then; first
+        when the step began.
     lasting, blocks
         Tensor -> what is followed of it: of those that were there when the step began, and of all.
     stopped
@@ -214,19 +68,29 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         self.blocks = self.lasting.copy()
         for tensor, block in self.blocks.items():  # what was there before the first plan has no name yet
             block.name = graph.tensors[tensor].name
-        self._at, self.ended = 0, list[tuple[float, float]]()
+        self._at, self.ended = 0, list[tuple[Any, int]]()
         self._again = dict[int, Again]()  # by the tensors that it makes
         self.stopped: ExecutionError | None = None
 
     def __enter__(self) -> PlannedStep:
-        self.ended.append((perf_counter(), 0.0))
+        self.ended.append((self.device.ended(), 0))
         super().__enter__()
         return self
 
     @property
+    def device(self) -> Processor:
+        """Where it runs."""
+        return self._memory.device
+
+    @property
     def took_ns(self) -> list[int]:
-        """For each op, the time of its first run from the end of the run before it, without waits [ns]."""
-        spent = ((end - begun) - (waited - before) for (begun, before), (end, waited) in pairwise(self.ended))
+        """For each op, the time of its first run from the end of the run before it, without waits [ns].
+
+        The step has ended.
+        """
+        waited_s = self._memory.waited_s()
+        ends = [(self.device.seconds(moment), waited_s[count]) for moment, count in self.ended]
+        spent = ((end - begun) - (waited - before) for (begun, before), (end, waited) in pairwise(ends))
         ops = [op for kind, op, *_ in self.codes() if kind == COMPUTE]
         first = dict(zip(reversed(ops), reversed([*spent]), strict=True))
         return [max(0, round(first[op] * 1e9)) for op in range(len(first))]
@@ -244,10 +108,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         self._at += 1
         if turn.op is None:
             away = [b for b in map(self.blocks.get, turn.seen) if b is not None and (b.is_away or b.jobs)]
-            if not away:
-                return func(*args, **kwargs)
-            with memory.shown(away):
-                return func(*args, **kwargs)
+            return look_at(func, args, kwargs, memory) if away else func(*args, **kwargs)
         try:
             made = func(*args, **kwargs)
             if turn.made:
@@ -257,7 +118,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         finally:  # only now, so that no copy takes the room before what was made counts
             if turn.made_bytes:
                 memory.made()
-        self.ended.append((perf_counter(), memory.waited_s))
+        self.ended.append((memory.device.ended(), len(memory.waits)))
         return made
 
     def _prepare(self, turn: Turn, func: Any, args: Any, kwargs: Any) -> None:
@@ -345,7 +206,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         again.run()
         for block in made:
             block.is_away, block.remake = False, None
-        self.ended.append((perf_counter(), self._memory.waited_s))
+        self.ended.append((memory.device.ended(), len(memory.waits)))
 
     def _do(self, code: Code) -> None:
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
@@ -385,6 +246,32 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             self._stop(self._difference("the end of the step"))
         for code in self._turns[-1].actions if self.stopped is None else ():
             self._do(code)
+
+
+def look_at(func: Any, args: Any, kwargs: Any, memory: StepMemory) -> Any:
+    """Call a function that reads no bytes of what it is given, such as one that makes a view, though that is away.
+
+    PyTorch refuses a view of more bytes than its storage has. So the view is made of a tensor without bytes first, and
+    then on the storage: of nothing, at its offset, which may be anywhere; and of that, in its shape, which nobody
+    checks.
+    """
+    if not any(returned.alias_info for returned in func._schema.returns):
+        return func(*args, **kwargs)
+    base, shown = _leaves(args)[0], func(*tree_map_only(torch.Tensor, partial(_on_meta, memory), args), **kwargs)
+    return tree_map_only(torch.Tensor, partial(_alias, base), shown)
+
+
+def _on_meta(memory: StepMemory, tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    block = memory.find(storage)
+    meta = torch.UntypedStorage(storage.nbytes() if block is None else block.size_bytes, device="meta")
+    shown = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return shown.set_(meta, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _alias(base: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+    nothing = base.as_strided((0,), (1,), 0).view(shown.dtype).as_strided((0,), (1,), shown.storage_offset())
+    return cast(torch.Tensor, torch.ops.aten._reshape_alias.default(nothing, shown.shape, shown.stride()))
 
 
 def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -18,11 +16,13 @@ from typing import Any, cast
 
 import torch
 
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
+from simulator.execute.accelerator import PinnedTier, Processor
+from simulator.execute.calls import Turn, codes_of, into, turns_of
 from simulator.execute.held import ExecutionError, HeldStorage
-from simulator.execute.machine import COMPUTE_TIER, LOWER_TIER, write_documents
+from simulator.execute.machine import planned
 from simulator.execute.measured import trace_of
-from simulator.execute.mode import PlannedStep, Turn, into, turns_of
+from simulator.execute.mode import PlannedStep
 from simulator.execute.on_demand import OnDemand
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
@@ -34,8 +34,7 @@ from simulator.importers.torch import imported
 from simulator.importers.torch_machine import tensors
 from simulator.importers.torch_run import ModuleWatch
 from simulator.outputs import written
-from simulator.plan import Actions, Code, Plan
-from simulator.run import run
+from simulator.plan import Actions
 from simulator.run.results import Result
 from simulator.trace import Trace
 
@@ -101,7 +100,13 @@ class Planning:
     def below(self) -> set[int]:
         """Tensors that live in the lower tier between steps."""
         plan = cast(Result, self.result).plans[0]
-        return {t for t, home in enumerate(plan.home) if home == plan.tiers.index(LOWER_TIER)}
+        return {t for t, home in enumerate(plan.home) if home != self.compute_tier}
+
+    @property
+    def compute_tier(self) -> int:
+        """Id of the compute tier in the plan."""
+        result = cast(Result, self.result)
+        return result.plans[0].tiers.index(result.hardware.compute_tier)
 
     def lasting(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
         """Return what persistent tensors are now: the storages of the inputs, and those that are still there."""
@@ -170,16 +175,17 @@ class Offloaded:
         step: Callable[..., Any],
         name: str,
         budget_bytes: float,
-        tier: FileTier,
+        tier: FileTier | PinnedTier,
         machine: str | Mapping[str, Any],
         scenario: Mapping[str, Any],
         *,
         strict: bool,
         timed: int = 3,
+        device: Processor | None = None,
     ) -> None:
         self.timed = timed
         self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
-        self._memory, self._plannings = StepMemory(budget_bytes, tier), dict[tuple[Any, ...], Planning]()
+        self._memory, self._plannings = StepMemory(budget_bytes, tier, device), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
         self._unplanned, self._guarded = set[tuple[Any, ...]](), weakref.WeakSet[Any]()
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
@@ -197,6 +203,11 @@ class Offloaded:
     @property
     def _last(self) -> Planning | None:
         return next((made for made in reversed(self._plannings.values()) if made.result is not None), None)
+
+    @property
+    def device(self) -> Processor:
+        """Where it computes."""
+        return self._memory.device
 
     @property
     def predicted(self) -> Result | None:
@@ -226,7 +237,7 @@ class Offloaded:
         plan = cast(Result, cast(Planning, planning).result).plans[0]
         with written(Path(out), option="plan") as (part,):
             plan_jsonl.write(
-                replace(plan, actions=Actions.from_columns(*zip(*_codes_of(plan), strict=True))),
+                replace(plan, actions=Actions.from_columns(*zip(*codes_of(plan), strict=True))),
                 cast(Planning, planning).graph,
                 part,
             )
@@ -270,6 +281,8 @@ class Offloaded:
             made = self._measured(
                 "on demand", record, args, kwargs, self._owned if self._scenario.get("homes") else list
             )
+        must, do = f"a step has tensors on {self.device.name}", "name the device where they are: device="
+        insist(self._memory.peak_bytes, f"step {self._name}", must, "none", do)
         if self._scenario.get("homes"):
             self._guard()
         self._plannings[key] = planning = Planning(record, positions)
@@ -283,8 +296,7 @@ class Offloaded:
         row = cast(Result, planning.result)
         lasting = planning.lasting(list(tensors((args, kwargs))))
         below = [self._memory.block(lasting[t]) for t in planning.below & lasting.keys()]
-        compute_tier = row.plans[0].tiers.index(COMPUTE_TIER)
-        mode = PlannedStep(planning.graph, planning.turns, self._memory, compute_tier, lasting)
+        mode = PlannedStep(planning.graph, planning.turns, self._memory, planning.compute_tier, lasting)
         made = self._measured(row.label, mode, args, kwargs, lambda: below)
         if below:
             self._guard()
@@ -334,10 +346,12 @@ class Offloaded:
         try:
             with mode:
                 made = self._step(*args, **kwargs)
-            stall_s = memory.waited_s
+            waits = len(memory.waits)
             mode.finish()
         finally:
             memory.settle(below())
+        self.device.finish()
+        stall_s = memory.waited_s()[waits]
         took_s, (out_bytes, in_bytes) = perf_counter() - begun_s, memory.moved_bytes.values()
         self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes))
         return made
@@ -357,40 +371,15 @@ class Offloaded:
         planning.ids = {s: by_name[s.name] for s in used | {s: None for s in record.before if s not in record.died}}
         beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
-        with tempfile.TemporaryDirectory() as folder:
-            budget_bytes = self.budget_bytes - self.beside_bytes
-            budget = {"budget": f"{budget_bytes:.0f} B"} if budget_bytes < inf else {}
-            scenario = {**self._scenario, **budget}
-            story = write_documents(Path(folder), planning.imported, self._machine, scenario)
-            (result,) = run(story).values()
-        tiers = result.hardware.tiers.keys()
-        must, do = f"a step is planned on tiers {COMPUTE_TIER} and {LOWER_TIER}", "take a profile of hosim calibrate"
-        insist({COMPUTE_TIER, LOWER_TIER} <= tiers, where, must, ", ".join(tiers), do)
-        must, do = "a plan of the step fits the budget", "give it a larger budget, another policy, or homes below"
-        why = (
-            f"{result.status}: {result.shortfall.short_bytes:,} B short"
-            if result.shortfall
-            else str(result.summary.get("notes"))
+        budget_bytes = self.budget_bytes - self.beside_bytes
+        result, error = planned(
+            where, planning.imported, self._machine, self._scenario, budget_bytes, self.device.tiers
         )
-        (row,) = self._scenario["policies"]
-        why = why.replace(row, Path(row).name) if isinstance(row, str) else why  # a long path would hide the reason
-        error = ConfigError(where, must, why, do)
-        if result.status == "failed" or (result.status != "ok" and self._strict):
+        if error and (result.status == "failed" or self._strict):
             raise error
-        if result.status != "ok":  # the step itself was done, and fits on demand, or under the plan that it has
+        if error:  # the step itself was done, and fits on demand, or under the plan that it has
             self._unplanned.add(key)
             warnings.warn(f"{error}. Its steps run on demand.", stacklevel=4)
             return
-        plan, planning.result = result.plans[0], result
-        planning.turns = turns_of(graph, record.sequence, planning.ids, _codes_of(plan), planning.below)
-
-
-class _OneStep:
-    """What a runtime sees that decides for one step and does not look at the machine."""
-
-    steps = 1
-
-
-def _codes_of(plan: Plan) -> list[Code]:
-    """Return the actions of one step."""
-    return [*(plan.actions.codes() if isinstance(plan.actions, Actions) else plan.actions(cast(Any, _OneStep())))]
+        planning.result, codes = result, codes_of(result.plans[0])
+        planning.turns = turns_of(graph, record.sequence, planning.ids, codes, planning.below)

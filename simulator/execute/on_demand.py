@@ -7,7 +7,6 @@ will make the size is asked of PyTorch first, under fake tensors.
 from __future__ import annotations
 
 import weakref
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +54,6 @@ class OnDemand(OpRecorder):
 
     Attributes
     ----------
-    took_ns
-        For each op, the time of its calls and of those before it that are no op [ns].
     lasting
         Persistent storages, and where they are.
     """
@@ -64,9 +61,9 @@ class OnDemand(OpRecorder):
     def __init__(self, watch: ModuleWatch, inputs: Any, memory: StepMemory, before: OnDemand | None = None) -> None:
         self._before = before.sequence if before else []
         self.sequence: list[RecordedCall] = []
-        self._memory, self.took_ns = memory, list[int]()
+        self._memory, self._ran, self._ops = memory, list[tuple[int, Any, Any]](), 0
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
-        self._fake, self._call_ns = FakeTensorMode(allow_non_fake_inputs=True), 0
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         super().__init__(watch, inputs)
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
@@ -91,15 +88,23 @@ class OnDemand(OpRecorder):
         self._make_room(needed, func)
         for block in blocks:
             self._memory.bring(block)
-        begun_s = perf_counter()
+        begun = self._memory.device.now()
         made = func(*args, **kwargs)
-        self._call_ns += round((perf_counter() - begun_s) * 1e9)
+        self._ran.append((self._ops, begun, self._memory.device.ended()))
         if writes(func):
             for block in blocks:
                 self._memory.forget_below(block)
         for tensor in tensors(made):
             self._memory.block(tensor.untyped_storage()).used_at = len(self.sequence) + 1
         return made
+
+    @property
+    def took_ns(self) -> list[int]:
+        """For each op, the time of its calls and of those before it that are no op [ns]; the step has ended."""
+        took_s, seconds = [0.0] * (self._ops + 1), self._memory.device.seconds
+        for op, begun, ended in self._ran:
+            took_s[op] += seconds(ended) - seconds(begun)
+        return [round(1e9 * time_s) for time_s in took_s[: self._ops]]
 
     def _made_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Return how large the new storages are that a call will make [B].
@@ -120,7 +125,8 @@ class OnDemand(OpRecorder):
         given = {
             id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
         }
-        new = {id(s): s.nbytes() for tensor in tensors(made) if id(s := tensor.untyped_storage()) not in given}
+        outs = (tensor.untyped_storage() for tensor in tensors(made) if str(tensor.device) == self._memory.device.name)
+        new = {id(storage): storage.nbytes() for storage in outs if id(storage) not in given}
         return sum(new.values())
 
     def _make_room(self, size_bytes: int, func: Any) -> None:
@@ -154,11 +160,9 @@ class OnDemand(OpRecorder):
 
     def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
         """Note a call."""
-        if is_op:
-            self.took_ns.append(self._call_ns)
-            self._call_ns = 0
         storages = (tuple(map(self._storage, given)), tuple(map(self._storage, outs)))
-        self.sequence.append(RecordedCall(func, len(self.took_ns) - 1 if is_op else None, *storages))
+        self.sequence.append(RecordedCall(func, self._ops if is_op else None, *storages))
+        self._ops += is_op
 
 
 def writes(func: Any) -> bool:

@@ -13,12 +13,12 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from time import perf_counter
+from itertools import accumulate
 from typing import Any
 
+from simulator.execute.accelerator import PinnedTier, Processor
 from simulator.execute.held import (
     BELOW,
     FORGET,
@@ -46,6 +46,8 @@ class StepMemory:
         Room of the compute tier [B].
     tier
         The lower tier.
+    device
+        Where the step computes.
 
     Attributes
     ----------
@@ -53,26 +55,26 @@ class StepMemory:
         What followed storages take in the compute tier now; and at most so far [B].
     moved_bytes
         By direction, what was copied [B].
-    waited_s
-        How long the step's thread has waited for copies and for room [s].
+    waits
+        When each wait for copies or for room began and ended, as moments of the device.
     moved
         By the id of their storages, blocks that something was issued on since all was home: only ops that the plan
         knows of may use them.
     notes
-        None, or what happened, of which `trace_of` makes a trace: kind, block, begin and end [s], and bytes.
+        None, or what happened, of which `trace_of` makes a trace: kind, block, begin and end as moments, and bytes.
     """
 
-    def __init__(self, budget_bytes: float, tier: FileTier) -> None:
-        self.budget_bytes, self.tier = budget_bytes, tier
+    def __init__(self, budget_bytes: float, tier: FileTier | PinnedTier, device: Processor | None = None) -> None:
+        self.budget_bytes, self.tier, self.device = budget_bytes, tier, device or Processor()
         self.used_bytes = self.peak_bytes = self._reserved_bytes = 0
-        self.moved_bytes, self.waited_s = {OUT: 0, IN: 0}, 0.0
+        self.moved_bytes, self.waits = {OUT: 0, IN: 0}, list[tuple[Any, Any]]()
         self._blocks, self.moved = dict[int, HeldStorage](), dict[int, HeldStorage]()
         self._queues = {OUT: deque[Issued](), IN: deque[Issued]()}
         self._lock = threading.RLock()  # taken at each call, by itself in a third of the time of the condition
         self._changed = threading.Condition(self._lock)
         self._computes = self._moving = 0
         self._failure: BaseException | None = None
-        self.notes: list[tuple[str, HeldStorage | None, float, float, int]] | None = None
+        self.notes: list[tuple[str, HeldStorage | None, Any, Any, int]] | None = None
         self._is_closed = self._is_lifted = self._is_lost = False
         self._threads = [threading.Thread(target=self._serve, args=(way,), daemon=True) for way in (OUT, IN)]
         for thread in self._threads:
@@ -80,8 +82,9 @@ class StepMemory:
 
     def begin(self, below: Collection[HeldStorage] = ()) -> None:
         """Count peak, copies and waits anew, from here on; what could not come home before must now (`settle`)."""
+        self.device.begin()
         self.settle(below)
-        self.peak_bytes, self.waited_s, self.moved_bytes = self.used_bytes, 0.0, {OUT: 0, IN: 0}
+        self.peak_bytes, self.waits, self.moved_bytes = self.used_bytes, [], {OUT: 0, IN: 0}
         self.notes = None if self.notes is None else []
 
     def block(self, storage: Any, name: str = "") -> HeldStorage:
@@ -89,10 +92,7 @@ class StepMemory:
         key = id(storage)
         held = self._blocks.get(key)
         if held is None:
-            size_bytes, device = storage.nbytes(), storage.device
-            if device.type != "cpu":
-                do = "move module and inputs to the CPU"
-                raise ExecutionError("a step within a budget", "all tensors are on the CPU", str(device), do)
+            size_bytes = storage.nbytes() if self.device.holds(storage) else 0
             held = HeldStorage(weakref.ref(storage, partial(self._died, key)), name, size_bytes)
             with self._lock:
                 self._blocks[key] = held
@@ -121,9 +121,15 @@ class StepMemory:
         if self._computes or self._queues[IN]:
             self._changed.notify_all()
 
-    def _note(self, kind: str, block: HeldStorage | None, size_bytes: int, begun_s: float | None = None) -> None:
+    def _note(self, kind: str, block: HeldStorage | None, size_bytes: int, *lasted: Any) -> None:
         if self.notes is not None:
-            self.notes.append((kind, block, begun_s or perf_counter(), perf_counter(), size_bytes))
+            begun, ended = lasted or (self.device.now(),) * 2
+            self.notes.append((kind, block, begun, ended, size_bytes))
+
+    def waited_s(self) -> list[float]:
+        """Return how long the step, which has ended, had waited before its first wait, and after each [s]."""
+        seconds = self.device.seconds
+        return [*accumulate((seconds(ended) - seconds(begun) for begun, ended in self.waits), initial=0.0)]
 
     def blocks(self) -> list[HeldStorage]:
         """Return all blocks whose storages are alive."""
@@ -160,7 +166,7 @@ class StepMemory:
         storage = block.ref()
         if storage is None:  # PyTorch has freed it
             return
-        job = Issued(kind, block, storage)
+        job = Issued(kind, block, storage, self.device.now() if kind == OUT else None)
         with self._changed:
             if self._failure:  # else a free could act whose copy out has failed
                 raise self._failure
@@ -198,8 +204,10 @@ class StepMemory:
                     return
                 job = self._queues[way][0]
                 self._moving += 1
-                failure = failing(self.resize, job.block, job.block.size_bytes) if way == IN else None
-            failure = failure or failing(self._move, way, job.block, job.storage)
+                failure, after = None, job.after
+                if way == IN:  # into memory that ops issued before may still use
+                    failure, after = failing(self.resize, job.block, job.block.size_bytes), self.device.now()
+            failure = failure or failing(self._move, way, job.block, job.storage, after)
             with self._changed:
                 self._moving -= 1
                 self._queues[way].popleft()
@@ -216,19 +224,19 @@ class StepMemory:
                 del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
-    def _move(self, way: str, block: HeldStorage, storage: Any) -> None:
-        """Copy the bytes of a block."""
+    def _move(self, way: str, block: HeldStorage, storage: Any, after: Any) -> None:
+        """Copy the bytes of a block once a moment is over."""
         if block.below is None:  # only now: one that was given up may have been issued before
             block.below = self.tier.allot(block.size_bytes)
             self._note(BELOW, block, block.size_bytes)
-        move, begun_s = self.tier.write if way == OUT else self.tier.read, perf_counter()
-        move(block.below, storage.data_ptr(), block.size_bytes)
-        self._note(way, block, block.size_bytes, begun_s)
+        if block.size_bytes:
+            lasted = self.device.move(way, storage, self.tier, block.below, after)
+            self._note(way, block, block.size_bytes, *lasted)
 
     def resize(self, block: HeldStorage, size_bytes: int) -> None:
         """Give a block its size in the compute tier, or none."""
         with self._lock:
-            self._hold(block, block.resize(size_bytes))
+            self._hold(block, block.resize(size_bytes, self.device.resize))
 
     def wait(self, block: HeldStorage, *, writes: bool = False) -> None:
         """Wait until an op can read a block, or write it: until all that was issued on it has ended but copies out."""
@@ -258,7 +266,7 @@ class StepMemory:
 
     def _until(self, is_done: Callable[[], bool], awaited: str, block: HeldStorage | None = None) -> None:
         """Wait until something is done by the copies."""
-        begun_s, kind = perf_counter(), self._kind_of_wait(block)
+        begun, kind = self.device.now(), self._kind_of_wait(block)
         try:
             while not (self._failure or is_done()):
                 # an error that was caught may hold what its step made, in a circle of frames
@@ -269,8 +277,8 @@ class StepMemory:
                 if not is_done():
                     self._changed.wait()
         finally:
-            self.waited_s += perf_counter() - begun_s
-            self._note(kind, block, 0, begun_s)
+            self.waits.append((begun, self.device.now()))
+            self._note(kind, block, 0, *self.waits[-1])
         if self._failure:
             raise self._failure
 
@@ -282,19 +290,6 @@ class StepMemory:
 
     def _goes_on(self) -> bool:
         return bool(self._moving) or self._may_start(OUT) or self._may_start(IN)
-
-    @contextmanager
-    def shown(self, blocks: Iterable[HeldStorage]) -> Iterator[None]:
-        """Let a view be made of storages that are away: it checks bounds, so they get their size, but no bytes."""
-        with self._changed:
-            empty = [(storage, b.size_bytes) for b in blocks if not b.held_bytes and (storage := b.ref()) is not None]
-            for storage, size_bytes in empty:
-                storage.resize_(size_bytes)
-            try:
-                yield
-            finally:
-                for storage, _ in empty:
-                    storage.resize_(0)
 
     def settle(self, below: Collection[HeldStorage] = ()) -> None:
         """Wait until all copies have ended, and bring back what is away, beyond the budget if need be.
@@ -371,7 +366,7 @@ class StepMemory:
             return
         self.resize(block, block.size_bytes)
         try:
-            self._move(IN, block, storage)
+            self._move(IN, block, storage, self.device.now())
         except BaseException:
             self.resize(block, 0)
             raise

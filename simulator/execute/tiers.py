@@ -43,6 +43,15 @@ def _room_of(size: int) -> int:
     return -(-max(size, 1) // _ROOM_BYTES) * _ROOM_BYTES
 
 
+def free_memory() -> int:
+    """Return the memory that programs may still take, in this container [B]."""
+    free = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())["MemAvailable:"]
+    limits, group = [int(free) << 10], Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # no such group, or no limit
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(limits)
+
+
 class FileTier:
     """A lower tier in a file without a name: nothing is left of it, even if the process is killed.
 

@@ -41,9 +41,10 @@ def run_unplanned(offloaded: Offloaded, row: str, *args: Any, **kwargs: Any) -> 
         if len(steps) < _COUNTED:
             stack.enter_context(_Counted(memory))
         made = offloaded._step(*args, **kwargs)
+    memory.device.finish()
     took_s, moved = perf_counter() - begun_s, memory.moved_bytes
     peak_bytes = max(memory.peak_bytes, *(step.peak_bytes for step in steps), 0)
-    steps.append(Executed(row, took_s, memory.waited_s, peak_bytes, moved[OUT], moved[IN]))
+    steps.append(Executed(row, took_s, memory.waited_s()[-1], peak_bytes, moved[OUT], moved[IN]))
     return made
 
 
@@ -108,7 +109,8 @@ class _SavedBelow(saved_tensors_hooks):  # type: ignore[misc]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
-        if storage is None or not storage.nbytes() or self._memory.find(storage) in self._lasting:
+        is_moved = storage is not None and storage.nbytes() and self._memory.device.holds(storage)
+        if not is_moved or self._memory.find(storage) in self._lasting:
             return tensor
         key = id(storage), tensor._version
         saved = self._saved.get(key)
@@ -123,14 +125,13 @@ class _SavedBelow(saved_tensors_hooks):  # type: ignore[misc]
         saved, dtype, *layout = packed
         storage = saved.back and saved.back()
         if storage is None:
-            storage = torch.UntypedStorage(saved.size_bytes)
+            storage = torch.UntypedStorage(saved.size_bytes, device=self._memory.device.name)
             self._copy(IN, saved, storage)
             saved.back = weakref.ref(storage)
-        return torch.empty(0, dtype=dtype).set_(storage, *layout)
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *layout)
 
     def _copy(self, way: str, saved: _Saved, storage: Any) -> None:
-        begun_s = perf_counter()
-        move = self._memory.tier.write if way == OUT else self._memory.tier.read
-        move(saved.place, storage.data_ptr(), saved.size_bytes)
-        self._memory.moved_bytes[way] += saved.size_bytes
-        self._memory.waited_s += perf_counter() - begun_s
+        memory, begun = self._memory, self._memory.device.now()
+        memory.device.move(way, storage, memory.tier, saved.place, begun)
+        memory.moved_bytes[way] += saved.size_bytes
+        memory.waits.append((begun, memory.device.now()))

@@ -13,6 +13,7 @@ from simulator import catalog
 from simulator.cost.service import transfer_ns
 from simulator.errors import ConfigError
 from simulator.execute import calibrate as measuring
+from simulator.execute import tiers
 from simulator.execute.calibrate import Probe, calibrate
 from simulator.hardware import Link
 from simulator.units import human
@@ -146,7 +147,7 @@ def test_what_cannot_be_written_is_refused_before_it_is_measured(tmp_path, monke
         calibrate(tmp_path / "folder.yaml")
     with pytest.raises(ConfigError, match="name another folder"):
         calibrate(tmp_path / "mine.yaml", folder=tmp_path / "none")
-    monkeypatch.setattr(measuring, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(measuring, "free_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="memory: 1,048,576 B of it are free, found 1,000 B; end other programs"):
         calibrate(tmp_path / "mine.yaml")
 
@@ -217,12 +218,12 @@ def test_memory_is_that_of_the_container(monkeypatch):
             raise FileNotFoundError
         return texts[path.name]
 
-    monkeypatch.setattr(measuring, "Path", lambda path: FakePath(path, read_text))
-    assert measuring._free_memory() == 5000 << 10
+    monkeypatch.setattr(tiers, "Path", lambda path: FakePath(path, read_text))
+    assert tiers.free_memory() == 5000 << 10
     texts |= {"memory.max": "max\n", "memory.current": "7\n"}
-    assert measuring._free_memory() == 5000 << 10
+    assert tiers.free_memory() == 5000 << 10
     texts |= {"memory.max": "1000000\n", "memory.current": "400000\n"}
-    assert measuring._free_memory() == 600_000
+    assert tiers.free_memory() == 600_000
 
 
 class FakePath(SimpleNamespace):

@@ -8,8 +8,6 @@ import os
 import threading
 import time
 import weakref
-from contextlib import contextmanager
-from functools import cache
 from random import Random
 
 import pytest
@@ -17,13 +15,32 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hosim.torch  # noqa: E402 - it needs torch
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from budgeted import (  # noqa: E402
+    KINDS,
+    PACE,
+    Attention,
+    Autocast,
+    Checkpointed,
+    Experts,
+    InPlace,
+    Normalised,
+    Recurrent,
+    Tied,
+    budget_of,
+    made,
+    needed,
+    offloaded,
+    plain,
+    run,
+    same,
+    state,
+)
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
+from simulator.execute.calls import into, turns_of  # noqa: E402
 from simulator.execute.held import ExecutionError  # noqa: E402
 from simulator.execute.measured import measured_row  # noqa: E402
-from simulator.execute.mode import into, turns_of  # noqa: E402
+from simulator.execute.mode import look_at  # noqa: E402
 from simulator.execute.on_demand import RecordedCall  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
@@ -31,162 +48,6 @@ from simulator.graph_builder import GraphBuilder  # noqa: E402
 from simulator.importers.recordings import Storage  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
 from simulator.plan import COMPUTE, COPY  # noqa: E402
-
-PACE = ("2 GB/s", "2 GB/s")
-
-
-class Layers(torch.nn.Module):
-    """Layers of some kind in a row, and a loss."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(layers)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x.float().square().mean()
-
-
-class Attention(torch.nn.Module):
-    def __init__(self, width=32, dropout=0.1):
-        super().__init__()
-        self.qkv, self.out, self.dropout = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width), dropout
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + F.dropout(self.out(y.transpose(1, 2).flatten(2)), self.dropout, training=True)
-
-
-class InPlace(torch.nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(2 * width, width)
-
-    def forward(self, x):
-        gate, value = self.up(x).split(2 * x.shape[-1], -1)
-        held = value.clone()
-        held[:, ::2] += 1
-        held.mul_(0.5)
-        return x + self.down(gate.relu() * held)
-
-
-class Checkpointed(Attention):
-    def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
-class Tied(torch.nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x)))
-
-
-class Experts(torch.nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.route = torch.nn.Linear(width, 4)
-        self.experts = torch.nn.Parameter(torch.randn(4, width, width) / width)
-
-    def forward(self, x):
-        weight, chosen = self.route(x).softmax(-1).max(-1)
-        return x + weight[..., None] * torch.einsum("bnd,bnde->bne", x, self.experts[chosen])
-
-
-class Autocast(torch.nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return x + self.down(F.gelu(self.up(x)))
-
-
-class Recurrent(torch.nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.conv = torch.nn.Conv1d(width, width, 3, padding=1)
-        self.lstm = torch.nn.LSTM(width, width, batch_first=True)
-
-    def forward(self, x):
-        return x + self.lstm(F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2))[0]
-
-
-class Normalised(torch.nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.conv, self.norm = torch.nn.Conv1d(width, width, 3, padding=1), torch.nn.BatchNorm1d(width)
-
-    def forward(self, x):
-        return F.dropout(F.silu(self.norm(self.conv(x.transpose(1, 2)))), 0.2, training=True).transpose(1, 2)
-
-
-KINDS = (Attention, InPlace, Checkpointed, Tied, Experts, Autocast, Recurrent, Normalised)
-
-
-def made(kind, count=6):
-    """A model of some layers of a kind, its optimizer, and an input."""
-    torch.manual_seed(1)
-    model = Layers(*(kind() for _ in range(count)))
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2), torch.randn(8, 64, 32)
-
-
-def state(model, optimizer):
-    """Everything that a step changes."""
-    parameters = [*model.parameters()]
-    states = [value for one in optimizer.state.values() for value in one.values()]
-    return [
-        value.detach().clone() for value in (*parameters, *(p.grad for p in parameters if p.grad is not None), *states)
-    ]
-
-
-def run(step, x, times=5):
-    torch.manual_seed(2)
-    return [step(x).detach().clone() for _ in range(times)]
-
-
-@cache
-def needed(kind):
-    """The most bytes that a step holds, and those that last."""
-    model, optimizer, x = made(kind)
-    with hosim.torch.offload(model, optimizer=optimizer, budget="1 GB", policy="resident", pace=PACE) as step:
-        run(step, x)
-        last, predicted = step.steps[-1], step.predicted.summary["peak_ram_bytes"]
-        assert (last.peak_bytes, last.out_bytes) == (predicted + step.beside_bytes, 0)
-        return last.peak_bytes, sum(value.nbytes for value in state(model, optimizer))
-
-
-def budget_of(kind, tenths=8):
-    """Four fifths of what a step makes, or another share, beside what lasts."""
-    peak, lasting = needed(kind)
-    return lasting + (peak - lasting) * tenths // 10
-
-
-@contextmanager
-def offloaded(kind=Attention, policy="static", **more):
-    """A step of a kind within its budget, with an input."""
-    model, optimizer, x = made(kind)
-    options = {"budget": budget_of(kind), "pace": PACE, "strict": True, **more}
-    with hosim.torch.offload(model, optimizer=optimizer, policy=policy, **options) as step:
-        yield step, x, lambda: state(model, optimizer)
-
-
-@cache
-def plain(kind, times=5):
-    """Losses, and the state after them, of a step without a plan."""
-    model, optimizer, x = made(kind)
-    return run(step_of(model, optimizer, None), x, times), state(model, optimizer)
-
-
-def same(some, others):
-    return all(map(torch.equal, some, others))
-
 
 MIXED = {"policy": "static", "options": {"recompute": True}}
 ON_DEMAND = {"policy": "reactive", "label": "on demand", "options": {"look_ahead": 0, "evict": "lru"}}
@@ -347,17 +208,32 @@ def leave(memory, tensor, name="x"):
 
 def test_a_view_is_made_of_what_is_away(memory):
     """Nothing is fetched for it: it takes no room."""
-    x = torch.arange(100.0)
-    block = leave(memory, x)
+    whole = torch.arange(200.0)
+    x, aten = whole[40:140].view(10, 10), torch.ops.aten
+    views = [
+        (aten.slice.Tensor, x, 0, 1, 7, 2), (aten.t.default, x), (aten.select.int, x, 1, 3),
+        (aten.split.Tensor, x, 4, 1), (aten.unsqueeze.default, x, 1), (aten.permute.default, x, (1, 0)),
+        (aten.diagonal.default, x, -1), (aten.as_strided.default, x, (3, 2), (7, 1), 5), (aten.detach.default, x),
+        (aten.view.default, x, (4, 25)), (aten.expand.default, x.view(10, 1, 10), (10, 3, 10)),
+        (aten.unfold.default, x, 1, 4, 2), (aten.view.dtype, x, torch.int32), (aten.view.dtype, x, torch.float16),
+    ]  # fmt: skip
+    expected = [[value.clone() for value in listed(func(*given))] for func, *given in views]
+    leave(memory, x)
     assert (memory.used_bytes, x.untyped_storage().nbytes()) == (0, 0)
     with pytest.raises(RuntimeError, match="out of bounds"):
-        x[10:20]
-    with memory.shown([block]):
-        part, turned = x[10:20], x.view(10, 10).t()
+        x[1:3]
+    made = [listed(look_at(func, given, {}, memory)) for func, *given in views]
+    assert look_at(aten.empty_like.default, (x,), {}, memory).shape == x.shape
     assert memory.used_bytes == 0
     memory.settle()
-    assert (part.sum(), turned[3, 2]) == (145, 23)
-    assert memory.moved_bytes == {"copy out": 400, "copy in": 400}
+    for (func, *given), shown, values in zip(views, made, expected, strict=True):
+        assert [view.stride() for view in shown] == [view.stride() for view in listed(func(*given))], func
+        assert same(values, shown), func
+    assert memory.moved_bytes == {"copy out": 800, "copy in": 800}
+
+
+def listed(made):
+    return [*made] if isinstance(made, list | tuple) else [made]
 
 
 def test_what_a_failed_copy_should_have_brought_is_never_read(memory, monkeypatch):
@@ -772,7 +648,7 @@ def test_a_step_is_recorded_with_the_times_of_its_ops():
     assert all(op.duration_ns for op in recorded.graph.ops)
     names = [op.name for op in recorded.graph.ops]
     assert names == [op.name for op in hosim.torch.capture(model, x, optimizer=torch.optim.AdamW).graph.ops]
-    assert "layers.0.first/fwd/addmm@test_offload.py" in names[0]
+    assert "layers.0.first/fwd/addmm@budgeted.py" in names[0]
 
 
 def test_a_plan_that_runs_an_op_again_that_cannot_is_refused_by_its_name(tmp_path, monkeypatch):

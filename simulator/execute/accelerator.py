@@ -1,0 +1,298 @@
+"""Where a step computes: when its ops have ended, and how bytes go between its memory and the lower tier.
+
+On the CPU a call has ended when it returns. An accelerator is behind: the host only puts work on its streams. But who
+gets room is decided in the order in which copies and ops come to need it (rule 8), and the host can know that order
+only while it is close to the device. So it runs a few ops ahead and no further, as the rate limiter of FSDP does; a
+thread follows each copy. What an accelerator still does is known by events: a copy starts behind the ops that were
+issued before it, and an op is issued once the copies that it needs have ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from simulator.errors import insist
+from simulator.execute.held import IN, OUT, ExecutionError
+from simulator.execute.tiers import FileTier, MemoryTier, free_memory
+
+_AHEAD = 16
+"""Ops that an accelerator may have before it: with 10 us an op, it works on while a thread of the host wakes up."""
+
+
+class Processor:
+    """The CPU, with RAM as the compute tier.
+
+    Attributes
+    ----------
+    name, below
+        Its name for PyTorch; its lower tier by default, ``disk`` or ``memory``.
+    tiers
+        Names of the compute tier and the lower one.
+    """
+
+    name, below, tiers = "cpu", "disk", ("ram", "disk")
+
+    def holds(self, storage: Any) -> bool:
+        """Tell whether the compute tier holds a storage.
+
+        Raises
+        ------
+        ExecutionError
+            If it lies on a device that the step does not know.
+        """
+        if storage.device.type != "cpu":
+            do = 'move module and inputs there, or write device="cuda"'
+            raise ExecutionError("a step within a budget", "all tensors are on the CPU", str(storage.device), do)
+        return True
+
+    def lower(self, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier | PinnedTier:
+        """Make the lower tier: a file in a folder, or a place in RAM."""
+        return MemoryTier(pace=pace) if folder is None else FileTier(folder, pace=pace)
+
+    def begin(self) -> None:
+        """Begin to tell moments of a step."""
+
+    def now(self) -> Any:
+        """Return this moment in the work of the device, which `seconds` makes a number."""
+        return perf_counter()
+
+    def ended(self) -> Any:
+        """Return the moment in which the op that was issued last ends."""
+        return perf_counter()
+
+    def seconds(self, moment: Any) -> float:
+        """Return a moment as that of ``perf_counter`` [s]; an accelerator has finished."""
+        return float(moment)
+
+    def finish(self) -> None:
+        """Wait until all that was issued has ended."""
+
+    def count_most(self) -> None:
+        """Count anew what is allotted at most."""
+
+    def allotted(self, *, most: bool = False) -> int | None:
+        """Return what PyTorch's allocator has given out, now or at most [B]; None if it does not count."""
+        return None
+
+    def resize(self, storage: Any, size_bytes: int) -> None:
+        """Give a storage its size, or none."""
+        storage.resize_(size_bytes)
+
+    def move(self, way: str, storage: Any, tier: Any, place: int, after: Any) -> tuple[Any, Any]:
+        """Copy a storage out or in once a moment is over, wait for it, and return when it began and ended."""
+        begun = perf_counter()
+        (tier.write if way == OUT else tier.read)(place, storage.data_ptr(), storage.nbytes())
+        return begun, perf_counter()
+
+
+class Torch:
+    """What an accelerator asks of PyTorch: streams and events of any device that ``torch.accelerator`` knows."""
+
+    Stream, Event = torch.Stream, torch.Event
+    index, set_index = map(staticmethod, (torch.accelerator.current_device_index, torch.accelerator.set_device_index))
+    stream, set_stream = map(staticmethod, (torch.accelerator.current_stream, torch.accelerator.set_stream))
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        """Return pinned memory of the host."""
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def count_most(self, device: torch.device) -> None:
+        """Count anew what its allocator has given out at most, if PyTorch knows; that is from 2.9 on."""
+        if hasattr(torch.accelerator, "reset_peak_memory_stats"):
+            torch.accelerator.reset_peak_memory_stats(device)
+
+    def allotted(self, device: torch.device, which: str) -> int | None:
+        """Return what its allocator has given out [B]: ``memory_allocated``, or ``max_memory_allocated``."""
+        return int(getattr(torch.accelerator, which)(device)) if hasattr(torch.accelerator, which) else None
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes on the current stream; the host goes on."""
+        target.copy_(source, non_blocking=True)
+
+
+class PinnedTier:
+    """A lower tier in pinned memory of the host, which is allotted as it is needed and kept for later.
+
+    Parameters
+    ----------
+    torch_
+        Gives pinned memory.
+    pace
+        As for `FileTier`.
+    """
+
+    def __init__(self, torch_: Torch, pace: tuple[float, float] | None) -> None:
+        self._torch, self.pace, self._places, self._count = torch_, pace, dict[int, torch.Tensor](), count()
+        self._left_bytes, self._lock = free_memory(), Lock()
+
+    def allot(self, size: int) -> int:
+        """Return a place for a tensor of so many bytes.
+
+        Raises
+        ------
+        ConfigError
+            If the host has no memory left for it.
+        """
+        with self._lock:
+            must, found = f"pinned memory has room for {size:,} B", f"{self._left_bytes:,} B left"
+            insist(size <= self._left_bytes, "tier in memory", must, found, "end other programs, or take a file")
+            self._left_bytes -= size
+        place = next(self._count)
+        self._places[place] = self._torch.pinned(size)
+        return place
+
+    def release(self, place: int, size: int) -> None:
+        """Give back a place of so many bytes."""
+        with self._lock:
+            self._left_bytes += size
+        del self._places[place]
+
+    def at(self, place: int) -> torch.Tensor:
+        """Return the bytes of a place."""
+        return self._places[place]
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._places.clear()
+
+
+class Accelerator(Processor):
+    """A device with streams, such as a GPU: it computes on one, and each direction of copies has one.
+
+    What goes to a file passes through pinned memory of each direction, as large as the largest storage.
+
+    Parameters
+    ----------
+    device
+        The device, with its index.
+    torch_
+        PyTorch.
+    """
+
+    below = "memory"
+
+    def __init__(self, device: torch.device, torch_: Torch | None = None) -> None:
+        self._torch, self.device, self.name = torch_ or Torch(), device, str(device)
+        self._behind, self._buffers = deque[Any](), dict[str, torch.Tensor]()
+        self._ways = {way: self._torch.Stream(device) for way in (OUT, IN)}
+        self.begin()
+
+    def holds(self, storage: Any) -> bool:
+        """Tell whether the device holds a storage; what the host holds takes no room of the budget."""
+        if storage.device == self.device or storage.device.type == "cpu":
+            return bool(storage.device == self.device)
+        rule, do = f"all tensors are on {self.name} or the CPU", "move module and inputs there"
+        raise ExecutionError("a step within a budget", rule, str(storage.device), do)
+
+    def lower(self, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier | PinnedTier:
+        """Make the lower tier: a file in a folder, or pinned memory of the host."""
+        self.tiers = ("hbm", "ram" if folder is None else "disk")
+        return PinnedTier(self._torch, pace) if folder is None else FileTier(folder, pace=pace)
+
+    def begin(self) -> None:
+        """Begin to tell moments of a step, which computes on the stream that is current now."""
+        self._compute = self._torch.stream(self.device)
+        self._zero = self.now()
+        self.finish()
+        self._zero_s = perf_counter()
+
+    def now(self, stream: Any = None) -> Any:
+        """Return this moment in the work of a stream; by default, of the one that computes."""
+        return (stream or self._compute).record_event(self._torch.Event(self.device, enable_timing=True))
+
+    def ended(self) -> Any:
+        """Return the moment in which the last op ends; wait until the device is no more than a few ops behind."""
+        moment = self.now()
+        self._behind.append(moment)
+        if len(self._behind) > _AHEAD:
+            self._behind.popleft().synchronize()
+        return moment
+
+    def seconds(self, moment: Any) -> float:
+        """Return a moment as that of ``perf_counter`` [s]; the device has finished."""
+        return moment if isinstance(moment, float) else self._zero_s + self._zero.elapsed_time(moment) / 1e3
+
+    def finish(self) -> None:
+        """Wait until all that was issued has ended."""
+        self._behind.clear()
+        self._compute.synchronize()
+
+    def count_most(self) -> None:
+        """Count anew what is allotted at most."""
+        self._torch.count_most(self.device)
+
+    def allotted(self, *, most: bool = False) -> int | None:
+        """Return what PyTorch's allocator has given out, now or at most [B]; None if it does not count."""
+        return self._torch.allotted(self.device, "max_memory_allocated" if most else "memory_allocated")
+
+    def resize(self, storage: Any, size_bytes: int) -> None:
+        """Give a storage its size, or none, in memory that ops use in the order in which they were issued."""
+        with self._on(self._compute):
+            storage.resize_(size_bytes)
+
+    def move(self, way: str, storage: Any, tier: Any, place: int, after: Any) -> tuple[Any, Any]:
+        """Copy a storage out or in once a moment is over, wait for it, and return when it began and ended."""
+        begun_s, size_bytes, stream = perf_counter(), storage.nbytes(), self._ways[way]
+        is_pinned = isinstance(tier, PinnedTier)
+        below = tier.at(place) if is_pinned else self._buffer(way, size_bytes)
+        if way == IN and not is_pinned:
+            tier.read(place, below.data_ptr(), size_bytes)
+        with self._on(stream):
+            stream.wait_event(after)
+            above = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            begun = self.now(stream)
+            self._torch.copy(*((below, above) if way == OUT else (above, below)))
+            ended = self.now(stream)
+        ended.synchronize()
+        if way == OUT and not is_pinned:
+            tier.write(place, below.data_ptr(), size_bytes)
+        elif is_pinned and tier.pace is None:
+            return begun, ended
+        elif is_pinned:
+            sleep(max(0, begun_s + size_bytes / tier.pace[way == IN] - perf_counter()))
+        return begun_s, perf_counter()
+
+    def _buffer(self, way: str, size_bytes: int) -> torch.Tensor:
+        if way not in self._buffers or self._buffers[way].numel() < size_bytes:
+            self._buffers[way] = self._torch.pinned(size_bytes)
+        return self._buffers[way][:size_bytes]
+
+    @contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """Make a stream the current one of this thread for a while."""
+        index, before = self._torch.index(), self._torch.stream(self.device)
+        self._torch.set_stream(stream)
+        try:
+            yield
+        finally:
+            self._torch.set_stream(before)
+            self._torch.set_index(index)
+
+
+def device_of(name: str | None) -> Processor:
+    """Return the device of a step, by its name; by default the accelerator that there is, or else the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such device.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "cpu" or (name is None and accelerator is None):
+        return Processor()
+    indices = [str(index) for index in range(torch.accelerator.device_count())] if accelerator else []
+    kinds = [accelerator.type] if accelerator else []
+    kind, _, index = (name or str(kinds[0])).partition(":")
+    does_exist = kind in kinds and (not index or index in indices)
+    choices = ", ".join(["cpu", *kinds, *(f"{kind}:{index}" for kind in kinds for index in indices)])
+    insist(does_exist, "hosim.torch.offload", "a device is there", repr(name), f"name one of {choices}")
+    return Accelerator(torch.device(kind, int(index) if index else torch.accelerator.current_device_index()))
