@@ -29,9 +29,13 @@ def torch() -> None:
     help="A policy, or a row of PyTorch itself. [default: static, reactive]",
 )
 @click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps that are measured.")
+@click.option("--device", metavar="NAME", help="Where it computes: cpu, cuda. [default: where the module is]")
 @click.option(
-    "--folder", type=common.PATH, help="Where the lower tier lies. [default: the system's for temporary files]"
+    "--tier",
+    type=click.Choice(["disk", "memory"]),
+    help="Where tensors go. [default: memory from an accelerator, else disk]",
 )
+@click.option("--folder", type=common.PATH, help="Where the file lies. [default: the system's for temporary files]")
 def run(source: str, policies: tuple[str, ...], *, out: Path | None, as_json: bool, **how: Any) -> int:
     """Run a training step of PyTorch on this machine within a budget, under one policy after the other.
 
@@ -48,11 +52,12 @@ def run(source: str, policies: tuple[str, ...], *, out: Path | None, as_json: bo
       hosim torch run mine:step --budget 6GB --policy resident --policy saved_tensors_hooks --policy static
       hosim torch run mine:step --budget 6GB --out results/mine
 
-    Tensors that do not fit are kept in a file in the folder, which is removed in the end. The first steps of each
-    policy run on demand; then the step is planned, and the measured steps run under the plan.
+    Tensors that do not fit go to a file in the folder, which is removed in the end, or from an accelerator to pinned
+    memory. The first steps of each policy run on demand; then the step is planned, and the measured steps run under
+    the plan.
 
     Besides policies, a row may be PyTorch by itself, without a budget: resident, the step as it is;
-    saved_tensors_hooks, tensors saved for backward go to the folder at once; checkpointing, each child of the module's
+    saved_tensors_hooks, tensors saved for backward leave at once; checkpointing, each child of the module's
     longest ModuleList or Sequential is checkpointed.
 
     --out also writes a page, report.html, with the measured timeline of each policy under the predicted one,
