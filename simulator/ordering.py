@@ -221,12 +221,12 @@ class OpRooms:
         The graphs.
     parts
         For each node its ops.
-    budget_bytes
+    rooms
         Room of each graph [B]; what the program itself takes is there in any case.
     """
 
-    def __init__(self, graphs: Sequence[Graph], parts: Sequence[Sequence[Part]], budget_bytes: float) -> None:
-        self._parts, self._rooms = parts, [_Room(graph, budget_bytes) for graph in graphs]
+    def __init__(self, graphs: Sequence[Graph], parts: Sequence[Sequence[Part]], rooms: Sequence[float]) -> None:
+        self._parts, self._rooms = parts, [*map(_Room, graphs, rooms)]
 
     def take(self, node: Node, *, is_forced: bool) -> bool:
         """Take the room of a node, if it is there; else take it if that `is_forced`."""
@@ -284,7 +284,7 @@ class _Room:
 
 
 def mpmd(
-    job: Job, times_ns: Sequence[Sequence[int]], streams: Sequence[Sequence[int]], budget_bytes: float
+    job: Job, times_ns: Sequence[Sequence[int]], streams: Sequence[Sequence[int]], rooms: Sequence[float]
 ) -> tuple[Job, int]:
     """Order the ops of all graphs of a job together, so that streams are busy.
 
@@ -297,8 +297,8 @@ def mpmd(
         What all ranks run, which `simulator.referee.check_job` has passed.
     times_ns, streams
         For each graph, the time of each op alone [ns], and its stream.
-    budget_bytes
-        Room that the ops of a graph may take if nothing moves [B]; at least what they take in program order.
+    rooms
+        For each graph, the room that its ops may take if nothing moves [B]; at least what they take in program order.
 
     Returns
     -------
@@ -323,7 +323,7 @@ def mpmd(
     )
     work, program = OpWork(after, *of_nodes), OpWork([a | b for a, b in zip(after, in_line, strict=True)], *of_nodes)
     tried = [program.listed()]
-    tried += [work.listed(by_rest=by_rest, rooms=OpRooms(job.graphs, parts, budget_bytes)) for by_rest in (False, True)]
+    tried += [work.listed(by_rest=by_rest, rooms=OpRooms(job.graphs, parts, rooms)) for by_rest in (False, True)]
     nodes, _ = min(tried, key=lambda schedule: (-len(schedule[0]), schedule[1]))
     by_graph = [list[int]() for _ in job.graphs]
     for graph, op in chain.from_iterable(map(parts.__getitem__, nodes)):

@@ -131,10 +131,10 @@ def meeting(draw, graph: Graph) -> Graph:
 def paces(draw, ranks=RANKS):
     """The pace of some ranks, alone or several at a time."""
     ends = sorted(draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=4, unique=True)))
-    factor = st.sampled_from([0.3, 0.5, 1.0, 1.25, 4.0])
+    factor, size = st.sampled_from([0.3, 0.5, 1.0, 1.25, 4.0]), st.sampled_from([0.7, 1.0, 1.0, 1.5])
     spans = zip(ends, [*(end - 1 for end in ends[1:]), ranks - 1], strict=True)
     keys = [f"{first}-{last}" if draw(st.booleans()) else str(first) for first, last in spans]
-    return {key: DevicePace(compute=draw(factor), memory=draw(factor)) for key in keys}
+    return {key: DevicePace(compute=draw(factor), memory=draw(factor), capacity=draw(size)) for key in keys}
 
 
 def unlike(programs, hardware, ranks):

@@ -244,7 +244,7 @@ class BudgetError(ConfigError):
 def check_budget(loaded: Loaded, where: str) -> None:
     """Refuse a budget above what the compute tier has; the error names the place `where`."""
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
-    usable = loaded.hardware.tiers[tier].usable_bytes
+    usable = min(loaded.hardware.rooms(loaded.hardware.topology.devices))
     if budget_bytes is not None and budget_bytes > usable:
         rule = f"a budget is at most the capacity of {tier} ({human(usable, 'B')})"
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")

@@ -18,6 +18,7 @@ from simulator.engine import reference, replay
 from simulator.engine.program import Program, simulated_for
 from simulator.engine.reference import Progress
 from simulator.engine.replay.extension import is_stale
+from simulator.engine.shared import Budget
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
@@ -36,7 +37,7 @@ def run(
     programs: Sequence[Program],
     hardware: Hardware,
     *,
-    budget_bytes: int | float | None = None,
+    budget_bytes: Budget = None,
     switches: Switches | None = None,
     progress: Progress | None = None,
     fold: Literal["auto", "never", "always"] = "never",
@@ -50,7 +51,8 @@ def run(
     hardware
         The machine.
     budget_bytes
-        What may be used of the compute tier [B]; default: its capacity less what is reserved.
+        What may be used of the compute tier, by each rank or by all alike [B]; default: its capacity less what is
+        reserved.
     switches
         Modelling choices about the machine.
     progress

@@ -83,6 +83,15 @@ class OfRank(Protocol):
     roles: Roles
 
 
+Budget = int | float | tuple[int | float, ...] | None
+"""What may be used of the compute tier, by all ranks alike or by each [B]; None: all that there is."""
+
+
+def rooms_of(hardware: Hardware, ranks: int, budget_bytes: Budget) -> tuple[int | float, ...]:
+    """Return what each rank may use of its compute tier [B]."""
+    return budget_bytes if isinstance(budget_bytes, tuple) else hardware.rooms(ranks, budget_bytes)
+
+
 class Shared:
     """What simulated ranks share.
 
@@ -110,7 +119,7 @@ class Shared:
     def __init__(
         self,
         hardware: Hardware,
-        budget_bytes: int | float | None,
+        budget_bytes: Budget,
         stands_in: Sequence[int],
         contended: Mapping[int, int | float],
         *,
@@ -135,10 +144,9 @@ class Shared:
         self._path_ids: dict[tuple[int | float, Uses], int] = {}
         self._timings: dict[tuple[int, int, bool], tuple[int, int]] = {}
         self.link_paths = [[self._link_path(name, rank) for name in hardware.links] for rank in self.ranks]
-        usable = hardware.tiers[hardware.compute_tier].usable_bytes
         self.columns = {
             **_link_columns(hardware),
-            **self._tier_columns(usable if budget_bytes is None else budget_bytes),
+            **self._tier_columns(rooms_of(hardware, len(stands_in), budget_bytes)),
             "ranks": ids(self.ranks), "link_paths": np.array(self.link_paths, np.int32),
             "kernel_paths": np.array([self._kernel_paths(rank) for rank in self.ranks], np.int32),
             "queue_depth": hardware.host.queue_depth, "launch_ns": hardware.compute.launch_ns,
@@ -148,7 +156,7 @@ class Shared:
     def of(
         cls,
         hardware: Hardware,
-        budget_bytes: int | float | None,
+        budget_bytes: Budget,
         stands_in: Sequence[int],
         of_ranks: Mapping[int, OfRank],
     ) -> Shared:
@@ -207,7 +215,7 @@ class Shared:
             self.paths.append((unit, False, uses))
         return self._path_ids[unit, uses]
 
-    def _tier_columns(self, budget_bytes: int | float) -> Columns:
+    def _tier_columns(self, rooms: Sequence[int | float]) -> Columns:
         """Return the capacities of instances of tiers, and for each rank and tier its instance."""
         capacities, instance_at, of_ranks = list[int](), dict[tuple[int, int], int](), list[list[int]]()
         tiers = list(self.hardware.tiers.items())
@@ -216,7 +224,7 @@ class Shared:
             for (index, instance), (name, tier) in zip(places, tiers, strict=True):
                 if (index, instance) not in instance_at:
                     instance_at[index, instance] = len(capacities)
-                    capacities.append(whole(budget_bytes if name == self.hardware.compute_tier else tier.usable_bytes))
+                    capacities.append(whole(rooms[rank] if name == self.hardware.compute_tier else tier.usable_bytes))
             of_ranks.append([instance_at[place] for place in places])
         return {"tiers": np.array(of_ranks, np.int32), "capacities": ints(capacities)}
 

@@ -261,6 +261,11 @@ class Hardware(Document):
                 of_ranks[rank] = of_pace.get(pace, self)
         return of_ranks
 
+    def rooms(self, ranks: int, budget_bytes: int | float | None = None) -> tuple[int | float, ...]:
+        """Return what each rank may use of its compute tier: all of it, less what is reserved, or the budget [B]."""
+        usable = [device.tiers[self.compute_tier].usable_bytes for device in self.devices(ranks)]
+        return tuple(usable if budget_bytes is None else [budget_bytes] * ranks)
+
     def with_links(self, links: dict[str, Link]) -> Self:
         """Return the machine with other links; figures of staged links follow from those that they go via."""
         return self.model_copy(update={"links": with_stages(links)})

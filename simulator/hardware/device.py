@@ -69,19 +69,20 @@ Factor = Annotated[float, Field(gt=0, le=10, strict=True)]
 
 
 class DevicePace(Part):
-    """How fast devices are that are unlike the one that the machine describes: slower ones, or another generation.
+    """How devices are unlike the one that the machine describes: slower ones, or another generation.
 
     Attributes
     ----------
     compute
         Factor of its arithmetic: of all peaks, of the time to fill its units, and of times that were measured on the
         device that the machine describes. What a kernel's launch takes stays.
-    memory
-        Factor of the bandwidth of its compute tier.
+    memory, capacity
+        Factors of the bandwidth and of the capacity of its compute tier.
     """
 
     compute: Factor = 1.0
     memory: Factor = 1.0
+    capacity: Factor = 1.0
 
     def of(self, device: Compute, memory: Tier) -> tuple[Compute, Tier]:
         """Return a device that is so much faster, and its memory; rates are rounded down to whole ones, times up."""
@@ -89,14 +90,15 @@ class DevicePace(Part):
         peaks = {dtype: _times(rate, factor) for dtype, rate in device.peak_flops.items()}
         rates = {"peak_flops": peaks, "fill_ns": ceil(device.fill_ns / factor)}
         rate = _times(memory.bandwidth_bytes_per_s or inf, Fraction(str(self.memory)))
+        size = _times(memory.capacity_bytes, Fraction(str(self.capacity)))
         unlike = device.model_copy(update=rates)
         unlike._factor = factor
-        return unlike, memory.model_copy(update={"bandwidth_bytes_per_s": rate})
+        return unlike, memory.model_copy(update={"bandwidth_bytes_per_s": rate, "capacity_bytes": size})
 
 
-def _times(rate: int | float, factor: Fraction) -> int | float:
-    """Return so many times a rate, if it has a limit."""
-    return rate if rate == inf else max(1, floor(int(rate) * factor))
+def _times(figure: int | float, factor: Fraction) -> int | float:
+    """Return so many times a rate or a capacity, if it has a limit."""
+    return figure if figure == inf else max(1, floor(int(figure) * factor))
 
 
 def span(key: str) -> range:

@@ -28,17 +28,17 @@ class TierRoom:
 
     Parameters
     ----------
-    hardware, stands_in, budget_bytes
-        The machine; for each rank the rank simulated in its place; what may be used of the compute tier [B].
+    hardware, stands_in, rooms
+        The machine; for each rank the rank simulated in its place, and what it may use of the compute tier [B].
     spare
         By tier and instance, by how much the rows exceed what is stored (see `stored_once`) [B].
     """
 
-    def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float, spare: Ints) -> None:
+    def __init__(self, hardware: Hardware, stands_in: Sequence[int], rooms: Sequence[int | float], spare: Ints) -> None:
         self._names, ranks, sharing = hardware.tier_names, len(stands_in), hardware.topology.sharing
-        usable = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
-        capacities = (usable | {hardware.compute_tier: budget_bytes}).values()
-        self._capacity = np.array([int(min(capacity, NEVER_NS)) for capacity in capacities])
+        alike = {name: [tier.usable_bytes] * ranks for name, tier in hardware.tiers.items()}
+        capacities = (alike | {hardware.compute_tier: [*rooms]}).values()  # of instances; that of a device is its rank
+        self._capacity = np.array([[int(min(size, NEVER_NS)) for size in sizes] for sizes in capacities]).ravel()
         sharers = [instances(sharing[tier.scope], stands_in) for tier in hardware.tiers.values()]
         instance, self._counts = (np.array(column) for column in zip(*sharers, strict=True))
         self._instance, self._ranks = instance + np.arange(len(sharers))[:, None] * ranks, ranks
@@ -69,12 +69,11 @@ class TierRoom:
         instance = self._instance[tier, rows["rank"]]
         used = running(instance, rows["delta_bytes"] * self._counts[tier, rows["rank"]])
         stored = used - self._spare[instance]
+        capacity = self._capacity[instance]
         for index, name in enumerate(self._names):
-            capacity = int(self._capacity[index])
             has_room = (tier != index) | ((used >= 0) & (stored <= capacity))
-            limit = "no limit" if capacity == NEVER_NS else f"{capacity:,} B"
-            law = f"a tier holds at least 0 B and at most its capacity ({limit} in {name})"
-            require(has_room, law, where, ("holds B", used), ("at ns", time))
+            law = f"a tier holds at least 0 B and at most its capacity ({name})"
+            require(has_room, law, where, ("holds B", used), ("of B", capacity), ("at ns", time))
         order = np.argsort(instance, kind="stable")
         order = order[lasts(instance[order], time[order])]
         return np.stack((instance[order], time[order], stored[order]))
@@ -108,7 +107,7 @@ class TierRoom:
         waited = np.flatnonzero(first != NONE)
         head, tier = first[waited], instance // self._ranks
         now = np.append(0, used)[np.searchsorted(times, points[waited], "right")]
-        wrong = np.flatnonzero(now + size[head] <= self._capacity[tier])
+        wrong = np.flatnonzero(now + size[head] <= self._capacity[instance])
         if len(wrong):
             i, row = int(wrong[0]), int(head[wrong[0]])
             must = f"the first in line for room of a tier ({self._names[tier]}) starts when it fits"

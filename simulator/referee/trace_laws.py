@@ -31,7 +31,7 @@ def check_trace(
     hardware: Hardware,
     plans: Sequence[Plan | RankPlan],
     trace: Trace,
-    budget_bytes: int | float | None = None,
+    budget_bytes: int | float | Sequence[int | float] | None = None,
     switches: Switches | None = None,
 ) -> Findings:
     """Check a trace against the laws, from its rows alone.
@@ -45,7 +45,8 @@ def check_trace(
     trace
         The trace.
     budget_bytes
-        What may be used of the compute tier [B]; default: its capacity less what is reserved.
+        What may be used of the compute tier, by each rank or by all alike [B]; default: its capacity less what is
+        reserved.
     switches
         Modelling choices about the machine; default: copies wait for a start.
 
@@ -61,8 +62,7 @@ def check_trace(
     PlanError
         If a reactive plan issued an action that breaks a rule.
     """
-    if budget_bytes is None:
-        budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
+    rooms = budget_bytes if isinstance(budget_bytes, Sequence) else hardware.rooms(len(plans), budget_bytes)
     job, switches = Job.of(job, len(plans)) if isinstance(job, Graph) else job, switches or Switches()
     ran = [plan if isinstance(plan, RankPlan) else RankPlan(plan, None) for plan in plans]
     stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [of_rank.plan for of_rank in ran]
@@ -70,7 +70,7 @@ def check_trace(
     _check_folded(job, hardware, ran, trace)
     spare = stored_once(job, hardware, decided)
     check_stored_once(hardware, trace, spare)
-    room = TierRoom(hardware, stands_in, budget_bytes, spare)
+    room = TierRoom(hardware, stands_in, rooms, spare)
     changes = room.check_held(trace.residencies.whole())
     ranks, requests, findings = list[Facts](), dict[int, RoomRequests](), dict[int, Findings]()
     loads = dict[int, Loads]()
@@ -79,7 +79,7 @@ def check_trace(
         loads[rank] = loads_of(facts)
         check_loads(facts, loads[rank], _by_rank(trace.loads.whole(), len(ran))[rank])
         requests[rank], findings[rank] = _check_rank(facts, of_rank, switches, loads[rank])
-        check_addresses(facts, trace, of_rank.allocator, budget_bytes)
+        check_addresses(facts, trace, of_rank.allocator, rooms[rank])
         del facts.accesses  # the largest of its columns, which no law over ranks asks for
         ranks.append(facts)
     room.check_lines(changes, requests)

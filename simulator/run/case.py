@@ -70,6 +70,11 @@ class Case:
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
 
     @property
+    def rooms(self) -> tuple[int | float, ...]:
+        """What each rank may use of its compute tier [B]."""
+        return self.hardware.rooms(self.job.ranks, self.loaded.scenario.budget_bytes)
+
+    @property
     def problem(self) -> Problem:
         """The problem that every policy has to solve for rank 0."""
         return self.tasks[self.job.graph_of[0]].problem
@@ -99,8 +104,9 @@ class Case:
         **kind
             See `simulator.run.task.Task.limits`.
         """
-        budget = self.problem.budget_bytes if budget_bytes is None else budget_bytes
-        return max((task.limits(**kind).step(budget) for task in self.tasks), key=lambda bound: bound.ns)
+        rooms = [task.problem.budget_bytes if budget_bytes is None else budget_bytes for task in self.tasks]
+        steps = (task.limits(**kind).step(room) for task, room in zip(self.tasks, rooms, strict=True))
+        return max(steps, key=lambda bound: bound.ns)
 
     def least_peak_bytes(self, step_ns: int, **kind: bool) -> int:
         """Return a bound on the peak in the compute tier of plans of a kind whose step takes at most `step_ns` [B]."""
@@ -303,14 +309,13 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         job, graphs=tuple(draws.least(graph, job.ranks_of(i)).certain for i, graph in enumerate(job.graphs))
     )
     team, groups = bounds.Team(certain, hardware, tuple(measured), streams), turns(job, hardware, shared)
-    usable = hardware.tiers[hardware.compute_tier].usable_bytes
-    tasks = []
+    least, tasks = _rooms(job, loaded), list[Task]()
     for i, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
         problem = Problem(
             graph,
             hardware,
             home,
-            usable if scenario.budget_bytes is None else scenario.budget_bytes,
+            least[i],
             times[i],
             trials,
             switches=scenario.switches,
@@ -331,9 +336,7 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     must, do = "list scheduling orders the ops of one program on a rank", "drop order, or place programs apart"
     insist(not shared, loaded.place("policies"), must, "several, which run one after another", do)
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
-    usable = hardware.tiers[hardware.compute_tier].usable_bytes
-    budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    ordered, bound_ns = ordering.mpmd(job, _times_ns(job, hardware), streams, budget)
+    ordered, bound_ns = ordering.mpmd(job, _times_ns(job, hardware), streams, _rooms(job, loaded))
     is_certain = not (hardware.ranks or any(graph.spreads or graph.dynamic_reads for graph in job.graphs))
     return ordered, bound_ns if is_certain else None  # where times differ, some rank may be faster
 
@@ -341,6 +344,12 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
 def _first_ranks(job: Job) -> list[int | None]:
     """Return, for each graph, the first rank that runs it; None if its ranks meet no others."""
     return [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
+
+
+def _rooms(job: Job, loaded: Loaded) -> list[int | float]:
+    """Return, for each graph, what the rank with the least room that runs it may use of its compute tier [B]."""
+    rooms = loaded.hardware.rooms(job.ranks, loaded.scenario.budget_bytes)
+    return [min(map(rooms.__getitem__, job.ranks_of(graph))) for graph in range(len(job.graphs))]
 
 
 def _times_ns(job: Job, hardware: Hardware) -> list[list[int]]:
@@ -374,7 +383,7 @@ def execute(
     return engine.run(
         [programs[rank] for rank in range(case.job.ranks)],
         case.hardware,
-        budget_bytes=case.problem.budget_bytes,
+        budget_bytes=case.rooms,
         switches=case.problem.switches,
         progress=progress,
         fold="auto",

@@ -176,6 +176,16 @@ def _of_device(field: str, rates: Rates, ops: Sequence[Op]) -> dict[str, str]:
     return idle
 
 
+def _of_ranks(case: Case, ops: Sequence[Op]) -> dict[str, str]:
+    """Say which figures of unlike devices are of no rank, or of nothing that a rank does."""
+    idle = {f"ranks.{key}.*": "no such rank" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
+    if not (case.hardware.shares_memory or any(op.duration_ns is None and not op.collective for op in ops)):
+        idle["ranks.*.memory"] = "the times of all ops were recorded"
+    if case.loaded.scenario.budget_bytes is not None:
+        idle["ranks.*.capacity"] = "each rank has the scenario's budget"
+    return idle
+
+
 def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[bool]) -> dict[str, str]:
     """Say which figures of the machine no op, no rank and no row of this run reads."""
     ops = [op for graph in case.job.graphs for op in graph.ops]
@@ -185,9 +195,7 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle |= _of_device("host_compute", case.hardware.host_compute, on_host)
     elif not on_host:
         idle["host_compute.*"] = "no op is of the host"
-    idle |= {f"ranks.{key}.*": "no such rank" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
-    if not (case.hardware.shares_memory or any(op.duration_ns is None and not op.collective for op in ops)):
-        idle["ranks.*.memory"] = "the times of all ops were recorded"
+    idle |= _of_ranks(case, ops)
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
     if not any(graph.in_place for graph in case.job.graphs):

@@ -78,7 +78,7 @@ class Result(Row):
             Further attributes.
         """
         given = any(task.problem.gives_homes for task in case.tasks)
-        about = (label, case.choice(label).policy, summary, case.job, case.hardware, case.problem.budget_bytes)
+        about = (label, case.choice(label).policy, summary, case.job, case.hardware, max(case.rooms))
         return cls(*about, homes_are_given=given, case=case, **more)
 
     @property

@@ -228,9 +228,9 @@ def checked(
     for task, plan in zip(case.tasks, plans, strict=True):
         referee.check_plan(task.graph, case.hardware, plan, task.pinned, by_rank[task.ranks[0]].draws)
     referee.check_order(job, [of_rank.plan for of_rank in by_rank])
-    budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
+    switches = case.loaded.scenario.switches
     trace = execute(case, plans, progress, allocator)
-    findings = referee.check_trace(job, case.hardware, by_rank, trace, budget, switches)
+    findings = referee.check_trace(job, case.hardware, by_rank, trace, case.rooms, switches)
     return trace, findings, metrics.RankRun.of(case.graph, case.hardware, trace) if job.ranks == 1 else None
 
 

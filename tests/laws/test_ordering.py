@@ -65,7 +65,7 @@ def cases(draw) -> Given:
 @given(cases())
 def test_an_order_keeps_values_room_and_the_bound(case: Given) -> None:
     graph, streams = case.graph, streams_of(case.graph)
-    job, bound_ns = ordering.mpmd(Job.of(graph, 2), [case.times], [streams], case.budget)
+    job, bound_ns = ordering.mpmd(Job.of(graph, 2), [case.times], [streams], [case.budget])
     (found,) = job.graphs
     assert Counter(op.name for op in found.ops) == Counter(op.name for op in graph.ops)
     assert values(found) == values(graph)
@@ -118,7 +118,7 @@ def test_ranks_of_different_graphs_meet_as_they_did(case) -> None:
     job = job_of([program.graph for program in programs])
     first = [job.graph_of.index(i) for i in range(len(job.graphs))]
     times = [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, first, strict=True)]
-    found, _ = ordering.mpmd(job, times, [*map(streams_of, job.graphs)], 0)
+    found, _ = ordering.mpmd(job, times, [*map(streams_of, job.graphs)], [0] * len(job.graphs))
     for old, new in zip(job.graphs, found.graphs, strict=True):
         assert values(new) == values(old)
         assert sorted(op.name for op in new.ops) == sorted(op.name for op in old.ops)

@@ -54,7 +54,7 @@ class Oracle:
         self.meetings: dict[tuple[str, tuple[int, ...], int], Meeting] = {}
 
     def _room(self, tier: int, name: str, rank: int, budget: int | float | None) -> Room:
-        capacity = usable(self.hardware, name)
+        capacity = usable(self.hardware.devices(rank + 1)[rank], name)
         if name == self.hardware.compute_tier and budget is not None:
             capacity = budget
         instance = rank // self.hardware.topology.sharing[self.hardware.tiers[name].scope]

@@ -73,6 +73,18 @@ def test_copies_share_the_memory_of_their_own_rank():
     ]  # fmt: skip
 
 
+def test_each_rank_has_the_room_of_its_own_device():
+    """Two tensors of 40 B: at once where there are 80 B, one after the other where there are 40."""
+    h = paced(cluster(2, hbm="80 B"), rank1={"capacity": 0.5})
+    g = graph("x 40 persistent, y 40 persistent", "a: x ->, 50 ns", "b: y ->, 5 ns")
+    plan = "copy x ddr hbm; copy y ddr hbm; compute a; detach x hbm; compute b; detach y hbm"
+    programs = [(g, plan)] * 2
+    t = perform(h, programs, "x ddr,y ddr")
+    assert [line for line in spans(t, programs, h) if line.endswith((" y", " b"))] == [
+        "0: 40-80 h2d y", "0: 90-95 b", "1: 90-130 h2d y", "1: 130-135 b",
+    ]  # fmt: skip
+
+
 def test_like_paces_are_one_device_and_a_pace_of_one_is_no_pace():
     h = paced(cluster(8), rank0={"compute": 0.5}, **{"rank2-3": {"compute": 0.5, "memory": 1.0}}, rank5={"memory": 1.0})
     devices = h.devices(6)
@@ -94,7 +106,7 @@ def test_like_paces_are_one_device_and_a_pace_of_one_is_no_pace():
         ),
         ({"1": {"compute": 0}}, "greater than 0, found 0"),
         ({"1": {"compute": 80}}, "less than or equal to 10, found 80"),
-        ({"1": {"speed": 1}}, "only known keys stand here, found 'speed'; use one of compute, memory"),
+        ({"1": {"speed": 1}}, "only known keys stand here, found 'speed'; use one of compute, memory, capacity"),
     ],
 )
 def test_paces_that_cannot_be(ranks, message):

@@ -196,7 +196,7 @@ def test_the_message_names_plan_step_row_law_and_numbers():
 
 def test_the_budget_is_the_capacity_of_the_compute_tier():
     judge(Rows(), budget=16)
-    with pytest.raises(InvariantError, match=r"at most its capacity \(15 B in hbm\), found holds B 16, at ns 10"):
+    with pytest.raises(InvariantError, match=r"at most its capacity \(hbm\), found holds B 16, of B 15, at ns 10"):
         judge(Rows(), budget=15)
 
 

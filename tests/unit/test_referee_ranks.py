@@ -11,6 +11,7 @@ from rank_stories import cluster, job_of, perform, team
 from stories import steps
 
 from simulator.errors import ConfigError, InvariantError, PlanError
+from simulator.hardware import DevicePace
 from simulator.plan import NOWHERE, Plan
 from simulator.referee import check_job, check_order, check_plan, check_trace
 from simulator.trace import CAUSES, RESIDENCIES, SPANS, WAITS, Table
@@ -335,8 +336,18 @@ def test_a_tier_of_a_node_holds_what_its_ranks_hold_together():
     plans = [Plan("story", h.tier_names, (1,), steps(g, h, text))] * 4
     for fold in ("never", "always"):
         trace = perform(wide, [(g, text)] * 4, "w ddr", fold=fold)
-        with pytest.raises(InvariantError, match=r"at most its capacity \(59 B in ddr\), found holds B 60, at ns 0"):
+        with pytest.raises(InvariantError, match=r"at most its capacity \(ddr\), found holds B 60, of B 59, at ns 0"):
             check_trace(job_of([g] * 4), narrow, plans, trace)
+
+
+def test_each_rank_holds_no_more_than_its_own_device_has():
+    g, h = team("w 30 persistent", "f: w ->, 5 ns", groups={}), cluster(2, hbm="30 B")
+    text = "copy w ddr hbm; compute f; detach w hbm"
+    plans = [Plan("story", h.tier_names, (1,), steps(g, h, text))] * 2
+    trace = perform(h, [(g, text)] * 2, "w ddr")
+    unlike = h.model_copy(update={"ranks": {"1": DevicePace(capacity=0.9)}})
+    with pytest.raises(InvariantError, match=r"at most its capacity \(hbm\), found holds B 30, of B 27, at ns 0"):
+        check_trace(job_of([g] * 2), unlike, plans, trace)
 
 
 def test_whoever_stands_for_another_runs_the_same_in_the_same_company():

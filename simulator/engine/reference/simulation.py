@@ -16,7 +16,7 @@ from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank
 from simulator.engine.reference.supernode import Machine
 from simulator.engine.reference.view import ReactiveView
-from simulator.engine.shared import Shared, Stored
+from simulator.engine.shared import Budget, Shared, Stored
 from simulator.hardware import Hardware
 from simulator.interrupts import no_garbage_search
 from simulator.plan import COMPUTE, Code
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 def run(
     programs: Sequence[Program],
     hardware: Hardware,
-    budget_bytes: int | float | None,
+    budget_bytes: Budget,
     switches: Switches,
     stands_in: tuple[int, ...],
     progress: Progress | None = None,

@@ -12,7 +12,7 @@ from typing import Any
 from simulator.engine.program import Program
 from simulator.engine.replay.extension import loaded
 from simulator.engine.replay.programs import ReplayedProgram, issued_rows, machine_columns
-from simulator.engine.shared import Shared, Stored
+from simulator.engine.shared import Budget, Shared, Stored
 from simulator.errors import HosimError
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
@@ -45,7 +45,7 @@ def why_not(programs: Sequence[Program], hardware: Hardware, switches: Switches)
 def replay(
     programs: Sequence[Program],
     hardware: Hardware,
-    budget_bytes: int | float | None,
+    budget_bytes: Budget,
     switches: Switches,
     stands_in: tuple[int, ...],
     progress: Progress | None = None,
