@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,6 +152,18 @@ def test_what_the_host_holds_is_never_moved(device, memory):
     memory.copy_in(block)
     memory.wait(block)
     assert count.item() == 3
+
+
+def test_memory_is_given_back_and_taken_on_the_stream_of_the_ops(device):
+    """Whatever stream a thread was on: else an op that is still to come might get memory that one before it reads."""
+    torch_, on = device._torch, []
+    storage = SimpleNamespace(nbytes=lambda: 100, resize_=lambda size: on.append((size, torch_.stream(None))))
+    for stream in (torch_.compute, other := torch_.Stream()):
+        torch_.set_stream(stream)
+        device.resize(storage, 0)
+        device.resize(storage, 100)
+    assert on == [(0, torch_.compute), (100, torch_.compute)] * 2
+    assert torch_.stream(None) is other, "and then the thread is on its own again"
 
 
 def test_moments_of_a_step_are_in_order(device, memory):
