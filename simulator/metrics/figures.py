@@ -351,6 +351,13 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> dict[str, Fi
     return by_column
 
 
+def asked(columns: Iterable[str]) -> dict[str, Figure]:
+    """Return the figures of those columns that are about a field which was searched."""
+    pairs = [(column, figure) for column in columns for figure in FIGURES if figure.over == "field"]
+    places = ((column, figure, figure.place_in(column)) for column, figure in reversed(pairs))
+    return {column: figure.at(place) for column, figure, place in places if place is not None}
+
+
 def present(value: object) -> bool:
     """Tell whether there is a number (or text) to show: neither None nor NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))

@@ -256,11 +256,15 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
+def asked_columns(loaded: Loaded) -> tuple[str, ...]:
+    """Return the columns that the question of a scenario adds to its rows, if it asks one."""
+    question = catalog.question(loaded, Question, {}) if loaded.scenario.frontier else None
+    return tuple(question.columns(loaded.hardware.compute_tier)) if question else ()
+
+
 def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
     """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
-    question = catalog.question(loaded, Question, {}) if loaded.scenario.frontier else None
-    asked = question.columns(loaded.hardware.compute_tier) if question else ()
-    columns = columns or (*metrics.columns(loaded.hardware), *asked)
+    columns = columns or (*metrics.columns(loaded.hardware), *asked_columns(loaded))
     for position, expected in enumerate(loaded.scenario.expect):
         try:
             check_columns(expected, columns)

@@ -21,7 +21,7 @@ from simulator.report.files import plan_names
 from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, SweepView
-from simulator.run.case import Case
+from simulator.run.case import Case, asked_columns
 from simulator.run.effects import hints
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, silent
@@ -279,6 +279,7 @@ class Results(dict[str, Result]):
             "card": {name: plain(amounts) for name, amounts in self._amounts.items()},
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
+            "figures": files.figures_of(self.values(), asked_columns(self.case.loaded)),
             "stalls": {label: by_place(row) for label, row in self.items() if row.status == "ok"},
             "provenance": self.provenance,
         }

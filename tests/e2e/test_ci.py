@@ -227,9 +227,9 @@ def _text(old):
     ("change", "message"),
     [
         (lambda text: text[: len(text) // 2], "a summary is JSON to its end"),
-        (lambda text: text.replace("hosim-summary/1", "hosim-summary/2"),
-         "the schema is hosim-summary/1, found 'hosim-summary/2'; run again with this version of hosim"),
-        (lambda text: "{}", "the schema is hosim-summary/1, found none"),
+        (lambda text: text.replace("hosim-summary/2", "hosim-summary/3"),
+         "the schema is hosim-summary/2, found 'hosim-summary/3'; run again with this version of hosim"),
+        (lambda text: "{}", "the schema is hosim-summary/2, found none"),
         (lambda text: text.replace('"expectations"', '"other"'), "expectations: a summary of a run is as"),
         (lambda text: text.replace('"sha256"', '"digest"'), "provenance, inputs, 0, sha256: a summary of a run is as"),
         (lambda text: text.replace('"policy": "reactive"', '"policy": "static"', 1), "a row has a label of its own"),

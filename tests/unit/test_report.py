@@ -69,9 +69,10 @@ WORSE = {
 @pytest.mark.parametrize(("column", "way"), WORSE.items())
 @pytest.mark.parametrize("change", [-3, -1, 1, 3])
 def test_a_change_is_worse_one_way_and_beyond_the_tolerance(column, way, change):
-    both = (
-        {"rows": [{"policy": "mine", "status": "ok", column: value}], "stalls": {}} for value in (100, 100 + change)
-    )
+    figure = next(f.at(place) for f in FIGURES if (place := f.place_in(column)) is not None)
+    stated = {column: {key: getattr(figure, key) for key in ("unit", "head", "worse", "is_compared")}}
+    rest = {"stalls": {}, "figures": stated}
+    both = ({"rows": [{"policy": "mine", "status": "ok", column: value}]} | rest for value in (100, 100 + change))
     (row,) = changes(*both, 0.01)
     assert row.moved is (abs(change) > 1)
     assert row.worse is (change * way > 1)
@@ -93,6 +94,26 @@ def test_a_new_figure_moves_no_text_of_another_table(tmp_path, monkeypatch):
         assert figure_of("copies_h2d").head == "copies h2d"
         assert figure_of("copies_ns").unit == "count"  # what the table of the plan must not ask
         assert plan(path).text() == before
+    finally:
+        figure_of.cache_clear()
+
+
+def test_a_new_figure_changes_nothing_of_what_diff_says(tmp_path, monkeypatch):
+    """Its pattern fits where a row is short of memory, which is a text, and a tier has the name of another figure."""
+    path, machine = chain.write(tmp_path), tmp_path / "machine.yaml"
+    machine.write_text(machine.read_text().replace("hbm", "reserved_hbm"))
+    for name, budget in (("old", "4.3 MB"), ("new", "1 MB")):
+        path.write_text(chain.SCENARIO.replace("4.3 MB", budget))
+        hosim.run(path).write(tmp_path / name)
+    before = hosim.diff(tmp_path / "old", tmp_path / "new")
+    assert "short at" in str(before)
+    (peak,) = (figure for figure in before.rows[0].figures if figure.figure.column == "peak_reserved_hbm_bytes")
+    assert peak.name == "peak reserved_hbm"
+    new = Figure("short_<>", "B", "lacking <>", "...", over="tier")
+    monkeypatch.setattr("simulator.metrics.figures.FIGURES", registered(*FIGURES, new))
+    figure_of.cache_clear()
+    try:
+        assert (figure_of("short_at").unit, str(hosim.diff(tmp_path / "old", tmp_path / "new"))) == ("B", str(before))
     finally:
         figure_of.cache_clear()
 
