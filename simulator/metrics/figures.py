@@ -153,7 +153,7 @@ FIGURES = registered(
            "the tensors chosen in the step that were in the compute tier, or on their way, when the choice became "
            "known.", of="chosen"),
     Figure("bound_ns", "ns", "bound", "A lower bound on the step of every plan.", of="bound"),
-    Figure("bound_kind", "text", "bounded by", "The reason of that bound.", of="bound"),
+    Figure("bounded_by", "text", "bounded by", "The reason of that bound.", of="bound"),
     Figure("order_bound_ns", "ns", "order bound", "A lower bound on the step with any order of the ops: the work of "
            "the busiest stream and, of a single step, the longest path. Of rows with `order: mpmd`.", of="bound"),
     Figure("gap_fraction", "share", "gap at most", "The most by which the step exceeds the best plan: `step_ns / "

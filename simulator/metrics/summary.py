@@ -308,7 +308,7 @@ def bound_figures(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
     if bound is None:
         return {}
     gap = step_ns / bound.ns - 1 if step_ns is not None and bound.ns else None
-    return {"bound_ns": bound.ns, "bound_kind": bound.kind, "gap_fraction": gap}
+    return {"bound_ns": bound.ns, "bounded_by": bound.kind, "gap_fraction": gap}
 
 
 def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str, Any]) -> float:

@@ -18,7 +18,7 @@ def test_a_batch_is_bounded_by_the_drives_until_its_caches_fill_the_link(batch, 
     """The bound knows that what goes over DDR passes both links; `static` reaches it on a machine that is crowded."""
     loaded = catalog.resolve("llama3_70b_stream_ssd", {"workload.batch": batch})
     row = run_case(prepare(loaded), ["static"])["static"].summary
-    assert (row["status"], row["bound_kind"]) == ("ok", bounded_by)
+    assert (row["status"], row["bounded_by"]) == ("ok", bounded_by)
     assert row["gap_fraction"] < gap
 
 

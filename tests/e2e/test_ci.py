@@ -371,7 +371,7 @@ def test_times_are_told_of_rows_in_forks_and_of_claims(hosim, tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "must"),
     [("peak_ddr_bytes", "5", "a whole number"), ("peak_ddr_bytes", 5.5, "a whole number"),
-     ("hidden_fraction", "most", "a number"), ("notes", 5, "text"), ("bound_kind", 1, "text")],
+     ("hidden_fraction", "most", "a number"), ("notes", 5, "text"), ("bounded_by", 1, "text")],
 )  # fmt: skip
 def test_a_summary_with_another_type_is_one_message(hosim, folders, tmp_path, column, value, must):
     changed = json.loads((folders / "old" / "summary.json").read_bytes())
@@ -393,7 +393,7 @@ def test_a_summary_with_another_type_is_one_message(hosim, folders, tmp_path, co
         ("column: gap_fraction, at_least: inf", "at_least", "found 'inf'; write a finite number"),
         ("column: status, equals: .nan", "equals", "status is a word that rows have, found '.nan'; use one of ok, inf"),
         ("column: status, equals: okay", "equals", "found 'okay'; use one of ok, .*did you mean 'ok'"),
-        ("column: bound_kind, equals: 7", "equals", "bound_kind is a word that rows have, found 7.0"),
+        ("column: bounded_by, equals: 7", "equals", "bounded_by is a word that rows have, found 7.0"),
         ("column: status, at_most: 5", "at_most", "status is a text, which only equals compares, found at_most"),
         ("column: status, over: reactive, at_most: 2x", "over", "status is a text, which only equals compares"),
     ],

@@ -270,13 +270,13 @@ def test_an_unknown_row_is_answered_with_the_known_ones(results):
 
 
 def test_sentences_of_one_row():
-    row = _row("static", 2_000_000, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
+    row = _row("static", 2_000_000, gap_fraction=0.0, bounded_by="compute", slowdown_vs_fastest=1.0)
     assert sentences([row]) == ["static takes 2.00 ms a step, at the lower bound (compute); it never waits."]
 
 
 def test_sentences_name_the_gap_and_the_op():
     short = Shortfall("hbm", 130, 100, "op L31/fwd/loss", levers=("raise the budget",))
-    fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
+    fast = _row("static", 1000, gap_fraction=0.5, bounded_by="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
     assert sentences([_row("resident", shortfall=short), fast]) == [
         "resident does not fit in hbm: 30 B short at op L31/fwd/loss.",
         (
@@ -330,13 +330,13 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
 
 def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_its_own(again):
     recompute, static = again["recompute"].summary, again["static"].summary
-    assert recompute["bound_kind"] == "room or recompute at fwd/5"
+    assert recompute["bounded_by"] == "room or recompute at fwd/5"
     assert recompute["bound_ns"] < static["bound_ns"]
     assert "the best plan for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
 
 
 def test_a_bound_that_other_homes_can_beat_says_so():
-    rows = [_row("static", 1000, gap_fraction=0.0, bound_kind=kind) for kind in ("link read", "critical path")]
+    rows = [_row("static", 1000, gap_fraction=0.0, bounded_by=kind) for kind in ("link read", "critical path")]
     rows = [replace(row, homes_are_given=True) for row in rows]
     said = [sentences([row])[0] for row in rows]
     assert "at the lower bound for this placement (link read)" in said[0]
@@ -344,7 +344,7 @@ def test_a_bound_that_other_homes_can_beat_says_so():
 
 
 def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
-    fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", slowdown_vs_fastest=1.0)
+    fast = _row("static", 1000, gap_fraction=0.5, bounded_by="link d2h", slowdown_vs_fastest=1.0)
     slow = _row("recompute", 1300, slowdown_vs_fastest=1.3, recompute_ns=300, compute_ns=1000)
     first, second = sentences([fast, slow])
     assert "the best plan without recompute (link d2h)" in first
