@@ -12,6 +12,7 @@ anything.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,6 +32,9 @@ Of = Literal["run", "rank", "ranks", "chosen", "bound", "addresses", "table", "s
 OverRanks = Literal["slowest", "sum", "most"]
 _ENDS: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share"}
 """What the columns of registered figures of these units alone end in."""
+_COLUMN = re.compile("[a-z][a-z0-9_]*(<>[a-z0-9_]*)?")
+_ONE = ("", "host", "energy", "price")
+"""What a figure is over that has no places, so that there is one column at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +98,13 @@ def registered(*figures: Figure) -> tuple[Figure, ...]:
     Raises
     ------
     InvariantError
-        If a column ends in another unit than its figure's, or an earlier figure has it.
+        If a column ends in another unit than its figure's, an earlier figure has it, or no place makes it a name.
     """
     for index, figure in enumerate(figures):
         column = figure.column
+        if not _COLUMN.fullmatch(column) or ("<>" in column) == (figure.over in _ONE):
+            must = "a column is a word in small letters, with one <> in it where a figure is over places, else none"
+            raise InvariantError(repr(column), must, f"over {figure.over or 'nothing'}", "write for example moved_<>_bytes")
         first = next(other for other in figures[: index + 1] if other.place_in(column) is not None)
         unit = next((unit for end, unit in _ENDS.items() if column.endswith(end)), figure.unit)
         found = f"one that {first.column} fits" if unit == figure.unit else f"a column of {figure.unit}"

@@ -132,10 +132,21 @@ def test_a_name_of_the_machine_gives_no_two_figures_the_same_column(tmp_path):
         describe(str(machine))
 
 
-@pytest.mark.parametrize("column", ["wait_all_ns", "peak_<>_bytes", "late_ns"])
-def test_a_figure_that_another_would_hide_is_refused(column):
+@pytest.mark.parametrize(("column", "over"), [("wait_peer_ns", ""), ("peak_<>_bytes", "tier"), ("late_ns", "")])
+def test_a_figure_that_another_would_hide_is_refused(column, over):
     with pytest.raises(InvariantError, match="a figure has a column of its own"):
-        registered(*FIGURES, Figure(column, "count", "late", "Late."))
+        registered(*FIGURES, Figure(column, "count", "late", "Late.", over=over))
+
+
+@pytest.mark.parametrize("column", ["<>", "<>_times", "x_<>_y_<>", "x <>", "late", ""])
+def test_a_column_of_places_that_can_never_be_one_is_refused(column):
+    with pytest.raises(InvariantError, match="with one <> in it where a figure is over places, else none, found over"):
+        registered(Figure(column, "count", "late", "Late.", over="link"))
+
+
+def test_a_column_with_a_place_is_of_a_figure_over_places():
+    with pytest.raises(InvariantError, match="'late_<>': .*, found over nothing; write for example moved_<>_bytes"):
+        registered(Figure("late_<>", "count", "late", "Late."))
 
 
 def test_what_is_absent_is_a_dash():
