@@ -104,7 +104,9 @@ def registered(*figures: Figure) -> tuple[Figure, ...]:
         column = figure.column
         if not _COLUMN.fullmatch(column) or ("<>" in column) == (figure.over in _ONE):
             must = "a column is a word in small letters, with one <> in it where a figure is over places, else none"
-            raise InvariantError(repr(column), must, f"over {figure.over or 'nothing'}", "write for example moved_<>_bytes")
+            raise InvariantError(
+                repr(column), must, f"over {figure.over or 'nothing'}", "write for example moved_<>_bytes"
+            )
         first = next(other for other in figures[: index + 1] if other.place_in(column) is not None)
         unit = next((unit for end, unit in _ENDS.items() if column.endswith(end)), figure.unit)
         found = f"one that {first.column} fits" if unit == figure.unit else f"a column of {figure.unit}"
