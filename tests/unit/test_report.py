@@ -145,7 +145,7 @@ def test_a_column_of_places_that_can_never_be_one_is_refused(column):
 
 
 def test_a_column_with_a_place_is_of_a_figure_over_places():
-    with pytest.raises(InvariantError, match="'late_<>': .*, found over nothing; write for example moved_<>_bytes"):
+    with pytest.raises(InvariantError, match=r"'late_<>': .*, found over nothing; write for example moved_<>_bytes"):
         registered(Figure("late_<>", "count", "late", "Late."))
 
 
