@@ -1,4 +1,4 @@
-"""Checks the expectations of a scenario against its rows, and writes them as JUnit XML, a test case for each."""
+"""Checks the expectations of a scenario, and the conditions of a search, against rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -18,8 +17,6 @@ from simulator.errors import STATUSES
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.metrics.figures import present
-from simulator.outputs import written
-from simulator.report.views import rendered
 from simulator.report.words import ABSENT, percent, ratio, shown, signed
 from simulator.scenario import LIMITS, Claim, Expectation, Kind
 from simulator.units import FieldError, did_you_mean, named_in, nearest, require
@@ -280,8 +277,8 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     if match is None:
         do = "write for example 'stall <= 0.1 %' or 'step <= 1.01x'"
         raise FieldError("a condition is a figure, <= or >=, and an amount", repr(text), do)
-    on, must = metrics.columns(hardware), "a condition is on a figure of the table"
-    parts = [named(part, tuple(on), must) for part in match["figure"].split(" + ")]
+    on = metrics.columns(hardware)
+    parts = [named(part, tuple(on), "a condition is on a figure of the table") for part in match["figure"].split(" + ")]
     units, rule = {on[part].unit for part in parts}, "a condition is on a number, or on a sum of numbers of one unit"
     do = "name a figure that is one, such as step or stall; a row that does not run meets no condition"
     require("text" not in units and len(units) == 1, rule, f"{match['figure']!r}: {' and '.join(sorted(units))}", do=do)
@@ -370,50 +367,3 @@ def _written(expected: Expectation, value: object) -> Iterator[str]:
         yield _as_text(expected, value)
         if (unit := figure_of(expected.columns[0]).unit) in ("B", "ns"):
             yield f"{value:,} {unit}"
-
-
-class Check(NamedTuple):
-    """A JUnit test case.
-
-    Attributes
-    ----------
-    name, seconds
-        Its name, the same in every run; how long it took.
-    failure, details
-        The reason for a failure, in one line and in full; empty if it passes.
-    skipped
-        The reason why it was not checked; empty if it was.
-    """
-
-    name: str
-    failure: str = ""
-    details: str = ""
-    skipped: str = ""
-    seconds: float = 0.0
-
-
-def check(verdict: Verdict) -> Check:
-    """Make a test case of the verdict on an expectation."""
-    if not verdict.is_broken:
-        return Check(verdict.asks, skipped="" if verdict.holds else f"known to be missed, {verdict}: {verdict.missed}")
-    printed = f"{verdict.printed} ({verdict.source})" if verdict.printed and verdict.source else verdict.printed
-    lines = {"must be": verdict.must, "found": verdict.found, "why": verdict.why, "printed": printed}
-    return Check(verdict.asks, str(verdict), "\n".join(f"{name}: {text}" for name, text in lines.items() if text))
-
-
-def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
-    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read.
-
-    Parameters
-    ----------
-    suites
-        Name of a scenario -> its test cases.
-    file
-        The file to write or replace; missing folders are made. Characters that XML 1.0 lacks are replaced in the text.
-    """
-    text = rendered("junit.xml.j2", suites=suites)
-    with written(file, option="--junit") as (part,):
-        part.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
-
-
-_UNWRITABLE = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"

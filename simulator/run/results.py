@@ -16,8 +16,8 @@ from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files
 from simulator.report.card import Amounts, Card, cards, model_amounts, plain, texts
-from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
+from simulator.report.junit import Check, check
 from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, SweepView

@@ -12,7 +12,7 @@ import small_job
 from full import small_files
 
 import simulator as hosim_api
-from simulator.report.expectations import write_junit
+from simulator.report.junit import write_junit
 from simulator.run import row as rows
 
 FASTER = "links.*.bandwidth=8 GB/s"
