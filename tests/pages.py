@@ -47,10 +47,10 @@ def commands(text: str) -> list[str]:
     return [line.strip() for line in lines if line.strip().startswith("hosim ")]
 
 
-def printed(results: Results) -> str:
-    """What `hosim run` prints of results, into a pipe."""
+def printed(results: Results, out: str = "") -> str:
+    """What `hosim run` prints of results, into a pipe, with the folder that it writes."""
     results.told = results.told or what_would_free([*results.values()], None, silent, is_asked=None)
-    return "\n\n".join((*_findings(results), *_notes(results, None))) + "\n"
+    return "\n\n".join((*_findings(results), *_notes(results, Path(out) if out else None))) + "\n"
 
 
 def renew(*names: str) -> None:

@@ -257,14 +257,14 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
 
 
 def asked_columns(loaded: Loaded) -> tuple[str, ...]:
-    """Return the columns that the question of a scenario adds to its rows, if it asks one."""
-    question = catalog.question(loaded, Question, {}) if loaded.scenario.frontier else None
-    return tuple(question.columns(loaded.hardware.compute_tier)) if question else ()
+    """Return the columns that the question of a scenario adds to its rows."""
+    return tuple(catalog.question(loaded, Question, {}).columns(loaded.hardware.compute_tier))
 
 
 def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
     """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
-    columns = columns or (*metrics.columns(loaded.hardware), *asked_columns(loaded))
+    asked = asked_columns(loaded) if loaded.scenario.frontier else ()
+    columns = columns or (*metrics.columns(loaded.hardware), *asked)
     for position, expected in enumerate(loaded.scenario.expect):
         try:
             check_columns(expected, columns)

@@ -275,11 +275,12 @@ class Results(dict[str, Result]):
     @cached_property
     def more(self) -> dict[str, Any]:
         """Contents of ``summary.json`` besides the rows, among them each row's stalls by cause and place."""
+        loaded = self.case.loaded
         return {
             "card": {name: plain(amounts) for name, amounts in self._amounts.items()},
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
-            "figures": files.figures_of(self.values(), asked_columns(self.case.loaded)),
+            "figures": files.figures_of(self.values(), asked_columns(loaded) if loaded.scenario.frontier else ()),
             "stalls": {label: by_place(row) for label, row in self.items() if row.status == "ok"},
             "provenance": self.provenance,
         }
