@@ -151,7 +151,7 @@ def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
-    meets, idles = is_collective(graph, trace), _is_delay(graph, trace)
+    meets, idles = is_collective(graph, trace), (spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays])
     on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
@@ -242,12 +242,6 @@ def is_collective(graph: Graph, trace: Trace) -> Bools:
     spans = trace.spans.whole()
     is_compute = spans["kind"] == COMPUTE
     return np.asarray(is_compute & meets[np.where(is_compute, spans["item"], 0)])
-
-
-def _is_delay(graph: Graph, trace: Trace) -> Bools:
-    """Flag the spans that are delays."""
-    spans = trace.spans.whole()
-    return np.asarray((spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays]))
 
 
 def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:

@@ -245,7 +245,14 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     paths = Path(old), Path(new)
     was, now = map(read_summary, paths)
     inputs = tuple(_inputs(was["provenance"], now["provenance"]))
-    return Diff(*paths, tolerance, changes(was, now, tolerance), inputs, tuple(_turned(was, now)))
+    held, holds = (
+        {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
+        for summary in (was, now)
+    )  # an expectation holds, or is known to be missed
+    turned = [
+        Turned(asks, held[asks], is_held) for asks, is_held in holds.items() if held.get(asks, is_held) != is_held
+    ]
+    return Diff(*paths, tolerance, changes(was, now, tolerance), inputs, tuple(turned))
 
 
 def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ...]:
@@ -271,16 +278,6 @@ def _work(summary: Summary) -> dict[str, str]:
     return {
         kind: inputs[kind].get("content") or inputs[kind]["sha256"] for kind in ("workload", "graph") if kind in inputs
     }
-
-
-def _turned(old: Summary, new: Summary) -> Iterator[Turned]:
-    held, holds = map(_holding, (old, new))
-    return (Turned(asks, held[asks], now) for asks, now in holds.items() if held.get(asks, now) != now)
-
-
-def _holding(summary: Summary) -> dict[str, bool]:
-    """Map each expectation to whether it holds or is known to be missed."""
-    return {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
 
 
 def _row(

@@ -78,19 +78,14 @@ def written(value: Any, unit: Unit) -> str:
 
 
 def named(row: Row) -> dict[str, str]:
-    """Return what a table has of a row in words: its ``kind_of_bound``, and the interval of its ``real_step``."""
-    low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
-    return {"kind_of_bound": _kind_of_bound(row), "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
+    """Return what a table has of a row in words: its ``kind_of_bound``, and the interval of its ``real_step``.
 
-
-def _kind_of_bound(row: Row) -> str:
-    """Name the kind of the bound from which the row's gap is measured, or `ABSENT`.
-
-    ``fixed plans`` if it holds for such plans only, else ``combinatorial``.
+    A bound is of ``fixed plans`` if it holds for such plans only, else ``combinatorial``.
     """
-    if not present(row.summary.get("gap_fraction")):
-        return ABSENT
-    return "fixed plans" if str(row.summary.get("bounded_by")).endswith(OF_FIXED) else "combinatorial"
+    low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
+    kind = "fixed plans" if str(row.summary.get("bounded_by")).endswith(OF_FIXED) else "combinatorial"
+    kind = kind if present(row.summary.get("gap_fraction")) else ABSENT
+    return {"kind_of_bound": kind, "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
 
 
 _WHATEVER_HOMES = ("compute", "critical path")
