@@ -34,6 +34,7 @@ from simulator import catalog
 from simulator.catalog.text import compose, to_yaml
 from simulator.cli import hosim as command
 from simulator.formats import graph_jsonl, plan_jsonl, residency_json, tables_csv
+from simulator.importers import KINDS
 from simulator.lifetime import live_bytes
 from simulator.metrics.figures import FIGURES, SERVED
 from simulator.plan import View
@@ -359,7 +360,21 @@ def _from_simple(table: str) -> str:
     return _table(head, map(tuple, body))
 
 
+_STUB = "../simulator/__init__.pyi"
+
+
+def stub() -> str:
+    """The stub of the package, with the readers of all kinds of files."""
+    before, *_, after = re.split(
+        r"^(?:from simulator\.importers\..*\n)+", (DOCS / _STUB).read_text(), flags=re.MULTILINE
+    )
+    homes = {"imported": "Imported", **{kind.module: kind.called for kind in KINDS.values()}}
+    readers = (f"from simulator.importers.{module} import {name} as {name}\n" for module, name in sorted(homes.items()))
+    return before + "".join(readers) + after
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
+    _STUB: stub,
     "reference/commands.md": commands,
     "reference/columns.md": columns,
     "reference/policies.md": policies,

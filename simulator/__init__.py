@@ -22,15 +22,7 @@ _NAMES = {
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
     "graph_builder": "GraphBuilder",
     "hardware": "Hardware",
-    "importers.chakra": "read_chakra",
     "importers.imported": "Imported",
-    "importers.hf": "read_hf",
-    "importers.kineto": "read_kineto",
-    "importers.pytorch_trace": "read_pytorch_trace",
-    "importers.onnx": "read_onnx",
-    "importers.torch": "read_torch",
-    "importers.recordings": "read_graph",
-    "importers.request_traces": "read_request_trace",
     "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",
     "report.changes": "Diff diff",
@@ -47,14 +39,19 @@ _NAMES = {
     "trace": "Trace",
     "workload": "Workload",
 }
-"""Module -> its names that are the package's, too; the stub beside this file says the same to type checkers."""
+"""Module -> its names that are the package's, too, as are those of readers (`simulator.importers.KINDS`); the stub
+beside this file says the same to type checkers."""
 _HOMES = {name: f"simulator.{module}" for module, names in _NAMES.items() for name in names.split()}
 _HOMES["torch"] = "simulator.execute"  # a module itself
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - it is a list of names
-
 
 def __getattr__(name: str) -> object:
+    if name == "__all__" or name.startswith("read_"):
+        from simulator.importers import KINDS  # noqa: PLC0415
+
+        _HOMES.update({kind.called: f"simulator.importers.{kind.module}" for kind in KINDS.values()})
+    if name == "__all__":
+        return sorted(_HOMES)
     if name not in _HOMES:
         from simulator.retired import FUNCTIONS  # noqa: PLC0415
 
@@ -80,4 +77,4 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -276,7 +276,11 @@ def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
     """Return, for each op with dynamic reads, the share of each candidate; they add up to 1."""
     choosers = _choosers(graph)
     if isinstance(origin, Routing):
-        return _frequency_shares(graph, origin)
+        recorded = _recorded_flags(graph, origin)
+        counts = {
+            op: flags.sum(axis=0) + 1.0 for op, flags in recorded.items()
+        }  # once more, so that none is impossible
+        return {op: np.asarray(times / times.sum()) for op, times in counts.items()}
     if isinstance(origin, Shares):
         by_layer = _shares_of_file(origin, choosers)
     else:
@@ -327,12 +331,6 @@ def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
                 raise ConfigError(origin.source, rule, found, "take the file of this model and batch, or lower steps")
             flags[op][step, list(chosen)] = True
     return _with_updates(graph, flags)
-
-
-def _frequency_shares(graph: Graph, origin: Routing) -> dict[int, Floats]:
-    """Return shares by how often candidates were chosen, each once more than recorded, so that none is impossible."""
-    counts = {op: flags.sum(axis=0) + 1.0 for op, flags in _recorded_flags(graph, origin).items()}
-    return {op: np.asarray(times / times.sum()) for op, times in counts.items()}
 
 
 def delays_ns(graph: Graph, seed: int = 0, rank: int = 0) -> dict[int, int]:

@@ -26,7 +26,9 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\uf
 STATUSES = ("ok", "infeasible", "blocked", "refused", "failed")
 """How a row ends: it ran, or its plan waits for itself (``blocked``), or an error ended it (`HosimError.status`)."""
 
-_LONGEST = (350, 500, 250, 850)  # most characters of where, must, found and do
+LONGEST_DO = 850
+"""Most characters of what to do."""
+_LONGEST = (350, 500, 250, LONGEST_DO)  # most characters of where, must, found and do
 
 
 def quotable(text: str, most: int) -> str:

@@ -1,7 +1,8 @@
 """The documents that people read: the README and all pages under docs, for tests that hold them to what is printed.
 
-``python tests/pages.py [PAGE ...]`` puts what commands print now under ``<!-- output of: hosim ... -->``, on all pages
-or on those named (``first-run``), and says which blocks changed.
+``python tests/pages.py [PAGE ...]`` puts what commands print now under ``<!-- output of: hosim ... -->``, and what
+`hosim validate` finds under ``<!-- verdicts of: CLAIM ... -->``, on all pages or on those named (``first-run``), and
+says which blocks changed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from simulator.claims import Judged, validate
 from simulator.cli.run import _findings, _notes
 from simulator.run.results import Results
 from simulator.run.row import silent
@@ -28,6 +31,8 @@ PAGES = "\n".join(path.read_text(encoding="utf-8") for path in (*FILES, RECORDED
 _SHOWN = re.compile(
     r"<!-- output of: ((?:hosim|python tests/\w+\.py) (?:(?!, |\n).)+) -->\n```text\n(.*?)```", re.DOTALL
 )
+VERDICTS = re.compile(r"<!-- verdicts of: ([^\n]+) -->\n((?:\|.*\n)+)")
+"""Claims, and the table of their verdicts."""
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -47,10 +52,18 @@ def commands(text: str) -> list[str]:
     return [line.strip() for line in lines if line.strip().startswith("hosim ")]
 
 
-def printed(results: Results) -> str:
-    """What `hosim run` prints of results, into a pipe."""
+def printed(results: Results, out: str = "") -> str:
+    """What `hosim run` prints of results, into a pipe, with the folder that it writes."""
     results.told = results.told or what_would_free([*results.values()], None, silent, is_asked=None)
-    return "\n\n".join((*_findings(results), *_notes(results, None))) + "\n"
+    return "\n\n".join((*_findings(results), *_notes(results, Path(out) if out else None))) + "\n"
+
+
+def verdicts(judged: Iterable[Judged]) -> str:
+    """The table of printed figures, ours, and the verdicts."""
+    rows = [one.row for one in judged if one.verdict.printed]
+    cells = [[row["claim"], row["printed"], row["obtained"] or "-", row["verdict"]] for row in rows]
+    head = "| claim | printed | ours | verdict |\n|---|---|---|---|\n"
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def renew(*names: str) -> None:
@@ -64,6 +77,10 @@ def renew(*names: str) -> None:
                 continue
             text = text.replace(f"{line} -->\n```text\n{shown}```", f"{line} -->\n```text\n{done.stdout}```")
             print(f"{path.name}: {line}: renewed")
+        for named, table in VERDICTS.findall(text) if not names or path.stem in names else ():
+            found = verdicts(validate(named.split()).judged)
+            text = text.replace(f"{named} -->\n{table}", f"{named} -->\n{found}")
+            print(f"{path.name}: verdicts of {named}: {'as before' if found == table else 'renewed'}")
         path.write_text(text, encoding="utf-8")
 
 

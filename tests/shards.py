@@ -6,8 +6,8 @@
 
 A *piece* is what is never divided: the cases of one name, as of one scenario, in whichever files; or all of a file
 whose tests share what they run, if it has an entry in `shards.json`. That says how many seconds of processor a piece
-takes, from a second on. The longest go first, each to the shard that has least by then. What has no entry goes by the
-hash of its name.
+takes, from a second on. The longest that are collected go first, each to the shard that has least by then: an entry of
+a test that is gone counts nowhere. What has no entry goes by the hash of its name.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("shard"):
         return
     (shard, shards), known = chosen(config.getoption("shard")), pieces()
-    places = placed(known, shards)
+    there = {piece(item.nodeid, known) for item in items if item.get_closest_marker("slow")}
+    places = placed({name: seconds for name, seconds in known.items() if name in there}, shards)
 
     def is_here(item: pytest.Item) -> bool:
         name = piece(item.nodeid, known)

@@ -15,8 +15,13 @@ from stated import is_served
 import simulator as hosim
 from simulator.run.results import Results
 
-SHOWN = dict(re.findall(r"<!-- output of: hosim run (\w+) -->\n```text\n(.*?)```", PAGES, re.DOTALL))
-"""What pages show of scenarios that run."""
+SHOWN = {
+    name: (out, shown)
+    for name, out, shown in re.findall(
+        r"<!-- output of: hosim run (\w+)(?: --out (\S+))? -->\n```text\n(.*?)```", PAGES, re.DOTALL
+    )
+}
+"""By scenario, the folder that it writes, and what pages show that it prints."""
 
 
 class Happened(NamedTuple):
@@ -59,5 +64,5 @@ def _run(name: str) -> tuple[Any, ...]:
         return digests.of_rows(served), [], None, {str(row["policy"]): row for row in served.rows}
     results: Results = hosim.run(name)
     broken = [str(verdict) for verdict in results.expectations if verdict.is_broken]
-    shown = printed(results) if name in SHOWN else None
+    shown = printed(results, SHOWN[name][0]) if name in SHOWN else None
     return digests.of_rows(results), broken, shown, {**results.summaries}

@@ -22,7 +22,7 @@ from simulator.catalog import Axis, Loaded
 from simulator.catalog.text import YamlTree, compose, errors_at, validated
 from simulator.document import Count, Key, Line, Part, Reason
 from simulator.errors import insist
-from simulator.scenario.claim import Bound
+from simulator.scenario.claim import Quantity
 from simulator.units import in_yaml, nearest, parse, require, unit_of
 
 OPEN = Path(__file__).parent / "claims" / "open"
@@ -98,8 +98,8 @@ class Unstated(Open):
     """
 
     parameter: Annotated[Line, Field(min_length=1)]
-    low: Bound | None = Field(None, alias="from")
-    high: Bound | None = Field(None, alias="to")
+    low: Quantity | None = Field(None, alias="from")
+    high: Quantity | None = Field(None, alias="to")
     multiple_of: Count | None = None
 
     @cached_property

@@ -35,7 +35,7 @@ from simulator.errors import insist
 from simulator.scenario import Frontier, Layouts, Question, Scenario
 from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.scenario.study import StudyDocument
-from simulator.units import exact, nearest, parse, require, unit_of
+from simulator.units import exact, named_in, nearest, parse, require, unit_of
 from simulator.workload.job import JobDocument
 
 __all__ = [
@@ -247,7 +247,10 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
 
 def _documented_value(loaded: Loaded, field: str) -> Any:
     """Return a field's value in the documents: ``1x`` if its paths have different values, a start for ``inf``."""
-    tier, paths = loaded.hardware.tiers[loaded.hardware.compute_tier], Frontier.paths_of(field)
+    tiers = loaded.hardware.tiers
+    if field.startswith("peak."):
+        named_in(field, [f"peak.{name}" for name in tiers], "a peak is that of a tier")
+    tier, paths = tiers[loaded.hardware.compute_tier], Frontier.paths_of(field)
     if field == f"peak.{loaded.hardware.compute_tier}" and loaded.scenario.budget_bytes is not None:
         return exact(tier.capacity_for(loaded.scenario.budget_bytes), "B")
     values = [value for path in paths for _, value in loaded.fields(path)]

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from simulator.document import LONGEST_NAME, Part, faults
-from simulator.errors import CONTROLS, ConfigError
+from simulator.errors import CONTROLS, LONGEST_DO, ConfigError, quotable
 from simulator.units import FieldError
 
 Keys = tuple[str, ...]
@@ -232,8 +233,11 @@ def to_error(faults: Iterable[FieldError], name: str, place: Callable[..., str])
     errors = {str(error): error for error in every}
     if len(errors) == 1:
         return every[0]
-    more = f"\n  and {len(errors) - _MOST_FAULTS} more" if len(errors) > _MOST_FAULTS else ""
-    do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_MOST_FAULTS]) + more
+    room = LONGEST_DO - len("correct each:\n  and 1,000,000 more")
+    lines = [f"\n  {quotable(text, room - 3)}" for text in list(errors)[:_MOST_FAULTS]]
+    whole = [line for line, size in zip(lines, accumulate(map(len, lines)), strict=True) if size <= room]
+    more = f"\n  and {len(errors) - len(whole)} more" if len(errors) > len(whole) else ""
+    do = f"correct each:{''.join(whole)}{more}"
     return ConfigError(name, "a document keeps its rules", f"{len(errors)} faults", do)
 
 

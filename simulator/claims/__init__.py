@@ -19,7 +19,8 @@ from simulator.catalog import Axis, Loaded
 from simulator.document import Fit
 from simulator.errors import ConfigError, insist
 from simulator.metrics.statistics import by, grouped
-from simulator.report.expectations import Check, Verdict, check, untested, verdicts
+from simulator.report.expectations import Verdict, untested, verdicts
+from simulator.report.junit import Check, check
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
 from simulator.report.words import ABSENT, percent

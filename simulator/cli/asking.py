@@ -68,10 +68,12 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     the limits of each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if pareto:
-        limiting = ("such_that", "over", "slowdown", "resolution")
+        limiting = ("such_that", "over", "slowdown", "resolution", "at_most", "at_least", "multiple_of")
         given = [f"--{key.replace('_', '-')}" for key in limiting if more.pop(key)]
-        if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
-            raise click.UsageError("--pareto asks for all amounts; leave out limits of a search")
+        if given:
+            raise click.UsageError(
+                f"--pareto asks for all amounts, found {' and '.join(given)}; leave one of the two out"
+            )
         return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("of"), **more).rows)
     return _judged(common.run_and_print(hosim.frontier, scenario, **more).rows)
 

@@ -18,7 +18,8 @@ from simulator import retired
 
 if TYPE_CHECKING:
     from simulator.catalog import Loaded
-    from simulator.report.expectations import Check, Verdict
+    from simulator.report.expectations import Verdict
+    from simulator.report.junit import Check
 
 FAILED = 1
 PATH, _FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
@@ -246,10 +247,10 @@ def _quoted(word: str) -> str:
 
 def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> None:
     """Write the checks of each scenario, if a file is named."""
-    from simulator.report import expectations
+    from simulator.report import junit
 
     if file is not None:
-        expectations.write_junit(checks, file)
+        junit.write_junit(checks, file)
 
 
 def judged(

@@ -84,15 +84,15 @@ def _folded(texts: Iterable[str], indent: str = "") -> str:
 
 
 def _findings(results: Results) -> Iterator[str]:
-    """Yield what is known once the rows have run: cards, table, and sentences."""
+    """Yield what is known once the rows have run: cards, tables, and sentences."""
     from simulator.report.card import line
     from simulator.report.tables import PIPE_WIDTH, plain
 
     yield _folded((f"{name}: {line(card)}" for name, card in results.card.items()), "  ")
     yield plain(list(results.values()), shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH)
-    yield _folded(results.said)
     if results.largest is not None:
         yield str(results.largest.view.sections[0])
+    yield _folded(results.said)
 
 
 def _notes(results: Results, out: Path | None) -> Iterator[str]:

@@ -24,7 +24,7 @@ from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.formats import graph_jsonl
 from simulator.importers.torch_machine import tensors
 from simulator.metrics.rows import by_place, with_measured
-from simulator.report.files import folder_names, write_csv, write_summary, write_texts
+from simulator.report.files import figures_of, folder_names, write_csv, write_summary, write_texts
 from simulator.report.tables import Column
 from simulator.report.views import Section, SweepView
 from simulator.report.words import quantity
@@ -137,7 +137,7 @@ class Comparison:
         loaded = rows[0].case.loaded
         scenario = loaded.scenario.model_copy(update={"name": self.name})
         more = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
-        more |= {"stalls": {row.label: by_place(row) for row in shown}}
+        more |= {"figures": figures_of(rows), "stalls": {row.label: by_place(row) for row in shown}}
         with writing(out, labels) as pages:
             sections = [pages.add(row) | {"row": row} for row in rows]
             for row, name in zip(rows, folder_names(labels).values(), strict=True):

@@ -4,7 +4,7 @@ A reader is one public function, ``read_NAME(source, *, option=default, ...) -> 
 text) through `simulator.inputs`, whose limits hold; executes nothing in it; and raises a `ConfigError` for anything
 wrong with it. It returns hosim's own documents, so the rooms below know no foreign format.
 
-A new kind is a module here and an entry in `KINDS`; the package exports its reader, too (``simulator/__init__.py`` and
+A new kind is a module here and an entry in `KINDS`; the package has its reader, too (``docs/build.py`` writes that into
 its stub). The command is derived from the reader's signature: `hosim import KIND SOURCE -o FILE` has an option for each
 keyword (``new_tokens`` becomes ``--new-tokens``), of the annotated type (``bool``, ``int``, ``float``, ``str``,
 ``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may be repeated), and its help is the docstring's
@@ -46,9 +46,14 @@ class ImportKind(NamedTuple):
     name: str = ""
 
     @property
+    def called(self) -> str:
+        """The name of the reader, here and in the package."""
+        return self.name or f"read_{self.module}"
+
+    @property
     def reader(self) -> Reader:
         """The function that reads such a file."""
-        return cast(Reader, getattr(import_module(f"{__name__}.{self.module}"), self.name or f"read_{self.module}"))
+        return cast(Reader, getattr(import_module(f"{__name__}.{self.module}"), self.called))
 
 
 KINDS: dict[str, ImportKind] = {

@@ -12,6 +12,7 @@ anything.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,6 +32,9 @@ Of = Literal["run", "rank", "ranks", "chosen", "bound", "addresses", "table", "s
 OverRanks = Literal["slowest", "sum", "most"]
 _ENDS: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share"}
 """What the columns of registered figures of these units alone end in."""
+_COLUMN = re.compile("[a-z][a-z0-9_]*(<>[a-z0-9_]*)?")
+_ONE = ("", "host", "energy", "price")
+"""What a figure is over that has no places, so that there is one column at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +98,15 @@ def registered(*figures: Figure) -> tuple[Figure, ...]:
     Raises
     ------
     InvariantError
-        If a column ends in another unit than its figure's, or an earlier figure has it.
+        If a column ends in another unit than its figure's, an earlier figure has it, or no place makes it a name.
     """
     for index, figure in enumerate(figures):
         column = figure.column
+        if not _COLUMN.fullmatch(column) or ("<>" in column) == (figure.over in _ONE):
+            must = "a column is a word in small letters, with one <> in it where a figure is over places, else none"
+            raise InvariantError(
+                repr(column), must, f"over {figure.over or 'nothing'}", "write for example moved_<>_bytes"
+            )
         first = next(other for other in figures[: index + 1] if other.place_in(column) is not None)
         unit = next((unit for end, unit in _ENDS.items() if column.endswith(end)), figure.unit)
         found = f"one that {first.column} fits" if unit == figure.unit else f"a column of {figure.unit}"
@@ -153,7 +162,7 @@ FIGURES = registered(
            "the tensors chosen in the step that were in the compute tier, or on their way, when the choice became "
            "known.", of="chosen"),
     Figure("bound_ns", "ns", "bound", "A lower bound on the step of every plan.", of="bound"),
-    Figure("bound_kind", "text", "bounded by", "The reason of that bound.", of="bound"),
+    Figure("bounded_by", "text", "bounded by", "The reason of that bound.", of="bound"),
     Figure("order_bound_ns", "ns", "order bound", "A lower bound on the step with any order of the ops: the work of "
            "the busiest stream and, of a single step, the longest path. Of rows with `order: mpmd`.", of="bound"),
     Figure("gap_fraction", "share", "gap at most", "The most by which the step exceeds the best plan: `step_ns / "
@@ -349,6 +358,13 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> dict[str, Fi
             insist(on.column not in by_column, where, must, f"{on.column} twice", do)
             by_column[on.column] = on
     return by_column
+
+
+def asked(columns: Iterable[str]) -> dict[str, Figure]:
+    """Return the figures of those columns that are about a field which was searched."""
+    pairs = [(column, figure) for column in columns for figure in FIGURES if figure.over == "field"]
+    places = ((column, figure, figure.place_in(column)) for column, figure in reversed(pairs))
+    return {column: figure.at(place) for column, figure, place in places if place is not None}
 
 
 def present(value: object) -> bool:

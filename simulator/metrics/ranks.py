@@ -13,6 +13,7 @@ import numpy as np
 from simulator.bounds import Bound
 from simulator.cost.service import transfer_ns
 from simulator.draws import Draws
+from simulator.errors import InvariantError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
 from simulator.metrics import summary
@@ -59,7 +60,11 @@ def summarise(
     of_job = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for column, figure in columns(hardware).items():
         if (merge := _MERGED.get(figure.over_ranks)) and column in of_job:
-            of_job[column] = merge(row[column] for row in rows)
+            values = [row[column] for row in rows]
+            if None in values:
+                must, do = f"a figure with over_ranks={figure.over_ranks!r} is counted for each rank", "count it there"
+                raise InvariantError(column, must, "nothing", f"{do}: `rank_figures` of metrics/summary.py")
+            of_job[column] = merge(values)
     computed = [(job.graphs[graph_id].arithmetic, ranks) for graph_id, ranks in Counter(job.graph_of).items()]
     whole |= flop_rates(computed, hardware, of_job["step_ns"])
     shares = {

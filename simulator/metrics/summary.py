@@ -151,7 +151,7 @@ def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
-    meets, idles = is_collective(graph, trace), _is_delay(graph, trace)
+    meets, idles = is_collective(graph, trace), (spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays])
     on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
@@ -244,12 +244,6 @@ def is_collective(graph: Graph, trace: Trace) -> Bools:
     return np.asarray(is_compute & meets[np.where(is_compute, spans["item"], 0)])
 
 
-def _is_delay(graph: Graph, trace: Trace) -> Bools:
-    """Flag the spans that are delays."""
-    spans = trace.spans.whole()
-    return np.asarray((spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays]))
-
-
 def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
     """Count the time in the window with at least one of the stretches under way [ns]."""
     start, end = np.clip(start, *window), np.clip(end, *window)
@@ -308,7 +302,7 @@ def bound_figures(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
     if bound is None:
         return {}
     gap = step_ns / bound.ns - 1 if step_ns is not None and bound.ns else None
-    return {"bound_ns": bound.ns, "bound_kind": bound.kind, "gap_fraction": gap}
+    return {"bound_ns": bound.ns, "bounded_by": bound.kind, "gap_fraction": gap}
 
 
 def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str, Any]) -> float:

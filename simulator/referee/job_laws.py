@@ -73,17 +73,14 @@ def _check_group(job: Job, group: Group, roles: set[str]) -> None:
         insist(are_ranks, where, must, shown, "correct its members")
         must = "a group is for collectives of all its members, or for messages (send, recv) of pairs (from, to)"
         is_of_one_kind = not roles - {""} or ("" not in roles and len(members) == 2)
-        insist(is_of_one_kind, where, must, f"{shown} for {_listed(roles)}", "give messages a group of pairs")
+        kinds = ", ".join(role or "a collective" for role in sorted(roles))
+        insist(is_of_one_kind, where, must, f"{shown} for {kinds}", "give messages a group of pairs")
     for role in sorted(roles):
         ends = {"send": slice(0, 1), "recv": slice(1, 2), "": slice(None)}[role]
         counts = Counter(rank for members in group.members for rank in members[ends])
         rank, times = max(counts.items(), key=lambda item: item[1], default=(0, 0))
         must, found = f"a rank is there once for {role or 'a collective'}", f"rank {rank} {times} times"
         insist(times <= 1, where, must, found, "correct its members")
-
-
-def _listed(roles: set[str]) -> str:
-    return ", ".join(role or "a collective" for role in sorted(roles))
 
 
 def _check_members(job: Job, call: Call, first: tuple[int, Roles], second: tuple[int, Roles]) -> None:

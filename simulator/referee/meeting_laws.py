@@ -125,15 +125,11 @@ def check_meetings(hardware: Hardware, met: Meetings, *, complete: bool, contend
 def _check(met: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints]) -> None:
     def where(i: int) -> str:
         call, members, _ = met.sorts[int(met.sort[i])]
-        about = f"{call.kind} of rank {int(met.rank[i])} among {_ranks_text(members)}"
-        return f"trace, spans row {int(met.row[i]):,} ({about})"
+        more = f" and {len(members) - 4:,} more" * (len(members) > 4)
+        among = f"among ranks {', '.join(map(str, members[:4]))}{more}"
+        return f"trace, spans row {int(met.row[i]):,} ({call.kind} of rank {int(met.rank[i])} {among})"
 
     require(holds, law, where, *shown)
-
-
-def _ranks_text(members: Members) -> str:
-    few = ", ".join(map(str, members[:4]))
-    return f"ranks {few} and {len(members) - 4:,} more" if len(members) > 4 else f"ranks {few}"
 
 
 def _alone_ns(call: Collective, members: Members, hardware: Hardware) -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.errors import insist
-from simulator.metrics import figure_of
+from simulator.metrics.figures import Figure
 from simulator.metrics.rows import pace
-from simulator.report.files import Summary, dumped, read_summary, spent
+from simulator.report.files import Summary, dumped, read_summary, spent, stated_figures
 from simulator.report.tables import Column, in_markdown, markdown
 from simulator.report.views import Section, SweepView
-from simulator.report.words import ABSENT, percent, shown, signed
+from simulator.report.words import ABSENT, percent, signed, written
 from simulator.units import counted, in_yaml
 
 SCHEMA = "hosim-diff/1"
@@ -27,8 +27,8 @@ class FigureChange(NamedTuple):
 
     Attributes
     ----------
-    column, on
-        A column of the summary; for a wait, the tier, link or rank, if known.
+    figure, on
+        The figure; for a wait, the tier, link or rank, if known.
     old, new
         The two values; None where there is none.
     of
@@ -37,7 +37,7 @@ class FigureChange(NamedTuple):
         Share up to which a change is accepted.
     """
 
-    column: str
+    figure: Figure
     on: str
     old: float | None
     new: float | None
@@ -64,27 +64,26 @@ class FigureChange(NamedTuple):
     @property
     def worse(self) -> bool:
         """Whether it moved the way that is worse."""
-        way = {"more": 1, "less": -1}.get(figure_of(self.column).worse, 0)
+        way = {"more": 1, "less": -1}.get(self.figure.worse, 0)
         return way * (self.difference or 0) > 0 and self.moved
 
     @property
     def name(self) -> str:
         """Its name for people: ``wait capacity at hbm``, ``peak ddr``."""
-        head = figure_of(self.column).head
-        head = f"wait {head}" if self.column.startswith("wait_") else head
+        head = f"wait {self.figure.head}" if self.figure.over == "cause" else self.figure.head
         return f"{head} at {self.on}" if self.on else head
 
     @property
     def written(self) -> str:
         """The difference for people, with its sign."""
-        size = self.difference
-        return ABSENT if size is None else f"{'-' * (size < 0) or '+' * (size > 0)}{shown(self.column, abs(size))}"
+        size, unit = self.difference, self.figure.unit
+        return ABSENT if size is None else f"{'-' * (size < 0) or '+' * (size > 0)}{written(size and abs(size), unit)}"
 
     @property
     def plain(self) -> dict[str, Any]:
         """The change as JSON."""
         values = {"old": self.old, "new": self.new, "difference": self.difference, "share": self.share}
-        return {"column": self.column} | ({"on": self.on} if self.on else {}) | values
+        return {"column": self.figure.column} | ({"on": self.on} if self.on else {}) | values
 
 
 class RowChange(NamedTuple):
@@ -246,7 +245,14 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     paths = Path(old), Path(new)
     was, now = map(read_summary, paths)
     inputs = tuple(_inputs(was["provenance"], now["provenance"]))
-    return Diff(*paths, tolerance, changes(was, now, tolerance), inputs, tuple(_turned(was, now)))
+    held, holds = (
+        {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
+        for summary in (was, now)
+    )  # an expectation holds, or is known to be missed
+    turned = [
+        Turned(asks, held[asks], is_held) for asks, is_held in holds.items() if held.get(asks, is_held) != is_held
+    ]
+    return Diff(*paths, tolerance, changes(was, now, tolerance), inputs, tuple(turned))
 
 
 def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ...]:
@@ -262,7 +268,8 @@ def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ..
     before, after = ({row["policy"]: row for row in summary["rows"]} for summary in (old, new))
     labels = dict.fromkeys((*after, *before))
     pairs = ((label, (before.get(label, {}), old), (after.get(label, {}), new)) for label in labels)
-    return tuple(_row(*pair, tolerance, is_same_work=_work(old) == _work(new)) for pair in pairs)
+    figures, is_same_work = stated_figures(old, new), _work(old) == _work(new)
+    return tuple(_row(*pair, figures, tolerance, is_same_work=is_same_work) for pair in pairs)
 
 
 def _work(summary: Summary) -> dict[str, str]:
@@ -273,24 +280,20 @@ def _work(summary: Summary) -> dict[str, str]:
     }
 
 
-def _turned(old: Summary, new: Summary) -> Iterator[Turned]:
-    held, holds = map(_holding, (old, new))
-    return (Turned(asks, held[asks], now) for asks, now in holds.items() if held.get(asks, now) != now)
-
-
-def _holding(summary: Summary) -> dict[str, bool]:
-    """Map each expectation to whether it holds or is known to be missed."""
-    return {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
-
-
 def _row(
-    label: str, before: tuple[Summary, Summary], after: tuple[Summary, Summary], tolerance: float, *, is_same_work: bool
+    label: str,
+    before: tuple[Summary, Summary],
+    after: tuple[Summary, Summary],
+    figures: Mapping[str, Figure],
+    tolerance: float,
+    *,
+    is_same_work: bool,
 ) -> RowChange:
     """Compare a row of two results, each given with its summary; a missing row is empty."""
     (old, _), (new, _) = before, after
 
     def change(column: str) -> FigureChange:
-        return FigureChange(column, "", old.get(column), new.get(column), old.get(column), tolerance)
+        return FigureChange(figures[column], "", old.get(column), new.get(column), old.get(column), tolerance)
 
     status = old.get("status"), new.get("status")
     by = pace([old, new], is_same_work=is_same_work) if status == ("ok", "ok") else "step_ns"
@@ -298,11 +301,12 @@ def _row(
     is_gone = status[1] not in (status[0], "ok")
     was, now = dict(spent(*before)), dict(spent(*after))
     places = dict.fromkeys((*was, *now)) if status == ("ok", "ok") and is_same else ()
-    terms = [FigureChange(*place, was.get(place, 0), now.get(place, 0), step.old, tolerance) for place in places]
+    pairs = [(figures[column], on, was.get((column, on), 0), now.get((column, on), 0)) for column, on in places]
+    terms = [FigureChange(*pair, step.old, tolerance) for pair in pairs]
     terms.sort(key=lambda term: -abs(term.difference or 0))
-    figures = tuple(change(column) for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared)
+    compared = [column for column in dict.fromkeys((*new, *old)) if column in figures and figures[column].is_compared]
     why = (new.get("short_at") or new.get("notes") or "") if is_gone else ""
-    return RowChange(label, status, why, step, figures, tuple(terms), is_same)
+    return RowChange(label, status, why, step, tuple(map(change, compared)), tuple(terms), is_same)
 
 
 def _inputs(old: Summary, new: Summary) -> Iterator[tuple[str, str, str]]:
@@ -339,11 +343,13 @@ def _sides(changed: Sequence[FigureChange], name: str = "") -> list[Column]:
     """Make columns of old and new values and their differences."""
     heads = (f"old {name}".rstrip(), f"new {name}".rstrip(), "change", "share")
     shares = [signed(change.share) if change.difference else "" for change in changed]
-    heads_of = [f" {figure_of(change.column).head}" * (figure_of(change.column).unit == "per s") for change in changed]
-    both = list(zip(changed, heads_of, strict=True))
-    sides = ([shown(each.column, getattr(each, side)) + head for each, head in both] for side in ("old", "new"))
+    sides = ([_cell(change.figure, getattr(change, side)) for change in changed] for side in ("old", "new"))
     cells = (*sides, [change.written for change in changed], shares)
     return [Column(head, texts, left=False) for head, texts in zip(heads, cells, strict=True)]
+
+
+def _cell(figure: Figure, value: object) -> str:
+    return written(value, figure.unit) + f" {figure.head}" * (figure.unit == "per s")
 
 
 def _status(row: RowChange) -> str:
@@ -356,10 +362,10 @@ def _status(row: RowChange) -> str:
 def _cause(row: RowChange) -> str:
     """Name the largest change in the parts of the step, or in the figures; or say why the row does not run."""
     if row.status[0] != row.status[1]:
-        short = next((change.new for change in row.figures if change.column == "short_bytes" and change.new), None)
-        return f"{shown('short_bytes', short)} short at {row.why}" if short else row.why
+        short = [change for change in row.figures if change.figure.column == "short_bytes" and change.new]
+        return f"{_cell(short[0].figure, short[0].new)} short at {row.why}" if short else row.why
     if not row.is_same_work:
-        return "other work" + ("" if row.step.of is None else f", by {figure_of(row.step.column).head}")
+        return "other work" + ("" if row.step.of is None else f", by {row.step.figure.head}")
     moved = next((change for change in chain(row.terms, row.figures) if change.moved), None)
     return f"{moved.name} {moved.written}" if moved else "same"
 

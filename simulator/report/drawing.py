@@ -242,11 +242,6 @@ def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def pixels(ax: Axes, size: float) -> NDArray[np.float64]:
-    """Return the edges of the pixels of a time axis [ns]; `size` is its unit [ns]."""
-    return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
-
-
 def steps(ax: Axes, heights: NDArray[np.float64], edges: NDArray[np.float64], **look: Any) -> StepPatch:
     """Draw a step curve as `Axes.stairs` does, but without updating limits, which takes much longer."""
     drawn = StepPatch(heights, edges, **{"fill": False} | look)
@@ -275,7 +270,8 @@ def bars(
     size
         The unit of the axis [ns].
     """
-    edges, (start, end) = pixels(ax, size), ends
+    (start, end), pixels = ends, max(1, round(ax.bbox.width))
+    edges = np.linspace(*ax.get_xlim(), pixels + 1) * size
     spent = {key: _spent(edges, start[group == key], end[group == key]) for key in np.unique(group).tolist()}
     tops = np.cumsum([np.zeros(len(edges) - 1), *spent.values()], axis=0)
     heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)

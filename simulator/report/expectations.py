@@ -1,4 +1,4 @@
-"""Checks the expectations of a scenario against its rows, and writes them as JUnit XML, a test case for each."""
+"""Checks the expectations of a scenario, and the conditions of a search, against rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -18,11 +17,9 @@ from simulator.errors import STATUSES
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.metrics.figures import present
-from simulator.outputs import written
-from simulator.report.views import rendered
 from simulator.report.words import ABSENT, percent, ratio, shown, signed
 from simulator.scenario import LIMITS, Claim, Expectation, Kind
-from simulator.units import FieldError, named_in, nearest, require, unit_of
+from simulator.units import FieldError, did_you_mean, named_in, nearest, require
 
 Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
@@ -254,6 +251,8 @@ def _number(value: object) -> float:
 
 _CONDITION = re.compile(r"(?P<figure>.+?)\s*(?P<sign><=|>=)\s*(?P<limit>.+?)\s*")
 _SHARE = re.compile(r"([0-9]+\.?[0-9]*)\s*%")
+_LISTED = 20
+"""Most names that a message lists."""
 ITSELF, OTHER, STEP = "itself", "other", "step"
 """Rows of a condition: the row itself, the row that ratios are relative to, and the step of the row itself."""
 
@@ -278,16 +277,30 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     if match is None:
         do = "write for example 'stall <= 0.1 %' or 'step <= 1.01x'"
         raise FieldError("a condition is a figure, <= or >=, and an amount", repr(text), do)
-    parts = [named(part, tuple(metrics.columns(hardware))) for part in match["figure"].split(" + ")]
+    on = metrics.columns(hardware)
+    parts = [named(part, tuple(on), "a condition is on a figure of the table") for part in match["figure"].split(" + ")]
+    units, rule = {on[part].unit for part in parts}, "a condition is on a number, or on a sum of numbers of one unit"
+    do = "name a figure that is one, such as step or stall; a row that does not run meets no condition"
+    require("text" not in units and len(units) == 1, rule, f"{match['figure']!r}: {' and '.join(sorted(units))}", do=do)
     limit: str | float = match["limit"]
     stated = str(limit)
-    share, is_time = _SHARE.fullmatch(stated), figure_of(parts[0]).unit == "ns"
+    share, is_time = _SHARE.fullmatch(stated), units == {"ns"}
     over = OTHER if stated[-1] == "x" or stated[0] in "+-" else STEP if share and is_time else None
+    require(
+        stated != "inf", "a condition has a limit", repr(text), do="write a finite amount, or leave the condition out"
+    )
     if share:
         limit = float(share[1]) / 100
-    elif over is None and unit_of(stated) is None:
+    elif over is None and not units & {"ns", "B"}:
         with suppress(ValueError):
             limit = float(stated)
+        is_number = isinstance(limit, float) and math.isfinite(limit)
+        require(
+            is_number,
+            f"the amount of {match['figure']} is a finite number",
+            repr(stated),
+            do="write one, without a unit",
+        )
     asked = {"at_most" if match["sign"] == "<=" else "at_least": limit, "over": over}
     try:
         expected = Expectation(row=ITSELF, column=" + ".join(parts), why=text, **asked)
@@ -297,8 +310,15 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     return expected
 
 
-def named(text: str, columns: Sequence[str]) -> str:
+def named(text: str, columns: Sequence[str], must: str, otherwise: str = "") -> str:
     """Find a column by its name or its heading, with dots or spaces (``peak.hbm``), or what begins one alone (``gap``).
+
+    Parameters
+    ----------
+    text, columns
+        The text, and the columns.
+    must, otherwise
+        The rule that it breaks if there is none, and what else to do then.
 
     Raises
     ------
@@ -309,7 +329,8 @@ def named(text: str, columns: Sequence[str]) -> str:
     by_name, part = heads | dict(zip(columns, columns, strict=True)), text.strip().replace(" ", ".")
     begun = [column for head, column in heads.items() if head.startswith(f"{part}.")]
     part = begun[0] if part not in by_name and len(begun) == 1 else part
-    named_in(part, by_name, "the condition names a figure of the table")
+    listed = f"use one of {', '.join(sorted(heads))}" if len(heads) <= _LISTED else "take a heading, such as stall"
+    require(part in by_name, must, repr(text.strip()), do=did_you_mean(part, by_name, listed) + otherwise)
     return by_name[part]
 
 
@@ -346,50 +367,3 @@ def _written(expected: Expectation, value: object) -> Iterator[str]:
         yield _as_text(expected, value)
         if (unit := figure_of(expected.columns[0]).unit) in ("B", "ns"):
             yield f"{value:,} {unit}"
-
-
-class Check(NamedTuple):
-    """A JUnit test case.
-
-    Attributes
-    ----------
-    name, seconds
-        Its name, the same in every run; how long it took.
-    failure, details
-        The reason for a failure, in one line and in full; empty if it passes.
-    skipped
-        The reason why it was not checked; empty if it was.
-    """
-
-    name: str
-    failure: str = ""
-    details: str = ""
-    skipped: str = ""
-    seconds: float = 0.0
-
-
-def check(verdict: Verdict) -> Check:
-    """Make a test case of the verdict on an expectation."""
-    if not verdict.is_broken:
-        return Check(verdict.asks, skipped="" if verdict.holds else f"known to be missed, {verdict}: {verdict.missed}")
-    printed = f"{verdict.printed} ({verdict.source})" if verdict.printed and verdict.source else verdict.printed
-    lines = {"must be": verdict.must, "found": verdict.found, "why": verdict.why, "printed": printed}
-    return Check(verdict.asks, str(verdict), "\n".join(f"{name}: {text}" for name, text in lines.items() if text))
-
-
-def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
-    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read.
-
-    Parameters
-    ----------
-    suites
-        Name of a scenario -> its test cases.
-    file
-        The file to write or replace; missing folders are made. Characters that XML 1.0 lacks are replaced in the text.
-    """
-    text = rendered("junit.xml.j2", suites=suites)
-    with written(file, option="--junit") as (part,):
-        part.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
-
-
-_UNWRITABLE = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"

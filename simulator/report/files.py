@@ -13,13 +13,13 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
 from itertools import chain, count
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -29,10 +29,13 @@ from simulator.document import Line
 from simulator.errors import ConfigError, insist
 from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
-from simulator.metrics import figure_of
+from simulator.metrics import columns as columns_of
+from simulator.metrics.figures import PLAIN, Figure, Unit, asked
+from simulator.metrics.rows import Row
 from simulator.outputs import check_beside, refusing
+from simulator.trace import CAUSES
 
-_SUMMARY = "hosim-summary/1"
+_SUMMARY = "hosim-summary/2"
 """The schema of ``summary.json``."""
 COMPARISON = "comparison.png"
 """Name of the picture that compares all rows."""
@@ -202,6 +205,25 @@ def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[
     return {"schema": _SUMMARY, "rows": [{column: row.get(column) for column in columns} for row in rows], **more}
 
 
+def figures_of(rows: Iterable[Row], searched: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """Describe the columns that another machine, or another question, would not have; readers know the others.
+
+    Parameters
+    ----------
+    rows, searched
+        The rows, and the columns that a search added to them.
+    """
+    made = {column: figure for row in rows for column, figure in columns_of(row.hardware).items()} | asked(searched)
+    keys = _Figure.__annotations__
+    return {column: {key: getattr(made[column], key) for key in keys} for column in made if column not in PLAIN}
+
+
+def stated_figures(*summaries: Summary) -> dict[str, Figure]:
+    """Return the figures of the columns of results: what they state, and those of every machine."""
+    stated = (item for summary in summaries for item in summary["figures"].items())
+    return {column: Figure(column, **described) for column, described in stated} | dict(PLAIN)
+
+
 def dumped(data: Mapping[str, Any]) -> bytes:
     """Write data as indented JSON that ends with a newline."""
     return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
@@ -283,6 +305,13 @@ class _Input(TypedDict):
     sha256: Line
 
 
+class _Figure(TypedDict):
+    unit: Unit
+    head: Line
+    worse: Literal["", "more", "less"]
+    is_compared: bool
+
+
 class _Provenance(TypedDict, total=False):
     hosim: Line
     seed: int
@@ -298,6 +327,7 @@ class _Summary(TypedDict):
     rows: list[dict[Line, int | float | Line | None]]
     expectations: list[_Verdict]
     stalls: dict[Line, list[_Stall]]
+    figures: dict[Line, _Figure]
     provenance: _Provenance
 
 
@@ -330,12 +360,12 @@ def read_summary(result: Path) -> dict[str, Any]:
         where = f"{path}, {', '.join(map(str, first['loc']))}"
         raise ConfigError(where, f"a summary of a run is as {_SUMMARY} says", first["msg"].lower(), _AGAIN) from None
     labels = Counter(row.get("policy") for row in summary["rows"])
+    figures = stated_figures(summary)
     for row in summary["rows"]:
-        for figure, value in ((figure_of(column), value) for column, value in row.items() if value is not None):
-            kind, word = _TYPES.get(figure.unit, (int | float, "a number"))
-            fits = isinstance(value, kind) or not (figure.meaning or kind is str)  # of other columns nothing is known
+        for column in (column for column, value in row.items() if value is not None and column in figures):
+            kind, word = _TYPES.get(figures[column].unit, (int | float, "a number"))
             where = f"{path}, row {row.get('policy')!r}"
-            insist(fits, where, f"{figure.column} is {word}", repr(value), _AGAIN)
+            insist(isinstance(row[column], kind), where, f"{column} is {word}", repr(row[column]), _AGAIN)
         filled_ns, label = sum(ns for _, ns in spent(row, summary)), row.get("policy")
         is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
         if not is_named or (row["status"] == "ok" and row.get("step_ns") != filled_ns):
@@ -348,5 +378,5 @@ def spent(row: Summary, summary: Summary) -> Iterator[tuple[tuple[str, str], int
     """Iterate over the parts of a row's step [ns], keyed by column and place; they sum to the step."""
     for column in ("compute_ns", "recompute_ns", "delay_ns", "drain_ns"):
         yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
-    for stall in summary["stalls"].get(row.get("policy"), ()):
+    for stall in (stall for stall in summary["stalls"].get(row.get("policy"), ()) if stall["cause"] in CAUSES):
         yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]

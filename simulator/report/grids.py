@@ -109,7 +109,7 @@ def curve_view(
     limits |= {} if budget_bytes is None else {f"peak_{hardware.compute_tier}_bytes": budget_bytes}
     limits |= {f"moved_{name}_bytes": math.inf for name in hardware.links}
     used = occurring(rows, limits)
-    of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bound_kind")
+    of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bounded_by")
     shares = ("status", "step_ns", "compute_ns", "stall_ns", *occurring(rows, WAITS), *of_ranks, "tokens_per_s")
     columns, x = [*views.point_columns(rows, axes), *figures(rows, shares)], axes[0].name
     panels = [Panel("one step", x, "ns", rows, x, "step_ns")]

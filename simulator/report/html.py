@@ -25,21 +25,15 @@ _MOST_BYTES, _BAR_BYTES = 4_500_000, 30
 """A page must stay below 5 MB; bars and changes of memory measured 24.6 to 26.7 bytes each."""
 
 
-def _alternative_text(row: Row) -> str:
-    """Write the alternative text for a row of the comparison picture."""
-    parts = row.spent.items() if row.is_ok else ()
-    return ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts) or str(row.summary["status"])
-
-
 def _section(row: Row, most: int) -> dict[str, Any]:
     """Return the content of a row's section, with a timeline of at most `most` bars, of the slowest rank of a job."""
-    ranks, slowest, trace = chosen(row, _MOST_RANKS), row, row.trace
+    ranks, slowest, trace, parts = chosen(row, _MOST_RANKS), row, row.trace, row.spent.items() if row.is_ok else ()
     if trace is not None and row.is_job:
         (slowest,) = of_ranks(row, [trace.stands_in[row.summary.get("slowest_rank") or 0]])
     tiers, alone = [usage.tier for usage in usages(slowest)], slowest.trace
     return {
         "ok": row.is_ok,
-        "spoken": _alternative_text(row),
+        "spoken": ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts) or str(row.summary["status"]),
         "zoom": zoomable(row, most) if trace else None,
         "whose": f" (rank {slowest.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
         "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],

@@ -88,7 +88,7 @@ def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
     text, gap = f"{listed(leaders)} {leads} {quantity(step, 'ns')} a step", row.summary.get("gap_fraction")
     if gap is not None and present(gap):
         far, to = (f"at most {percent(gap)} above", "best plan") if gap >= _NO_GAP else ("at", "lower bound")
-        text += f", {far} the {held_to(rows, row, to)} ({row.summary.get('bound_kind') or 'compute'})"
+        text += f", {far} the {held_to(rows, row, to)} ({row.summary.get('bounded_by') or 'compute'})"
     return f"{text}; {row.label if leaders[1:] else 'it'} {_spends(row, is_whole=True) or 'never waits'}"
 
 
@@ -138,7 +138,7 @@ def _spends(row: Row, *, is_whole: bool = False) -> str:
 
 def _unbounded(rows: Sequence[Row]) -> str:
     """Name the rows without a known bound, whose plans reorder ops."""
-    names = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
+    names = [row.label for row in rows if row.summary.get("bounded_by") == UNBOUNDED]
     has = "have no lower bound: their plans run" if names[1:] else "has no lower bound: its plan runs"
     text = f"{listed(names)} {has} ops in another order, or on other streams, than the program"
     return text if names else ""

@@ -27,7 +27,7 @@ _SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
 """Columns of work per second."""
 WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
 """Columns of waits by cause."""
-_OWN = local(text=("bound", "real step", "runs"), count=("rank", "stands for"))
+_OWN = local(text=("kind of bound", "real step", "runs"), count=("rank", "stands for"))
 """What tables say of rows besides their figures."""
 SELDOM_S = 30
 """Time between two lines of progress without a terminal [s]; a shorter run prints none."""
@@ -123,7 +123,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary | named(row) for row in rows], rows[0].hardware
     on = columns_of(machine) | _OWN
-    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *_SPEED, "slowdown_vs_compute", "bound")
+    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *_SPEED, "slowdown_vs_compute", "kind_of_bound")
     more = occurring(summaries, ["recompute_ns", "delay_ns", "host_compute_ns"])
     times = figures(summaries, (*step, "hidden_fraction", *more, "stall_ns"), on)
     columns = [f"{of}_{name}_bytes" for of in ("peak", "process") for name in machine.tiers]

@@ -78,19 +78,14 @@ def written(value: Any, unit: Unit) -> str:
 
 
 def named(row: Row) -> dict[str, str]:
-    """Return what a table has of a row in words: the kind of its ``bound``, and the interval of its ``real_step``."""
-    low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
-    return {"bound": _bound_name(row), "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
+    """Return what a table has of a row in words: its ``kind_of_bound``, and the interval of its ``real_step``.
 
-
-def _bound_name(row: Row) -> str:
-    """Name the bound from which the row's gap is measured, or `ABSENT`.
-
-    ``fixed plans`` if it holds for such plans only, else ``combinatorial``.
+    A bound is of ``fixed plans`` if it holds for such plans only, else ``combinatorial``.
     """
-    if not present(row.summary.get("gap_fraction")):
-        return ABSENT
-    return "fixed plans" if str(row.summary.get("bound_kind")).endswith(OF_FIXED) else "combinatorial"
+    low, high = (quantity(row.summary.get(f"real_{end}_ns"), "ns") for end in ("low", "high"))
+    kind = "fixed plans" if str(row.summary.get("bounded_by")).endswith(OF_FIXED) else "combinatorial"
+    kind = kind if present(row.summary.get("gap_fraction")) else ABSENT
+    return {"kind_of_bound": kind, "real_step": ABSENT if low == ABSENT else f"{low} to {high}"}
 
 
 _WHATEVER_HOMES = ("compute", "critical path")
@@ -110,7 +105,7 @@ def held_to(rows: Sequence[Row], row: Row, to: str = "lower bound") -> str:
         What is named.
     """
     also = "without recompute" if any(row.recompute_ns for row in rows) and not row.recompute_ns else ""
-    kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
+    kind = str(row.summary.get("bounded_by") or "compute").removesuffix(OF_FIXED)
     given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
     return " ".join(filter(None, (to, also, given)))
 

@@ -256,10 +256,14 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
+def asked_columns(loaded: Loaded) -> tuple[str, ...]:
+    """Return the columns that the question of a scenario adds to its rows."""
+    return tuple(catalog.question(loaded, Question, {}).columns(loaded.hardware.compute_tier))
+
+
 def check_expectations(loaded: Loaded, columns: tuple[str, ...] = ()) -> None:
     """Check that the expectations of a scenario are about columns that its rows have, by default those of a run."""
-    question = catalog.question(loaded, Question, {}) if loaded.scenario.frontier else None
-    asked = question.columns(loaded.hardware.compute_tier) if question else ()
+    asked = asked_columns(loaded) if loaded.scenario.frontier else ()
     columns = columns or (*metrics.columns(loaded.hardware), *asked)
     for position, expected in enumerate(loaded.scenario.expect):
         try:

@@ -163,7 +163,8 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     peak = f"peak_{tier}_bytes"
     paid = [column for column in metrics.columns(machine, ("cost",)) if figure_of(column).worse != "less"]
     with errors_at("--of"):
-        column = named(of, (peak, *paid)) if of else peak
+        rule = "--pareto trades the step for a peak, or for a cost that the machine states"
+        column = named(of, (peak, *paid), rule, "; or leave --pareto out") if of else peak
     asked = {"of": f"peak.{tier}", "over": COMPUTE}
     search = Search(loaded.without_questions(), asked, policies, is_bounded=column == peak)
     case = search.built(None)

@@ -16,12 +16,12 @@ from simulator.plan import Actions, Plan
 from simulator.processes import forked
 from simulator.report import expectations, files
 from simulator.report.card import Amounts, Card, cards, model_amounts, plain, texts
-from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
+from simulator.report.junit import Check, check
 from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, SweepView
-from simulator.run.case import Case
+from simulator.run.case import Case, asked_columns
 from simulator.run.effects import hints
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, silent
@@ -275,10 +275,12 @@ class Results(dict[str, Result]):
     @cached_property
     def more(self) -> dict[str, Any]:
         """Contents of ``summary.json`` besides the rows, among them each row's stalls by cause and place."""
+        loaded = self.case.loaded
         return {
             "card": {name: plain(amounts) for name, amounts in self._amounts.items()},
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
+            "figures": files.figures_of(self.values(), asked_columns(loaded) if loaded.scenario.frontier else ()),
             "stalls": {label: by_place(row) for label, row in self.items() if row.status == "ok"},
             "provenance": self.provenance,
         }

@@ -168,7 +168,7 @@ def _tell_choice(case: Case, rows: Sequence[Result]) -> None:
     if best.get("bound_ns"):
         least = min(bounded, key=itemgetter("bound_ns"))
         gap = best["step_ns"] / least["bound_ns"] - 1
-        best |= {"bound_ns": least["bound_ns"], "bound_kind": least["bound_kind"], "gap_fraction": gap}
+        best |= {"bound_ns": least["bound_ns"], "bounded_by": least["bounded_by"], "gap_fraction": gap}
 
 
 def _row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
@@ -264,13 +264,13 @@ def replayed(
     summary = {"policy": label, **counts}
     summary |= metrics.derived(case.hardware, counts, case.job.ranks, **case.loaded.handled)
     if not keeps:
-        summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
+        summary |= {"bound_ns": None, "bounded_by": UNBOUNDED, "gap_fraction": None}
     elif bound is not None and trace.status == "ok":
         summary["least_peak_bytes"] = case.least_peak_bytes(summary["step_ns"], **kind)
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
         if summary["gap_fraction"] is not None and summary["gap_fraction"] < 0:
             step, limit = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
-            found = f"a step of {step}, bounded by {limit} ({summary['bound_kind']})"
+            found = f"a step of {step}, bounded by {limit} ({summary['bounded_by']})"
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
     if trace.status == "ok":
         graph = case.job.graph(counts.get("slowest_rank") or 0)
@@ -306,7 +306,7 @@ def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[st
     if least.ns <= summary["bound_ns"]:
         return {}
     gap = summary["makespan_ns"] / (plan.repeats * least.ns) - 1
-    return {"bound_ns": least.ns, "bound_kind": least.kind + OF_FIXED, "gap_fraction": gap}
+    return {"bound_ns": least.ns, "bounded_by": least.kind + OF_FIXED, "gap_fraction": gap}
 
 
 def notes(case: Case, plans: Sequence[Plan]) -> list[str]:

@@ -83,7 +83,7 @@ class Planned:
             return "\n".join((f"{of}: {row['status']}", *self.result.blocked))
         gap = "no bound known"
         if row.get("bound_ns") is not None:
-            gap = f"at most {percent(row['gap_fraction'])} above the best plan ({row['bound_kind']})"
+            gap = f"at most {percent(row['gap_fraction'])} above the best plan ({row['bounded_by']})"
         peak, budget = human(row[f"peak_{tier}_bytes"], "B"), human(case.problem.budget_bytes, "B")
         lines = [f"{of}: {human(row['step_ns'], 'ns')} a step, {gap}", f"peak in {tier}: {peak} of {budget}"]
         return "\n".join((*lines, *notes(case, self.result.recordings), *crowded([self.result])))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, StrictBool
 from simulator.document import Key, Line, Part, Reason, flaw
 from simulator.units import FieldError, in_field, parse, ratio, require, unit_of
 
-Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Quantity = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, a bare number (where there is no unit) or a text."""
 WITHIN = 0.05
 """The default relative error that an expectation accepts: most papers print two digits."""
@@ -26,7 +26,7 @@ def label_of(label: str) -> str:
 
 Label = Annotated[str, AfterValidator(label_of)]
 """The name of a row."""
-Printed = Bound | Annotated[tuple[Bound, Bound], Field(description="a range")]
+Printed = Quantity | Annotated[tuple[Quantity, Quantity], Field(description="a range")]
 """A printed figure, or the ends of a printed range."""
 
 Kind = Literal["predicted", "fitted", "shown", "by construction"]
@@ -90,19 +90,19 @@ class Expectation(Part):
 
     row: Label
     column: str = "step_ns"
-    over: Bound | None = None
-    about: Bound | None = None
+    over: Quantity | None = None
+    about: Quantity | None = None
     within: Annotated[float, Field(gt=0, lt=1, strict=True)] = WITHIN
-    at_most: Bound | None = None
-    at_least: Bound | None = None
-    equals: Bound | None = None
+    at_most: Quantity | None = None
+    at_least: Quantity | None = None
+    equals: Quantity | None = None
     faster_than: Label | None = None
     why: str = ""
     printed: Printed | None = None
     source: str = ""
     figure: Key | None = None
     kind: Kind = "predicted"
-    range: tuple[Bound, Bound] | None = None
+    range: tuple[Quantity, Quantity] | None = None
     agrees_if: str = ""
     missed: str = ""
     headline: StrictBool = False

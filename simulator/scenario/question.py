@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from simulator.document import Count, Part, Ranks
-from simulator.scenario.claim import Bound, Label
+from simulator.scenario.claim import Label, Quantity
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
 WORKLOAD = "workload."
@@ -62,7 +62,7 @@ class Frontier(Part):
     multiple_of: str | int | float = 0
     over: Label | None = None
     such_that: tuple[str, ...] = ()
-    slowdown: tuple[Bound, ...] = ()
+    slowdown: tuple[Quantity, ...] = ()
     resolution: Annotated[int, Field(ge=1, le=5)] = 3
 
     @staticmethod

@@ -169,7 +169,7 @@ def measure(setting: Setting) -> dict[str, object]:
         "budget_gib": budget_gib,
         "compute_ms": compute_ms,
         "bound_ms": bound_ms,
-        "bound_kind": limit.kind,
+        "bounded_by": limit.kind,
         "upstream_greedy": asdict(upstream),
         "static": asdict(static),
         "missed": "" if unfit else judge(setting, upstream, static, bound_ms, compute_ms, budget_gib),
@@ -199,7 +199,7 @@ def told(row: dict) -> str:
     """One line of the table."""
     cells = [f"{row['trace']:<16} {row['accounting']:<3} {row['queue']:<4} {row['budget_share']:>6.0%}"]
     cells[0] += f" {row['rate_gib_s']:>5}"
-    cells.append(f"{row['bound_ms']:8.1f} {row['bound_kind'][:24]:<24}")
+    cells.append(f"{row['bound_ms']:8.1f} {row['bounded_by'][:24]:<24}")
     for name in ("upstream_greedy", "static"):
         one = row[name]
         if one["step_ms"] is None:

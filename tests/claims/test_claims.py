@@ -10,7 +10,8 @@ from functools import cache
 
 import digests
 import pytest
-from pages import PAGES, README, ROOT
+from pages import PAGES, README, ROOT, VERDICTS
+from pages import verdicts as table
 from sensitivity import held_to_printed, sensitivity
 from shipped import happened
 from stated import CLAIMS, SCENARIOS
@@ -102,7 +103,7 @@ def test_the_readme_shows_what_is_printed(checked, names, shown):
     assert f"{claims_view([one for name in names.split() for one in checked(name)])}\n" == shown
 
 
-TOLD = re.findall(r"<!-- verdicts of: ([^\n]+) -->\n\| claim .*\n\|[-|]+\n((?:\|.*\n)+)", PAGES)
+TOLD = VERDICTS.findall(PAGES)
 
 
 def test_the_pages_tell_the_verdict_of_each_scenario_of_hyperoffload_once():
@@ -114,10 +115,7 @@ def test_the_pages_tell_the_verdict_of_each_scenario_of_hyperoffload_once():
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "told"), TOLD)
 def test_the_pages_tell_each_printed_figure_with_ours_and_the_verdict(checked, names, told):
-    rows = [one.row for name in names.split() for one in checked(name) if one.verdict.printed]
-    cells = [[row["claim"], row["printed"], row["obtained"] or "-", row["verdict"]] for row in rows]
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.splitlines()]
-    assert sorted(found) == sorted(cells)
+    assert table(one for name in names.split() for one in checked(name)) == told
 
 
 def _of_claims():

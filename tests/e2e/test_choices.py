@@ -161,7 +161,7 @@ def test_what_is_not_asked_for_is_not_computed_and_changes_nothing(tmp_path):
     whole, step = (run_case(prepare(loaded, with_bounds=bounds))["reactive"].summary for bounds in (True, False))
     assert whole["gap_fraction"] > 0
     assert whole["least_peak_bytes"] > 0
-    assert not {"bound_ns", "bound_kind", "gap_fraction", "least_peak_bytes"} & set(step)
+    assert not {"bound_ns", "bounded_by", "gap_fraction", "least_peak_bytes"} & set(step)
     assert step == {column: whole[column] for column in step}
 
 

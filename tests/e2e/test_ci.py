@@ -12,7 +12,7 @@ import small_job
 from full import small_files
 
 import simulator as hosim_api
-from simulator.report.expectations import write_junit
+from simulator.report.junit import write_junit
 from simulator.run import row as rows
 
 FASTER = "links.*.bandwidth=8 GB/s"
@@ -227,9 +227,9 @@ def _text(old):
     ("change", "message"),
     [
         (lambda text: text[: len(text) // 2], "a summary is JSON to its end"),
-        (lambda text: text.replace("hosim-summary/1", "hosim-summary/2"),
-         "the schema is hosim-summary/1, found 'hosim-summary/2'; run again with this version of hosim"),
-        (lambda text: "{}", "the schema is hosim-summary/1, found none"),
+        (lambda text: text.replace("hosim-summary/2", "hosim-summary/3"),
+         "the schema is hosim-summary/2, found 'hosim-summary/3'; run again with this version of hosim"),
+        (lambda text: "{}", "the schema is hosim-summary/2, found none"),
         (lambda text: text.replace('"expectations"', '"other"'), "expectations: a summary of a run is as"),
         (lambda text: text.replace('"sha256"', '"digest"'), "provenance, inputs, 0, sha256: a summary of a run is as"),
         (lambda text: text.replace('"policy": "reactive"', '"policy": "static"', 1), "a row has a label of its own"),
@@ -371,7 +371,7 @@ def test_times_are_told_of_rows_in_forks_and_of_claims(hosim, tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "must"),
     [("peak_ddr_bytes", "5", "a whole number"), ("peak_ddr_bytes", 5.5, "a whole number"),
-     ("hidden_fraction", "most", "a number"), ("notes", 5, "text"), ("bound_kind", 1, "text")],
+     ("hidden_fraction", "most", "a number"), ("notes", 5, "text"), ("bounded_by", 1, "text")],
 )  # fmt: skip
 def test_a_summary_with_another_type_is_one_message(hosim, folders, tmp_path, column, value, must):
     changed = json.loads((folders / "old" / "summary.json").read_bytes())
@@ -393,7 +393,7 @@ def test_a_summary_with_another_type_is_one_message(hosim, folders, tmp_path, co
         ("column: gap_fraction, at_least: inf", "at_least", "found 'inf'; write a finite number"),
         ("column: status, equals: .nan", "equals", "status is a word that rows have, found '.nan'; use one of ok, inf"),
         ("column: status, equals: okay", "equals", "found 'okay'; use one of ok, .*did you mean 'ok'"),
-        ("column: bound_kind, equals: 7", "equals", "bound_kind is a word that rows have, found 7.0"),
+        ("column: bounded_by, equals: 7", "equals", "bounded_by is a word that rows have, found 7.0"),
         ("column: status, at_most: 5", "at_most", "status is a text, which only equals compares, found at_most"),
         ("column: status, over: reactive, at_most: 2x", "over", "status is a text, which only equals compares"),
     ],
@@ -408,7 +408,7 @@ def test_an_expectation_that_can_never_hold_is_refused(hosim, tmp_path, expectat
 
 @pytest.mark.parametrize(
     ("condition", "said"),
-    [("status <= 5", "only equals compares"), ("stall <= inf", "finite"), ("gap <= nan", "finite")],
+    [("status <= 5", "a condition is on a number"), ("stall <= inf", "finite"), ("gap <= nan", "finite")],
 )
 def test_a_condition_that_can_never_hold_is_refused(hosim, tmp_path, condition, said):
     done = hosim("frontier", chain.write(tmp_path), "--of", "links.*.bandwidth", "--such-that", condition)

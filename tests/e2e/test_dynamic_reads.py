@@ -169,8 +169,8 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     story.write_text(text)
     replayed = hosim.run(story, policies=["recorded"])["recorded"]
     assert replayed.status == "ok"
-    assert "fixed plans" not in replayed.summary["bound_kind"], "it knows what is chosen, so that it need not bring all"
-    assert "fixed plans" in hosim.run(story, policies=["static"])["static"].summary["bound_kind"]
+    assert "fixed plans" not in replayed.summary["bounded_by"], "it knows what is chosen, so that it need not bring all"
+    assert "fixed plans" in hosim.run(story, policies=["static"])["static"].summary["bounded_by"]
     assert replayed.summary["moved_h2d_bytes"] == summary["moved_h2d_bytes"]
     story.write_text(text.replace("draws: {file: r.csv}", "draws: {distribution: uniform}"))
     failed = hosim.run(story, policies=["recorded"])["recorded"].summary

@@ -290,13 +290,36 @@ def test_what_is_no_condition_is_refused(laid, text):
     [
         (("--of", "links.*.bandwith"), "--of: a change names a field of the hardware, found 'links.*.bandwith'"),
         (("--of", "tiers"), "--of: the field searched is a quantity or a number"),
-        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: the condition names a figure of the table"),
+        (
+            ("--of", WIRE, "--such-that", "stahl <= 1 %"),
+            "--such-that: a condition is on a figure of the table, found 'stahl'; did you mean 'stall'?",
+        ),
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
         (("--of", WIRE, "--over", "nobody"), "--over: steps are compared with those of a row"),
         ((), "--of: a question names the field to search"),
-        (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
-        (("--pareto", "--of", "cost"), "--of: the condition names a figure of the table, found 'cost'"),
+        (("--of", "peak.hmb"), "--of: a peak is that of a tier, found 'peak.hmb'; use one of peak.hbm, peak.ddr"),
+        (
+            ("--of", WIRE, "--such-that", "status <= ok"),
+            "a condition is on a number, or on a sum of numbers of one unit, found 'status': text; name a figure",
+        ),
+        (
+            ("--of", WIRE, "--such-that", "stall + peak.hbm <= 1 s"),
+            "one unit, found 'stall + peak.hbm': B and ns; name",
+        ),
+        (("--of", WIRE, "--such-that", "tokens/s >= nan"), "the amount of tokens/s is a finite number, found 'nan'"),
+        (
+            ("--of", WIRE, "--such-that", "stall <= inf"),
+            "a condition has a limit, found 'stall <= inf'; write a finite",
+        ),
+        (
+            ("--pareto", "--such-that", STALL),
+            "--pareto asks for all amounts, found --such-that; leave one of the two out",
+        ),
+        (
+            ("--pareto", "--of", "workload.batch"),
+            "a cost that the machine states, found 'workload.batch'; use one of peak.hbm; or leave --pareto out",
+        ),
     ],
 )
 def test_a_wrong_question_is_one_message(hosim, story, asked, told):

@@ -189,9 +189,10 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest):
     assert any("resident fits within any step at workload.sequence" in sentence for sentence in summary["sentences"])
     assert [judged["holds"] for judged in summary["expectations"]] == [True]
     assert summary["rows"][0]["largest_sequence"] == value
-    assert (
-        hosim("run", longest("assumed: {}", expect.replace("equals: ", "equals: 9")), "--policy", "resident").code == 1
-    )
+    done = hosim("run", longest("assumed: {}", expect.replace("equals: ", "equals: 9")), "--policy", "resident")
+    assert done.code == 1
+    table, sentences = done.out.index("largest workload.sequence"), done.out.index("resident fits within any step at")
+    assert done.out.index("policy    status") < table < done.out.index("resident takes ") < sentences
 
 
 def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):

@@ -146,7 +146,7 @@ def test_a_diff_of_work_that_is_not_known_compares_no_steps(content, is_worse):
     def result(step_ns, content):
         row = {"policy": "p", "status": "ok", "step_ns": step_ns, "compute_ns": step_ns, "peak_hbm_bytes": step_ns}
         inputs = [{"kind": "workload", "name": "w", "sha256": "0", "content": content}]
-        return {"rows": [row], "stalls": {}, "provenance": {"inputs": inputs}}
+        return {"rows": [row], "stalls": {}, "figures": {}, "provenance": {"inputs": inputs}}
 
     (row,) = changes(result(10, "same"), result(20, content), 0)
     assert (row.worse, row.moved) == (is_worse, True)

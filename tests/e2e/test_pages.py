@@ -97,7 +97,7 @@ RUN = sorted(
         line
         for page, line in ALL
         if "tutorials" not in page and "own-model" not in page and not _GIVEN.search(line)
-        if re.sub(r" --out \S+$", "", line) not in _SHOWN and not re.fullmatch(r"hosim run \w+", line)
+        if not {line, re.sub(r" --out \S+$", "", line)} & _SHOWN and not re.fullmatch(r"hosim run \w+", line)
     }
 )
 """Tutorials run as a whole (`test_tutorials`), and so does the guide for models of one's own.

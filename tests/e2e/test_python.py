@@ -225,5 +225,5 @@ def test_two_streams_of_a_die_are_not_faster_than_the_die(tmp_path):
     (tmp_path / "w.yaml").write_text("schema: hosim/workload/1\nname: two\ngraph: g.jsonl\n")
     row = hosim.run(hardware="ascend_910c_die", workload=tmp_path / "w.yaml", policies=["resident"])["resident"]
     assert row.summary["compute_ns"] == row.summary["bound_ns"] == math.ceil(2 * 10**12 / 376e3)
-    assert row.summary["bound_kind"] == "matrix unit"
+    assert row.summary["bounded_by"] == "matrix unit"
     assert 0.85 < row.summary["mfu"] < 1, "the rest is the host's launch of the graph"

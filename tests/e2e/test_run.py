@@ -49,7 +49,7 @@ def test_the_folder_holds_what_the_readme_says(folder):
 
 def test_summary_json_has_its_schema(folder):
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["schema"] == "hosim-summary/1"
+    assert summary["schema"] == "hosim-summary/2"
     assert [row["policy"] for row in summary["rows"]] == ["resident", "reactive", "static"]
     assert [row["status"] for row in summary["rows"]] == ["infeasible", "ok", "ok"]
     assert len({tuple(row) for row in summary["rows"]}) == 1, "every row has every column"

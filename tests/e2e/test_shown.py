@@ -51,10 +51,11 @@ def test_every_expectation_of_the_first_scenario_holds(namespace):
 
 
 def test_the_table_and_the_sentences_are_what_is_printed(namespace):
-    found = re.findall(r"<!-- output of: hosim run llama3_8b_train_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+    command = "hosim run llama3_8b_train_910c --out"
+    found = re.findall(rf"<!-- output of: {command} (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert len(found) == 2, "the README and the first tutorial"
-    (shown,) = set(found)
-    assert shown == printed(namespace["results"])
+    ((out, shown),) = set(found)
+    assert shown == printed(namespace["results"], out)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.metrics.rows import Row, by_place
 from simulator.report.changes import RowChange, changes
+from simulator.report.files import figures_of
 from simulator.trace import CAUSES
 
 
@@ -23,7 +24,7 @@ def _said(case: Case, hardware: Hardware) -> dict[str, Any]:
     summary = summarise(case.graph, hardware, trace)
     row = Row("mine", "mine", summary, Job.of(case.graph), hardware, budget_bytes=math.inf, trace=trace)
     stalls = {"mine": by_place(row)}
-    rest = {"expectations": [], "provenance": {"inputs": [], "set": {}}}
+    rest = {"figures": figures_of([row]), "expectations": [], "provenance": {"inputs": [], "set": {}}}
     return {"rows": [{"policy": "mine", **summary}], "stalls": stalls, **rest}
 
 

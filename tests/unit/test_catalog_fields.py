@@ -141,6 +141,16 @@ def test_all_faults_are_told_at_once(folder):
     )
 
 
+def test_of_many_faults_those_are_told_whole_that_have_room(folder):
+    assumed = "  compute: a toy\n  tiers: a toy\n  links: a toy\n"
+    said, *faults, more = refused_box(assumed, "  tiers.hbm.capacity: a toy\n").split("\n")
+    assert said == "box.yaml: a document keeps its rules, found 5 faults; correct each:"
+    places = [fault.split(", ")[1].partition(":")[0] for fault in faults]
+    assert places == ["compute.peak.bf16", "tiers.hbm.bandwidth", "tiers.ddr.capacity", "links.d2h.bandwidth"]
+    assert all(fault.endswith("or say in assumed why it was chosen") and "..." not in fault for fault in faults)
+    assert more == "  and 1 more"
+
+
 def test_a_document_of_another_kind(folder):
     assert refusal(catalog.load, "job.yaml", "hardware") == (
         "job.yaml:1, schema: the key schema says that this is a hardware document, found 'hosim/workload/1'; "

@@ -83,7 +83,7 @@ def test_of_a_plan_on_other_streams_no_bound_is_told(tmp_path):
     scenario.write_text(text.replace("- policy: static\n", "- policy: beside.jsonl\n  label: static\n"))
     results = hosim.run(scenario)
     row = results["static"].summary
-    found = [row[column] for column in ("status", "bound_ns", "bound_kind", "gap_fraction")]
+    found = [row[column] for column in ("status", "bound_ns", "bounded_by", "gap_fraction")]
     assert found == ["ok", None, "none", None]
     assert "least_peak_bytes" not in row
     assert any(sentence.startswith("static has no lower bound") for sentence in results.sentences)

@@ -48,7 +48,7 @@ def test_one_step_is_counted_to_the_last_end_of_anything():
         "moved_d2h_bytes": 10,
         "moved_h2d_bytes": 10,
         "bound_ns": 20,
-        "bound_kind": "link h2d",
+        "bounded_by": "link h2d",
         "gap_fraction": 0.25,
     }
 

@@ -6,7 +6,9 @@ import pytest
 from rank_stories import cluster, perform, team
 
 from simulator import metrics
+from simulator.errors import InvariantError
 from simulator.graph import Job
+from simulator.metrics.figures import FIGURES, Figure, registered
 from simulator.trace import CAUSES
 
 PAIR = {"all": ((0, 1),)}
@@ -36,6 +38,15 @@ def test_a_row_is_the_slowest_ranks_and_its_shares_are_of_all():
     shares = (row["masked_fraction"], row["utilisation"], row["bubble_fraction"])
     assert shares == (30 / 80, 125 / 190, 15 / 190)
     assert set(row) <= set(metrics.columns(MACHINE))
+
+
+@pytest.mark.parametrize("over_ranks", ["sum", "most"])
+def test_a_figure_of_all_ranks_that_nothing_counts_is_refused(monkeypatch, over_ranks):
+    new = Figure("retries", "count", "retries", "Retries.", over_ranks=over_ranks)
+    monkeypatch.setattr("simulator.metrics.figures.FIGURES", registered(*FIGURES, new))
+    must = f"a figure with over_ranks='{over_ranks}' is counted for each rank, found nothing; count it there"
+    with pytest.raises(InvariantError, match=f"retries: {must}"):
+        metrics.summarise(JOB, MACHINE, trace())
 
 
 def test_the_slowest_rank_is_the_one_with_the_longest_step():

@@ -1,5 +1,6 @@
 """The registry, and the policies that follow a fixed rule: exact steps on a chain of layers."""
 
+import inspect
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +9,7 @@ from policy_problems import DDR, machine, problem, replay, tell, train
 from stories import graph
 
 from simulator import catalog
+from simulator.document import Part
 from simulator.errors import CapacityError, ConfigError
 from simulator.graph_builder import GraphBuilder
 from simulator.policies import FREE, POLICIES
@@ -20,18 +22,8 @@ def words(text):
 
 
 def test_policies_are_named_with_a_line_each():
-    assert list(POLICIES) == [
-        "resident",
-        "reactive",
-        "lookahead",
-        "offload_saved",
-        "upstream_greedy",
-        "recompute",
-        "static",
-        "hybrid",
-        "optimal",
-    ]
     assert all(entry.summary and entry.name == name for name, entry in POLICIES.items())
+    assert all(inspect.getdoc(entry.function) and issubclass(entry.options, Part) for entry in POLICIES.values())
 
 
 def test_unknown_option_names_policy_option_and_known_options():

@@ -20,13 +20,10 @@ def build():
         yield module
 
 
-@pytest.mark.parametrize("page", ["commands", "columns", "policies", "documents", "python", "formats"])
-def test_a_reference_page_is_what_the_program_says(build, page):
-    assert (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8") == build.PAGES[f"reference/{page}.md"]()
-
-
-def test_every_page_that_is_made_is_tested(build):
-    assert len(build.PAGES) == 6
+def test_the_pages_that_are_made_are_what_the_program_says(build):
+    pages = {page: (DOCS / page).read_text(encoding="utf-8") == text() for page, text in build.PAGES.items()}
+    assert [page for page, is_current in pages.items() if not is_current] == []
+    assert {f"reference/{name}.md" for name in ("commands", "columns", "policies")} < pages.keys()
 
 
 def test_every_key_of_a_document_says_what_it_means(build):

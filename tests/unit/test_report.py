@@ -69,9 +69,10 @@ WORSE = {
 @pytest.mark.parametrize(("column", "way"), WORSE.items())
 @pytest.mark.parametrize("change", [-3, -1, 1, 3])
 def test_a_change_is_worse_one_way_and_beyond_the_tolerance(column, way, change):
-    both = (
-        {"rows": [{"policy": "mine", "status": "ok", column: value}], "stalls": {}} for value in (100, 100 + change)
-    )
+    figure = next(f.at(place) for f in FIGURES if (place := f.place_in(column)) is not None)
+    stated = {column: {key: getattr(figure, key) for key in ("unit", "head", "worse", "is_compared")}}
+    rest = {"stalls": {}, "figures": stated}
+    both = ({"rows": [{"policy": "mine", "status": "ok", column: value}]} | rest for value in (100, 100 + change))
     (row,) = changes(*both, 0.01)
     assert row.moved is (abs(change) > 1)
     assert row.worse is (change * way > 1)
@@ -97,6 +98,26 @@ def test_a_new_figure_moves_no_text_of_another_table(tmp_path, monkeypatch):
         figure_of.cache_clear()
 
 
+def test_a_new_figure_changes_nothing_of_what_diff_says(tmp_path, monkeypatch):
+    """Its pattern fits where a row is short of memory, which is a text, and a tier has the name of another figure."""
+    path, machine = chain.write(tmp_path), tmp_path / "machine.yaml"
+    machine.write_text(machine.read_text().replace("hbm", "reserved_hbm"))
+    for name, budget in (("old", "4.3 MB"), ("new", "1 MB")):
+        path.write_text(chain.SCENARIO.replace("4.3 MB", budget))
+        hosim.run(path).write(tmp_path / name)
+    before = hosim.diff(tmp_path / "old", tmp_path / "new")
+    assert "short at" in str(before)
+    (peak,) = (figure for figure in before.rows[0].figures if figure.figure.column == "peak_reserved_hbm_bytes")
+    assert peak.name == "peak reserved_hbm"
+    new = Figure("short_<>", "B", "lacking <>", "...", over="tier")
+    monkeypatch.setattr("simulator.metrics.figures.FIGURES", registered(*FIGURES, new))
+    figure_of.cache_clear()
+    try:
+        assert (figure_of("short_at").unit, str(hosim.diff(tmp_path / "old", tmp_path / "new"))) == ("B", str(before))
+    finally:
+        figure_of.cache_clear()
+
+
 def test_a_column_that_is_not_registered_has_no_unit():
     assert {figure_of(column).unit for column in ("idle_ns", "size_bytes", "busy_fraction")} == {"count"}
 
@@ -111,10 +132,21 @@ def test_a_name_of_the_machine_gives_no_two_figures_the_same_column(tmp_path):
         describe(str(machine))
 
 
-@pytest.mark.parametrize("column", ["wait_all_ns", "peak_<>_bytes", "late_ns"])
-def test_a_figure_that_another_would_hide_is_refused(column):
+@pytest.mark.parametrize(("column", "over"), [("wait_peer_ns", ""), ("peak_<>_bytes", "tier"), ("late_ns", "")])
+def test_a_figure_that_another_would_hide_is_refused(column, over):
     with pytest.raises(InvariantError, match="a figure has a column of its own"):
-        registered(*FIGURES, Figure(column, "count", "late", "Late."))
+        registered(*FIGURES, Figure(column, "count", "late", "Late.", over=over))
+
+
+@pytest.mark.parametrize("column", ["<>", "<>_times", "x_<>_y_<>", "x <>", "late", ""])
+def test_a_column_of_places_that_can_never_be_one_is_refused(column):
+    with pytest.raises(InvariantError, match="with one <> in it where a figure is over places, else none, found over"):
+        registered(Figure(column, "count", "late", "Late.", over="link"))
+
+
+def test_a_column_with_a_place_is_of_a_figure_over_places():
+    with pytest.raises(InvariantError, match=r"'late_<>': .*, found over nothing; write for example moved_<>_bytes"):
+        registered(Figure("late_<>", "count", "late", "Late."))
 
 
 def test_what_is_absent_is_a_dash():
@@ -249,13 +281,13 @@ def test_an_unknown_row_is_answered_with_the_known_ones(results):
 
 
 def test_sentences_of_one_row():
-    row = _row("static", 2_000_000, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
+    row = _row("static", 2_000_000, gap_fraction=0.0, bounded_by="compute", slowdown_vs_fastest=1.0)
     assert sentences([row]) == ["static takes 2.00 ms a step, at the lower bound (compute); it never waits."]
 
 
 def test_sentences_name_the_gap_and_the_op():
     short = Shortfall("hbm", 130, 100, "op L31/fwd/loss", levers=("raise the budget",))
-    fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
+    fast = _row("static", 1000, gap_fraction=0.5, bounded_by="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
     assert sentences([_row("resident", shortfall=short), fast]) == [
         "resident does not fit in hbm: 30 B short at op L31/fwd/loss.",
         (
@@ -309,13 +341,13 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
 
 def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_its_own(again):
     recompute, static = again["recompute"].summary, again["static"].summary
-    assert recompute["bound_kind"] == "room or recompute at fwd/5"
+    assert recompute["bounded_by"] == "room or recompute at fwd/5"
     assert recompute["bound_ns"] < static["bound_ns"]
     assert "the best plan for this placement (room or recompute at fwd/5); it spends" in again.sentences[0]
 
 
 def test_a_bound_that_other_homes_can_beat_says_so():
-    rows = [_row("static", 1000, gap_fraction=0.0, bound_kind=kind) for kind in ("link read", "critical path")]
+    rows = [_row("static", 1000, gap_fraction=0.0, bounded_by=kind) for kind in ("link read", "critical path")]
     rows = [replace(row, homes_are_given=True) for row in rows]
     said = [sentences([row])[0] for row in rows]
     assert "at the lower bound for this placement (link read)" in said[0]
@@ -323,7 +355,7 @@ def test_a_bound_that_other_homes_can_beat_says_so():
 
 
 def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
-    fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", slowdown_vs_fastest=1.0)
+    fast = _row("static", 1000, gap_fraction=0.5, bounded_by="link d2h", slowdown_vs_fastest=1.0)
     slow = _row("recompute", 1300, slowdown_vs_fastest=1.3, recompute_ns=300, compute_ns=1000)
     first, second = sentences([fast, slow])
     assert "the best plan without recompute (link d2h)" in first

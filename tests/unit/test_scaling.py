@@ -62,7 +62,7 @@ def test_a_point_that_does_not_run_has_a_line_without_numbers():
 
 def over(batch, step_ns, stall_ns):
     about = row(1, step_ns, "static", transfer=stall_ns)
-    about |= {"batch": batch, "stall_ns": stall_ns, "compute_ns": step_ns - stall_ns, "bound_kind": "link read"}
+    about |= {"batch": batch, "stall_ns": stall_ns, "compute_ns": step_ns - stall_ns, "bounded_by": "link read"}
     return about | {"tokens_per_s": batch * 1e9 / step_ns, "gap_fraction": 0.02}
 
 

@@ -40,6 +40,12 @@ def test_the_shards_are_of_like_length():
     assert max(held) < 1.05 * min(held)
 
 
+def test_what_is_listed_and_gone_counts_nowhere(monkeypatch):
+    monkeypatch.setattr(shards, "pieces", lambda: {"[1]": 10.0, "[2]": 6.0, "[3]": 5.0, "[gone]": 8.0})
+    ids = [f"tests/a.py::test_a[{number}]" for number in (1, 2, 3)]
+    assert [len(left(f"{number}/2", ids)) for number in (1, 2)] == [1, 2]
+
+
 def test_what_is_listed_is_there():
     files = {name for name in pieces() if name.startswith("tests/")}
     assert {name for name in files if not (Path(__file__).parents[2] / name).is_file()} == set()
