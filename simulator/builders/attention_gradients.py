@@ -221,11 +221,8 @@ def _attend_to_rows(t: Tape, part: Mqa, inputs: list[str], pairs: int) -> str:
     (q, latent, *made), pool, sequence = inputs, part.pool, t.workload.sequence
     if not pool or sequence < pool.stride:
         return _attend(t, Heads([q], [latent], part.key_and_value, pairs))
-    seen, index, chosen = (
-        Reach(pool.indexer.top if pool.indexer else None, stride=pool.stride),
-        tuple[str, ...](),
-        tuple[str, ...](),
-    )
+    seen = Reach(pool.indexer.top if pool.indexer else None, sparse=pool, counted="chosen")
+    index, chosen = tuple[str, ...](), tuple[str, ...]()
     shared, scored = [latent, _pooled(t, pool, "attn.pool", made[:2])], 2 * seen.seen(sequence)
     if indexer := pool.indexer:
         index = (*made[2:4], _pooled(t, pool, "attn.index.pool", made[4:]))

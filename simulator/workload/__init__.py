@@ -329,8 +329,6 @@ class Workload(Document):
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
-            has_pools = any(isinstance(part, Mqa) and part.pool for part, _ in model.kinds)
-            require(not has_pools, "sequences without compressed tokens are served", "pool", "phase", do="set another")
             data, must = self.parallel.data, "data ranks that are served together share experts"
             found, do = f"{data} engines of their own", "add expert, or serve one with its requests alone"
             require(self.parallel.expert > 1 or data == 1, must, found, "parallel", "data", do=do)
