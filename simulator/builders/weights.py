@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from math import gcd, prod
 from typing import NamedTuple
 
-from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, specs
+from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, is_own, specs
 from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
@@ -48,6 +48,11 @@ def learns_apart(weight: Weight) -> bool:
 def passes_on(weights: dict[str, Weight]) -> bool:
     """Return whether gradients go on through a part with these weights: one is trained, and does not learn apart."""
     return any(weight.is_trained and not learns_apart(weight) for weight in weights.values())
+
+
+def own(block: str, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """Return the weights of a part of the model that it does not share with one before it."""
+    return {module: weight for module, weight in weights.items() if weight.name.startswith(f"{block}/")}
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
@@ -115,14 +120,23 @@ def lay(workload: Workload, model: Model) -> Laid:
     of_rank = {kind: kind.attention.of_one(mesh.size(TENSOR)) for kind in {*parts.values()}}
     laid = Laid(workload, model.decoder, mesh, {}, parts, {name: of_rank[kind] for name, kind in parts.items()})
     frozen = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen
+    sharing = [block for block, kind in parts.items() if laid.model.is_shared(kind)]
     alike: dict[tuple[str, bool, Spec, tuple[Axes, ...], bool], Weight] = {}  # weights of other layers, if laid alike
     for block, part in specs(laid.model):
         is_layer, weights = block in parts, laid.weights.setdefault(block, {})
         adapted = _adapted(part, workload.lora) if workload.lora and is_layer else part
+        turn = sharing.index(block) if laid.model.shared and block in sharing else 0
+        first = sharing[turn % laid.model.shared.sets] if laid.model.shared and turn else block
         for module, spec in adapted.items():
+            if first != block and not is_own(module):
+                weights[module] = laid.weights[first][module]
+                continue
             name = f"{block}/{module}.weight"
             is_frozen = workload.phase != "train" or module == "ffn.router_bias" or _fits(name, frozen)
-            is_trained, tensor_map = module.endswith(ADAPTER) or not is_frozen, _tensor_map(workload, name, spec)
+            is_trained, tensor_map = (
+                (bool(workload.lora) and module.endswith(ADAPTER)) or not is_frozen,
+                _tensor_map(workload, name, spec),
+            )
             key = module, is_layer, spec, tensor_map, is_trained
             other = alike.get(key)
             if other is None:
@@ -221,7 +235,7 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
         return None
     laid, every, active = lay(workload, workload.decoder), 0, 0
     for block, weights in laid.weights.items():
-        for weight in weights.values():
+        for weight in own(block, weights).values():
             count = chosen = prod(weight.whole_shape)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
                 count, chosen = count // part.held * part.routed, int(count // part.held * part.chosen)

@@ -67,7 +67,9 @@ def layer_types(c: Config, layers: int) -> list[str]:
             coded = c.list_of(key, int, layers)
         types = types or [words.get(str(code), str(code)) for code in (coded or ())[:layers]]
     named = [
-        word for word, kind in WORDS.items() if kind not in ("pooled", "chosen", "blocks") or kind in c.family.words
+        word
+        for word, kind in WORDS.items()
+        if kind not in ("pooled", "chosen", "blocks", "both") or kind in c.family.words
     ]
     for unknown in sorted({*types} - {*named}):
         must, do = "a type of layer is known", nearest(unknown, tuple(named))
