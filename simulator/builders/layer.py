@@ -11,8 +11,8 @@ part made to each, and mixes them. Where they are *predicted* (AltUp), an op bef
 first one goes through the layer, and an op behind it corrects all; the products of both are counted. A layer may also
 add what it makes of a row beside its input (`layer_inputs`), and what two linears of low rank make (`laurel`).
 
-Layers that share weights (`shared`) take ``joined``, the rows of residual and embedding, and add what ``block`` makes of
-their feed-forward. A weight is a tensor of the first of them, and its gradient adds up over all.
+Layers that share weights (`shared`) take ``joined``, the rows of residual and embedding, and add what ``block`` makes
+of their feed-forward. A weight is a tensor of the first of them, and its gradient adds up over all.
 
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
