@@ -269,11 +269,8 @@ def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -
 
     def back(_: str) -> None:
         target = t.tensor("attn.index.target", most, t.cut(partial=layout.tensor_map[1]), FP32_BYTES)
-        keys, flops = (
-            [t.to(x, layout) for x in heads.own[:2]],
-            _pairs(t, heads._replace(pairs=pairs), context) * heads.sizes[0],
-        )
-        reads = [*keys, *heads.shared[-1:], *statistics, *heads.chosen[:1]]
+        keys, flops = heads.own[:2], _pairs(t, heads._replace(pairs=pairs), context) * heads.sizes[0]
+        reads = [*(t.to(x, layout) for x in keys), *heads.shared[-1:], *statistics, *heads.chosen[:1]]
         t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
         grads = [t.add(f"{x}.grad", t.spread[x]) for x in taught]

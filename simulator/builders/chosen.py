@@ -88,11 +88,8 @@ def attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: l
     (_, seen), out = cache.within(Reach.chosen(indexer)), (is_last and cache.out) or ""
     out = out or t.of_heads("attn.core.out", query.width)
     read_bytes = query.taken_bytes + best_bytes + seen * (t.token_bytes - key_bytes)
-    taken, flops = (
-        [*query.taken, *best, *held, *of_scores(t)[1], *(cache.after if is_last else ())],
-        seen * query.pair_flops,
-    )
-    t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
+    taken = [*query.taken, *best, *held, *of_scores(t)[1], *(cache.after if is_last else ())]
+    t.op("attn.core", taken, [out], op_class="attention", flops=seen * query.pair_flops, read_bytes=read_bytes)
     return out
 
 

@@ -210,10 +210,8 @@ def _adapted(t: Tape, low: str, made: dict[str, str]) -> list[str]:
 
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
-    first = "add3" if t.model.encoded else "add1"
-    return (
-        "" if t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
-    )
+    has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
+    return "" if has_other else "add3" if t.model.encoded else "add1"
 
 
 def feed_forward(t: Tape, x: str) -> str:

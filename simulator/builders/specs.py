@@ -303,11 +303,8 @@ def _mqa(h: int, mqa: Mqa) -> Specs:
     key = _pool(h, "index.pool", mqa.pool, indexer.head_size) if indexer and mqa.pool else {}
     specs = _queries(h, mqa, mqa.width, indexer, key) | {"kv_a": Spec((h, size), _WHOLE), "kv_a_norm": _norm(size)}
     specs |= _pool(h, "pool", mqa.pool, size) if mqa.pool else {}
-    return (
-        specs
-        | _sinks(mqa)
-        | {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
-    )
+    ends = {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
+    return specs | _sinks(mqa) | ends
 
 
 def _pool(h: int, name: str, pool: Pool, width: int) -> Specs:
@@ -323,18 +320,11 @@ def _mla(h: int, mla: Mla) -> Specs:
     key: Specs = {}
     if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
         key = {"index.k": Spec((h, indexer.head_size), _WHOLE), "index.k_norm": _norm(2 * indexer.head_size)}
-    return (
-        _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
-        | _gate(h, mla)
-        | _sinks(mla)
-        | {
-            "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
-            "kv_a_norm": _norm(latent),
-            "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
-            "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
-            "o": Spec((mla.heads * mla.v_head, h), _ROW),
-        }
-    )
+    specs = _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
+    specs |= _gate(h, mla) | _sinks(mla) | {"kv_a": Spec((h, mla.views * mla.latent), _WHOLE)}
+    specs |= {"kv_a_norm": _norm(latent), "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN)}
+    specs["v_b"] = Spec((latent, mla.heads * mla.v_head), _COLUMN)
+    return specs | {"o": Spec((mla.heads * mla.v_head, h), _ROW)}
 
 
 def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:

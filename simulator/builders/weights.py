@@ -125,18 +125,16 @@ def lay(workload: Workload, model: Model) -> Laid:
     for block, part in specs(laid.model):
         is_layer, weights = block in parts, laid.weights.setdefault(block, {})
         adapted = _adapted(part, workload.lora) if workload.lora and is_layer else part
-        turn = sharing.index(block) if laid.model.shared and block in sharing else 0
-        first = sharing[turn % laid.model.shared.sets] if laid.model.shared and turn else block
+        shared = laid.model.shared if block in sharing else None
+        first = sharing[sharing.index(block) % shared.sets] if shared else block
         for module, spec in adapted.items():
             if first != block and not is_own(module):
                 weights[module] = laid.weights[first][module]
                 continue
             name = f"{block}/{module}.weight"
             is_frozen = workload.phase != "train" or module == "ffn.router_bias" or _fits(name, frozen)
-            is_trained, tensor_map = (
-                (bool(workload.lora) and module.endswith(ADAPTER)) or not is_frozen,
-                _tensor_map(workload, name, spec),
-            )
+            is_frozen &= workload.lora is None or not module.endswith(ADAPTER)
+            is_trained, tensor_map = not is_frozen, _tensor_map(workload, name, spec)
             key = module, is_layer, spec, tensor_map, is_trained
             other = alike.get(key)
             if other is None:

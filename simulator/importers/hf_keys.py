@@ -64,11 +64,11 @@ def is_irrelevant(key: str) -> bool:
     return key in SETS["irrelevant"] or (key.endswith(_ENDINGS) and key not in SETS["structure"])
 
 
-def states_size(value: Any) -> bool:
+def _states_size(value: Any) -> bool:
     """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, or some of these."""
     if isinstance(value, (list, dict)):
         inside = value if isinstance(value, list) else value.values()
-        return any(isinstance(entry, str) or states_size(entry) for entry in inside)
+        return any(isinstance(entry, str) or _states_size(entry) for entry in inside)
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
@@ -172,7 +172,7 @@ class Config:
     def _says(self, key: str) -> bool:
         """Tell whether a key may state a size or a structure, by a number, a flag or a word."""
         value = self.data[key]
-        return states_size(value) or (isinstance(value, str) and not key.endswith(_TEXTS))
+        return _states_size(value) or (isinstance(value, str) and not key.endswith(_TEXTS))
 
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""

@@ -109,12 +109,11 @@ def _set_sizes(onnx: Any, graph: Any, dim: tuple[str, ...], where: str) -> None:
         if prod(tensor.dims) > _FEW:
             tensor.ClearField("raw_data")
     weights = {tensor.name for tensor in graph.initializer}
-    stated = [info for info in graph.input if info.name in given and info.type.tensor_type.elem_type == _BOOL]
-    for info in stated:
-        sizes = tuple(size.dim_value or 1 for size in _sizes(info))
-        graph.initializer.append(onnx.numpy_helper.from_array(np.full(sizes, given[info.name] != "0"), info.name))
+    for info in [each for each in graph.input if each.name in given and each.type.tensor_type.elem_type == _BOOL]:
+        is_on = np.full([size.dim_value or 1 for size in _sizes(info)], given[info.name] != "0")
+        graph.initializer.append(onnx.numpy_helper.from_array(is_on, info.name))
         graph.input.remove(info)
-    used.update(info.name for info in stated)
+        used.add(info.name)
     for infos in (graph.input, graph.value_info, graph.output):
         for info, axis, size in [(each, *pair) for each in infos for pair in enumerate(_sizes(each))]:
             key = size.dim_param or f"{info.name}.{axis}"

@@ -26,11 +26,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils import _python_dispatch as dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simulator.document import MOST_RANKS
@@ -54,7 +50,7 @@ _FP32_FUNCTIONS = frozenset(_IN_FP32.split())
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Iterate over the tensors in nested containers: this rank's, the parts of sparse ones."""
     for value in tree_leaves(values):
-        if is_traceable_wrapper_subclass(value):
+        if dispatch.is_traceable_wrapper_subclass(value):
             yield from tensors([getattr(value, part) for part in value.__tensor_flatten__()[0]])
         elif isinstance(value, torch.Tensor):
             yield from (value._indices(), value._values()) if value.is_sparse else (value,)
@@ -214,7 +210,7 @@ def _buckets(assign: Any, parameters: Any, *more: Any) -> Any:
     return [[last - index for index in bucket] for bucket in reversed(buckets)], sizes[::-1]
 
 
-class Noted(TorchDispatchMode):  # type: ignore[misc]
+class Noted(dispatch.TorchDispatchMode):  # type: ignore[misc]
     """Keeps real what DistributedDataParallel notes of the parameters that a step uses, as it asks for that."""
 
     is_made, _held = False, WeakSet[torch.UntypedStorage]()
@@ -225,7 +221,7 @@ class Noted(TorchDispatchMode):  # type: ignore[misc]
         return bool(cls._held and given) and all(tensor.untyped_storage() in cls._held for tensor in given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
+        if any(map(dispatch.is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))

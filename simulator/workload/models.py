@@ -247,9 +247,8 @@ class DecoderModel(Part):
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
-        alone = (
-            kind.attention.model_copy(update={"reuses": False}) if isinstance(kind.attention, Gqa) else kind.attention
-        )
+        part = kind.attention
+        alone = part.model_copy(update={"reuses": False}) if isinstance(part, Gqa) else part
         update = {"layers": layers, "others": (), **kind._replace(attention=alone)._asdict()}
         return self.model_copy(update=update)
 
@@ -279,13 +278,10 @@ class DecoderModel(Part):
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
         require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
         require(self.mixed or self.residuals > 1, "several residuals are mixed, or not", "one", "mixed", do="remove it")
-        must, do = (
-            "predicted residuals are several, and their layers whole, with layer_inputs",
-            "remove predicted or laurel",
-        )
+        must = "predicted residuals are several, and their layers whole, with layer_inputs"
         fits = self.residuals > 1 and all(part.kind != "none" for kind in self.kinds for part in kind)
-        fits &= self.layer_inputs is not None
-        require(fits or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
+        fits = (fits and self.layer_inputs is not None) or not (self.predicted or self.laurel)
+        require(fits, must, "others", "predicted", do="remove predicted or laurel")
         must, do = "layers that share weights have norms before each part, and a gate", "change it, or remove shared"
         fits = (self.norms, self.parallel, self.residuals, self.encoded, self.laurel) == ("before", False, 1, 0, 0)
         fits &= all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
