@@ -71,7 +71,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         Function from that input, normalised, to the input of the output projection.
     """
     t.block, is_parallel = block, t.model.parallel
-    if t.model.is_shared(t.layer):
+    if t.model.shared and t.model.is_shared(t.layer):
         return _through_shared(t, x, attend)
     is_shared = t.layer.attention.beside is not None or t.model.norms == "shared" or t.model.laurel > 0
     t.begin("layer")

@@ -50,11 +50,6 @@ def passes_on(weights: dict[str, Weight]) -> bool:
     return any(weight.is_trained and not learns_apart(weight) for weight in weights.values())
 
 
-def own(block: str, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Return the weights of a part of the model that it does not share with one before it."""
-    return {module: weight for module, weight in weights.items() if weight.name.startswith(f"{block}/")}
-
-
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -120,7 +115,7 @@ def lay(workload: Workload, model: Model) -> Laid:
     of_rank = {kind: kind.attention.of_one(mesh.size(TENSOR)) for kind in {*parts.values()}}
     laid = Laid(workload, model.decoder, mesh, {}, parts, {name: of_rank[kind] for name, kind in parts.items()})
     frozen = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen
-    sharing = [block for block, kind in parts.items() if laid.model.is_shared(kind)]
+    sharing = [block for block, kind in parts.items() if laid.model.is_shared(kind)] if laid.model.shared else []
     alike: dict[tuple[str, bool, Spec, tuple[Axes, ...], bool], Weight] = {}  # weights of other layers, if laid alike
     for block, part in specs(laid.model):
         is_layer, weights = block in parts, laid.weights.setdefault(block, {})
@@ -233,7 +228,7 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
         return None
     laid, every, active = lay(workload, workload.decoder), 0, 0
     for block, weights in laid.weights.items():
-        for weight in own(block, weights).values():
+        for weight in (weight for weight in weights.values() if weight.name.startswith(f"{block}/")):
             count = chosen = prod(weight.whole_shape)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
                 count, chosen = count // part.held * part.routed, int(count // part.held * part.chosen)

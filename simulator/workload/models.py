@@ -284,8 +284,10 @@ class DecoderModel(Part):
         require(fits, must, "others", "predicted", do="remove predicted or laurel")
         must, do = "layers that share weights have norms before each part, and a gate", "change it, or remove shared"
         fits = (self.norms, self.parallel, self.residuals, self.encoded, self.laurel) == ("before", False, 1, 0, 0)
-        fits &= all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
-        require(self.shared is None or fits, must, "another layer", "shared", do=do)
+        fits = self.shared is None or (
+            fits and all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
+        )
+        require(fits, must, "another layer", "shared", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
