@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
-from simulator.workload import Attention, Gqa, Indexer, Mla, Recurrent, Sparse, seen_in_blocks
+from simulator.workload import Attention, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse, seen_in_blocks
 
 
 class TokenSpan(NamedTuple):
@@ -44,9 +44,10 @@ class TokenSpan(NamedTuple):
         return until(self.length) - until(self.cached)
 
 
-Counted = Literal["compressed", "selected", "made", "makes"]
-"""Counts of native sparse attention: ``compressed`` tokens that are seen; tokens of ``selected`` blocks that
-are seen; compressed tokens that new ones complete (``made``); and sequences in which some are completed (``makes``)."""
+Counted = Literal["compressed", "selected", "made", "makes", "chosen"]
+"""What is counted where tokens are compressed: ``compressed`` tokens that are seen; tokens of ``selected`` blocks that
+are seen; compressed tokens that new ones complete (``made``); sequences in which some are completed (``makes``); and
+compressed tokens that are ``chosen`` of those that are seen."""
 
 
 class Reach(NamedTuple):
@@ -60,18 +61,15 @@ class Reach(NamedTuple):
         In linear attention, tokens that see one another pair by pair. The layer keeps a state in place of tokens.
     whole
         Tokens of a block, of which `window` are seen as a whole, the last one up to the token itself.
-    stride
-        What is seen are compressed tokens, each of so many tokens that are complete; of these the last `window` count.
     sparse, counted
-        In native sparse attention, its blocks, and what the methods count in place of tokens.
+        How tokens are compressed, and what the methods count in place of tokens; at most `window` are chosen.
     """
 
     window: int | None = None
     sinks: int = 0
     block: int = 0
     whole: int = 1
-    stride: int = 1
-    sparse: Sparse | None = None
+    sparse: Sparse | Pool | None = None
     counted: Counted = "compressed"
 
     @classmethod
@@ -81,22 +79,26 @@ class Reach(NamedTuple):
 
     @classmethod
     def all_of(cls, part: Attention) -> tuple[Reach, ...]:
-        """Return what the cost of a layer depends on: what it keeps, what an indexer chooses, and the views of NSA."""
+        """Return what the cost of a layer depends on: what it keeps, what an indexer chooses, and compressed tokens."""
         if part.sparse:
-            counted = (cls(sparse=part.sparse, counted=view) for view in get_args(Counted))
+            counted = (cls(sparse=part.sparse, counted=view) for view in get_args(Counted)[:-1])
             return (cls.of(part), cls(part.sparse.window), *counted)
+        if isinstance(part, Mqa) and (pool := part.pool):
+            chosen = [cls.chosen(pool.indexer, pool)] if pool.indexer else []
+            counted = (cls(sparse=pool, counted=view) for view in ("compressed", "made"))
+            return (cls.of(part), cls(block=pool.stride), *counted, *chosen)
         indexer = part.indexer if isinstance(part, (Gqa, Mla)) else None
         return (cls.of(part), cls.chosen(indexer)) if indexer else (cls.of(part),)
 
     @classmethod
-    def chosen(cls, indexer: Indexer) -> Reach:
-        """Return what tokens see of those that an indexer chooses."""
-        return cls(indexer.top, whole=indexer.block)
+    def chosen(cls, indexer: Indexer, pool: Pool | None = None) -> Reach:
+        """Return what tokens see of those that an indexer chooses, perhaps of compressed ones."""
+        return cls(indexer.top, whole=indexer.block, sparse=pool, counted="chosen")
 
     def cached(self, cached: int) -> int:
         """Count the cached tokens that the new ones see; a state that is read counts as 1.
 
-        In native sparse attention, how many compressed tokens there are, or what is counted of the next token alone.
+        Where tokens are compressed, how many of these there are, or what is counted of the next token alone.
         """
         if self.sparse:
             return (
@@ -111,10 +113,12 @@ class Reach(NamedTuple):
         return cached if self.window is None else min(cached, self.window + self.sinks - 1)
 
     def pairs(self, span: TokenSpan) -> int:
-        """Count the pairs of a new token and a token that it sees; or what is counted of sparse attention."""
-        if self.sparse and self.counted in ("compressed", "selected"):
-            return span.sum(self.sparse.compress.seen if self.counted == "compressed" else self.sparse.select.seen)
-        if self.sparse:
+        """Count the pairs of a new token and a token that it sees; or what is counted of compressed ones."""
+        if self.sparse and self.counted == "compressed":
+            return span.sum(self.sparse.compress.seen)
+        if isinstance(self.sparse, Sparse) and self.counted == "selected":
+            return span.sum(self.sparse.select.seen)
+        if self.sparse and self.counted != "chosen":
             made = span.sum(self.sparse.compress.number)
             return made if self.counted == "made" else min(1, made)
         if not self.block:
@@ -126,7 +130,7 @@ class Reach(NamedTuple):
         """Add up how many tokens each of the first `tokens` tokens sees, itself among them."""
         if self.whole > 1 and self.window:
             return seen_in_blocks(tokens, self.window, self.whole)
-        every = self.stride
+        every = self.sparse.compress.stride if self.sparse else 1
         near = tokens // every if self.window is None else min(tokens // every, self.window + self.sinks)
         return every * near * (near - 1) // 2 + (tokens - every * near + 1) * near
 

@@ -92,6 +92,8 @@ MODELS = {
     "three views": PLAIN.replace(
         "16}", "16, sparse: {compress: {block: 8, stride: 4}, select: {block: 8, top: 4}, window: 8}}"
     ),
+    "compressed": "attention: {kind: mqa, heads: 4, head_size: 16, q_lora_rank: 24, qk_rope: 4, window: 12,"
+    " out_groups: 2, out_rank: 12, pool: {stride: 4, overlap: true, indexer: {heads: 2, head_size: 8, top: 6}}}",
     "linear": f"attention: {{kind: linear, heads: 4, head_size: 16, block: 8}}\n  others: [{{start: 1, {PLAIN}}}]",
     "beside": PLAIN.replace("16}", "16, beside: {kind: mamba2, heads: 4, head_size: 8, key_heads: 1, key_size: 4}}"),
     "alone": "attention: {kind: delta, heads: 2, head_size: 8}\n  others: [{start: 1, attention: {kind: none}}]",

@@ -221,11 +221,8 @@ def _attend_to_rows(t: Tape, part: Mqa, inputs: list[str], pairs: int) -> str:
     (q, latent, *made), pool, sequence = inputs, part.pool, t.workload.sequence
     if not pool or sequence < pool.stride:
         return _attend(t, Heads([q], [latent], part.key_and_value, pairs))
-    seen, index, chosen = (
-        Reach(pool.indexer.top if pool.indexer else None, stride=pool.stride),
-        tuple[str, ...](),
-        tuple[str, ...](),
-    )
+    seen = Reach(pool.indexer.top if pool.indexer else None, sparse=pool, counted="chosen")
+    index, chosen = tuple[str, ...](), tuple[str, ...]()
     shared, scored = [latent, _pooled(t, pool, "attn.pool", made[:2])], 2 * seen.seen(sequence)
     if indexer := pool.indexer:
         index = (*made[2:4], _pooled(t, pool, "attn.index.pool", made[4:]))
@@ -272,11 +269,8 @@ def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -
 
     def back(_: str) -> None:
         target = t.tensor("attn.index.target", most, t.cut(partial=layout.tensor_map[1]), FP32_BYTES)
-        keys, flops = (
-            [t.to(x, layout) for x in heads.own[:2]],
-            _pairs(t, heads._replace(pairs=pairs), context) * heads.sizes[0],
-        )
-        reads = [*keys, *heads.shared[-1:], *statistics, *heads.chosen[:1]]
+        keys, flops = heads.own[:2], _pairs(t, heads._replace(pairs=pairs), context) * heads.sizes[0]
+        reads = [*(t.to(x, layout) for x in keys), *heads.shared[-1:], *statistics, *heads.chosen[:1]]
         t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
         grads = [t.add(f"{x}.grad", t.spread[x]) for x in taught]

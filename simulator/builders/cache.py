@@ -23,7 +23,7 @@ from typing import NamedTuple, Self, cast
 from simulator.builders.specs import numbered
 from simulator.builders.tape import Tape
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Dtypes, KvBlocks, Mixer, Recurrent
+from simulator.workload import Attention, DecoderModel, Dtypes, KvBlocks, Mixer, Mqa, Recurrent
 
 
 class Store:
@@ -265,17 +265,24 @@ def cached_layers(model: DecoderModel, dtypes: Dtypes, ranks: int = 1) -> tuple[
     by_reach = Counter[Reach]()
     for (attention, _), layers in model.kinds.items():
         for part in parts_of(attention.of_one(ranks)):
-            by_reach[Reach.of(part)] += layers * kept_bytes(part, dtypes)
+            by_reach.update({reach: layers * size for reach, size in kept_by_reach(part, dtypes).items()})
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
-def kept_bytes(attention: Mixer, dtypes: Dtypes) -> int:
-    """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(attention, Recurrent):
-        return sum(attention.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
-    token_bytes = attention.kv_elements * dtypes.kv_bytes
-    compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
-    return token_bytes * attention.views + compressed_bytes
+def kept_by_reach(part: Mixer, dtypes: Dtypes) -> Counter[Reach]:
+    """Return what a layer keeps of a token: its own, its share of a compressed one; or the state of a sequence [B].
+
+    Rows that are to become one are those of the last tokens, as serving engines keep them: so a prefix is found again.
+    """
+    states_bytes = sum(part.kept_bytes(dtypes.element_bytes, dtypes.state_bytes).values())
+    if isinstance(part, Recurrent):
+        return Counter({Reach.of(part): states_bytes})
+    kept = Counter({Reach.of(part): part.views * part.kv_elements * dtypes.kv_bytes})
+    if part.compress:
+        kept[Reach()] += -(-part.compressed_elements * dtypes.kv_bytes // part.compress.stride)
+    if isinstance(part, Mqa) and part.pool:
+        kept[Reach(part.pool.reach)] += -(-states_bytes // part.pool.reach)
+    return kept
 
 
 def parts_of(attention: Attention) -> list[Mixer]:

@@ -88,11 +88,8 @@ def attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: l
     (_, seen), out = cache.within(Reach.chosen(indexer)), (is_last and cache.out) or ""
     out = out or t.of_heads("attn.core.out", query.width)
     read_bytes = query.taken_bytes + best_bytes + seen * (t.token_bytes - key_bytes)
-    taken, flops = (
-        [*query.taken, *best, *held, *of_scores(t)[1], *(cache.after if is_last else ())],
-        seen * query.pair_flops,
-    )
-    t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
+    taken = [*query.taken, *best, *held, *of_scores(t)[1], *(cache.after if is_last else ())]
+    t.op("attn.core", taken, [out], op_class="attention", flops=seen * query.pair_flops, read_bytes=read_bytes)
     return out
 
 
@@ -135,7 +132,7 @@ def attend_to_rows(t: Tape, part: Mqa, cache: Cache, taken: list[str]) -> str:
     (q, latent, *made), pairs = taken, cache.pairs
     reads, read_bytes = [q, latent, *cache.held], own_bytes(t, cache, q, latent) + cache.held_bytes
     if part.pool:
-        stored = _compress_rows(t, part, cache, made)
+        stored = _compress_rows(t, part, part.pool, cache, made)
         more, seen, more_bytes = _compressed_seen(t, part.pool, cache, made[2:4], stored)
         reads, pairs, read_bytes = [*reads, *more], pairs + seen, read_bytes + more_bytes
     out = cache.out or t.of_heads("attn.core.out", part.width)
@@ -147,17 +144,21 @@ def attend_to_rows(t: Tape, part: Mqa, cache: Cache, taken: list[str]) -> str:
     return out
 
 
-def _compress_rows(t: Tape, part: Mqa, cache: Cache, made: list[str]) -> list[str]:
+def _compress_rows(t: Tape, part: Mqa, pool: Pool, cache: Cache, made: list[str]) -> list[str]:
     """Keep the rows of tokens until their block is complete, and compress it; return all compressed tokens."""
     dtypes, small = t.workload.dtypes, small_of_pools(t, ".pool.")
-    before, complete = (part.compress.number(n) if part.compress else 0 for n in (cache.span.cached, cache.span.length))
+    before, complete = (pool.compress.number(n) for n in (cache.span.cached, cache.span.length))
     (size_bytes,) = part.kept_bytes(t.element_bytes, dtypes.state_bytes).values()
-    states, all_bytes = kept_states(t, cache, "pool", size_bytes), cache.sequences * size_bytes
-    taken, stored = [*made[:2], *made[4:]], cache.compressed.of(before, complete)
-    read_bytes = own_bytes(t, cache, *taken) + all_bytes * cache.goes_on + sum(weight.size_bytes for weight in small)
-    made_bytes = cache.sequences * (complete - before) * part.compressed_elements * dtypes.kv_bytes
+    states, taken = kept_states(t, cache, "pool", size_bytes), [*made[:2], *made[4:]]
+    (_, completed), stored = cache.within(Reach(sparse=pool, counted="made")), cache.compressed.of(before, complete)
+    found_bytes, kept_bytes = cache.within(Reach(block=pool.stride))[0] * size_bytes, cache.sequences * size_bytes
+    if t.phase == "decode":  # a token adds its rows, and those of a block are read when it is complete
+        row_bytes = 2 * pool.rows * part.compressed_elements * t.element_bytes
+        found_bytes, kept_bytes = completed * size_bytes, cache.tokens * row_bytes
+    read_bytes = own_bytes(t, cache, *taken) + found_bytes + sum(weight.size_bytes for weight in small)
+    write_bytes = kept_bytes + completed * part.compressed_elements * dtypes.kv_bytes
     reads = [*taken, *(t.held[weight.name] for weight in small), *(states * cache.goes_on)]
-    t.op("attn.pool", reads, [*states, *stored], read_bytes=read_bytes, write_bytes=all_bytes + made_bytes)
+    t.op("attn.pool", reads, [*dict.fromkeys([*states, *stored])], read_bytes=read_bytes, write_bytes=write_bytes)
     return cache.compressed.of(0, complete)
 
 
@@ -170,13 +171,15 @@ def _compressed_seen(
     t: Tape, pool: Pool, cache: Cache, scoring: list[str], stored: list[str]
 ) -> tuple[list[str], int, int]:
     """Return what attention reads of compressed tokens, all or chosen ones; its pairs; and how much it reads [B]."""
-    every, indexer, kv_bytes = Reach(stride=pool.stride), pool.indexer, t.workload.dtypes.kv_bytes
-    complete, row_bytes = cache.sequences * (cache.span.length // pool.stride), t.token_bytes
+    indexer, row_bytes = pool.indexer, t.token_bytes
+    before, pairs = cache.within(Reach(sparse=pool))
+    complete = before + cache.within(Reach(sparse=pool, counted="made"))[1]
     if not indexer or not stored:
-        return stored, cache.within(every)[1], complete * row_bytes
-    best = t.tensor("attn.index.out", most := min(indexer.top, cache.span.length // pool.stride), size=ID_BYTES)
-    flops = 2 * cache.within(every)[1] * indexer.heads * indexer.head_size
+        return stored, pairs, complete * row_bytes
+    most = min(indexer.top, cache.longest // pool.stride or indexer.top)
+    best, kv_bytes = t.tensor("attn.index.out", most, size=ID_BYTES), t.workload.dtypes.kv_bytes
+    flops = 2 * pairs * indexer.heads * indexer.head_size
     read_bytes = own_bytes(t, cache, *scoring) + complete * indexer.head_size * kv_bytes
     t.op("attn.index", [*scoring, *stored], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
-    seen = cache.within(every._replace(window=indexer.top))[1]
+    seen = cache.within(Reach.chosen(indexer, pool))[1]
     return [best, *stored], seen, cache.tokens * most * ID_BYTES + seen * row_bytes

@@ -38,6 +38,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     x = t.linear("in", x) if t.model.embedding_width and is_late else x
     if t.model.layer_inputs:
         _give_layers(t, x, tokens, t.model.layer_inputs.width)
+    t.embedded[t.micro] = x
     made = [t.linear("residuals", x)] if t.model.predicted else []
     return t.joined("residuals.all", [x, *made], t.model.residuals * t.model.hidden) if t.model.residuals > 1 else x
 

@@ -54,7 +54,7 @@ from simulator.builders.cache import (
     Store,
     cache_name,
     cached_layers,
-    kept_bytes,
+    kept_by_reach,
     limited_reaches,
     parts_of,
 )
@@ -267,11 +267,11 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
     keeping = sum(len(parts_of(part)) for part in laid.attentions.values())
     for t.block, part in ((layer, part) for layer in layers for part in parts_of(laid.attentions[layer])):
-        group = reaches.index(Reach.of(part))
         t.declare(t.name(cache_name(part)), max(0, room_bytes - coming) // keeping, "kv_cache")
         for name, tokens in copied:
-            if tokens[group]:
-                t.declare(t.name(name), tokens[group] * kept_bytes(part, dtypes), "kv_cache")
+            kept = kept_by_reach(part, dtypes).items()
+            if size_bytes := sum(tokens[reaches.index(reach)] * token_bytes for reach, token_bytes in kept):
+                t.declare(t.name(name), size_bytes, "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -340,7 +340,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     keeper = t.keeper
     cached, gates = f"{keeper}/{cache_name(attention)}", t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (f"{keeper}/{loaded_name(tier)}" for tier, _ in work.loads) if name in t.held]
-    reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))
+    near = dict(zip(limited_reaches(t.model), work.near, strict=True))
     of_all = (work.context, work.cached, work.pairs)
 
     def adding(reach: Reach) -> tuple[int, int]:
@@ -354,7 +354,7 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     def reading(reach: Reach) -> tuple[int, int]:
         return near.get(reach, of_all)[1:]
 
-    parts, after = near[reach][0] if reach.block else 0, list[str]()
+    parts, after = next((near[each][0] for each in Reach.all_of(attention) if each.block), 0), list[str]()
     of_phases = (("decode", work.decoding, work.decoding, adding), ("prefill", parts, work.reading, reading))
     for t.phase, sequences, new, seen in of_phases:
         if not new:

@@ -11,6 +11,9 @@ part made to each, and mixes them. Where they are *predicted* (AltUp), an op bef
 first one goes through the layer, and an op behind it corrects all; the products of both are counted. A layer may also
 add what it makes of a row beside its input (`layer_inputs`), and what two linears of low rank make (`laurel`).
 
+Layers that share weights (`shared`) take ``joined``, the rows of residual and embedding, and add what ``block`` makes
+of their feed-forward. A weight is a tensor of the first of them, and its gradient adds up over all.
+
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
 them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
 choose k different ones of E experts, all equally likely, miss an expert with probability (1 - k / E)^T, so that
@@ -68,8 +71,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         Function from that input, normalised, to the input of the output projection.
     """
     t.block, is_parallel = block, t.model.parallel
-    beside = t.layer.attention.beside
-    is_shared = beside is not None or t.model.norms == "shared" or t.model.laurel > 0
+    if t.model.shared and t.model.is_shared(t.layer):
+        return _through_shared(t, x, attend)
+    is_shared = t.layer.attention.beside is not None or t.model.norms == "shared" or t.model.laurel > 0
     t.begin("layer")
     predictions = _with_routed(t, "predict", [x], x) if t.model.predicted else ""
     x = t.first(predictions, t.model.hidden) if predictions else x
@@ -84,7 +88,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         context = attended()
         t.end("attention", context, attended)
         made = t.linear("attn.o", context)
-        if beside:
+        if t.layer.attention.beside:
             made = _with_state(t, made, attended)
         made = _normalise(t, "norm1.after", made)
         r = normed if is_parallel else _normalise(t, "norm1.sum", _joined(t, "1", x, made))
@@ -122,6 +126,28 @@ def _with_input(t: Tape, x: str) -> str:
     if t.model.predicted:
         return t.joined("input.add", [x, made], t.model.residuals * hidden)
     return t.vector("input.add", [x, made], adds=t.residual)
+
+
+def _through_shared(t: Tape, x: str, attend: Callable[[str], str]) -> str:
+    """Attend with the embedding beside the residual, then feed forward, without a residual between."""
+    context = attend(_normalise(t, "norm1", _with_embedding(t, x)))
+    made = feed_forward(t, t.to(t.linear("attn.o", context), t.residual))
+    return t.vector("add2", [x, t.linear("block", made)], adds=t.residual)
+
+
+def _with_embedding(t: Tape, x: str) -> str:
+    """Put the row of the embedding behind that of the residual."""
+    both, out = [x, t.embedded[t.micro]], t.tensor("joined.out", 2 * t.model.hidden, t.residual)
+    t.op("joined", both, [out])
+
+    def back(dy: str) -> None:
+        wanted = [name for name in both if t.wants(name)]
+        grads = [t.tensor(f"joined.grad{i}", t.model.hidden, t.residual) for i in range(len(wanted))]
+        t.op("joined", [t.to(dy, t.residual)], grads)
+        for position, (name, grad) in enumerate(zip(wanted, grads, strict=True)):
+            t.add_gradients([name], [grad], f"joined.{position}")
+
+    return t.record(out, back)
 
 
 def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:
@@ -167,17 +193,25 @@ def _through_matrices(t: Tape, name: str, x: str) -> str:
     if not t.layer.feed_forward.gate:
         return t.linear(f"{name}.down", t.vector(f"{name}.act", [t.linear(f"{name}.up", x)]))
     gate, up = t.linear(f"{name}.gate", x), t.linear(f"{name}.up", x)
+    if f"{name}.adapter" in t.weights[t.block]:
+        gate, up = _adapted(t, t.linear(f"{name}.adapter", x), {f"{name}.gate": gate, f"{name}.up": up})
     if t.workload.swiglu == "fused":
         return t.linear(f"{name}.down", t.vector(f"{name}.swiglu", [gate, up]))
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 
+def _adapted(t: Tape, low: str, made: dict[str, str]) -> list[str]:
+    """Add to the output of each linear what a linear of the layer's own makes of a narrow row."""
+    return [
+        t.vector(f"{name}.add", [y, t.linear(f"{name}.adapter", low)], adds=t.spread[y].layout)
+        for name, y in made.items()
+    ]
+
+
 def _first_sum(t: Tape) -> str:
     """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
-    first = "add3" if t.model.encoded else "add1"
-    return (
-        "" if t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none" else first
-    )
+    has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
+    return "" if has_other else "add3" if t.model.encoded else "add1"
 
 
 def feed_forward(t: Tape, x: str) -> str:

@@ -25,6 +25,7 @@ from simulator.workload import (
     Mqa,
     Pool,
     Recurrent,
+    SharedBlocks,
 )
 
 TENSOR = ("tensor",)
@@ -173,7 +174,29 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
     if given := model.layer_inputs:
         last |= {"input.gate": Spec((h, given.width), _WHOLE), "input.out": Spec((given.width, h), _WHOLE)}
         last |= _norms(model, ["input.norm"])
-    return first | attention | between | _feed_forward(h, kind.feed_forward) | last
+    specs = first | attention | between | _feed_forward(h, kind.feed_forward) | last
+    return _shared(model, model.shared, specs) if model.shared and model.is_shared(kind) else specs
+
+
+def _shared(model: DecoderModel, shared: SharedBlocks, specs: Specs) -> Specs:
+    """Widen what takes the embedding beside the residual, and add what each layer has for itself (`is_own`)."""
+    h, rank, ends = model.hidden, shared.adapter, [f"attn.{letter}" for letter in "qkv"]
+    specs = specs | {name: specs[name]._replace(shape=(2 * h, specs[name].shape[1])) for name in ends}
+    specs |= _norms(model, ["norm1"], 2 * h)
+    for name in ends if shared.adapts_attention else ():
+        wide = specs[name]
+        specs[f"{name}.lora_a"] = Spec((2 * h, rank), _WHOLE)
+        specs[f"{name}.lora_b"] = wide._replace(shape=(rank, wide.shape[1]))
+    inner = {f"{name}.adapter": specs[name]._replace(shape=(rank, specs[name].shape[1])) for name in _INNER if rank}
+    return specs | ({"ffn.adapter": Spec((h, rank), _WHOLE)} if rank else {}) | inner | {"block": Spec((h, h), _WHOLE)}
+
+
+_INNER = ("ffn.gate", "ffn.up")
+
+
+def is_own(module: str) -> bool:
+    """Tell whether a weight of a layer that shares weights is its own."""
+    return module == "block" or module.endswith((".adapter", ".lora_a", ".lora_b"))
 
 
 def _norm(width: int, cut: Axes = ()) -> Spec:
@@ -280,11 +303,8 @@ def _mqa(h: int, mqa: Mqa) -> Specs:
     key = _pool(h, "index.pool", mqa.pool, indexer.head_size) if indexer and mqa.pool else {}
     specs = _queries(h, mqa, mqa.width, indexer, key) | {"kv_a": Spec((h, size), _WHOLE), "kv_a_norm": _norm(size)}
     specs |= _pool(h, "pool", mqa.pool, size) if mqa.pool else {}
-    return (
-        specs
-        | _sinks(mqa)
-        | {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
-    )
+    ends = {"o_a": Spec((mqa.width // mqa.out_groups, outputs), _COLUMN), "o": Spec((outputs, h), _ROW)}
+    return specs | _sinks(mqa) | ends
 
 
 def _pool(h: int, name: str, pool: Pool, width: int) -> Specs:
@@ -300,18 +320,11 @@ def _mla(h: int, mla: Mla) -> Specs:
     key: Specs = {}
     if (indexer := mla.indexer) and not indexer.again:  # the key's norm has a weight and a bias
         key = {"index.k": Spec((h, indexer.head_size), _WHOLE), "index.k_norm": _norm(2 * indexer.head_size)}
-    return (
-        _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
-        | _gate(h, mla)
-        | _sinks(mla)
-        | {
-            "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
-            "kv_a_norm": _norm(latent),
-            "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
-            "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
-            "o": Spec((mla.heads * mla.v_head, h), _ROW),
-        }
-    )
+    specs = _queries(h, mla, mla.heads * (mla.qk_nope + mla.qk_rope), indexer if key else None, key)
+    specs |= _gate(h, mla) | _sinks(mla) | {"kv_a": Spec((h, mla.views * mla.latent), _WHOLE)}
+    specs |= {"kv_a_norm": _norm(latent), "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN)}
+    specs["v_b"] = Spec((latent, mla.heads * mla.v_head), _COLUMN)
+    return specs | {"o": Spec((mla.heads * mla.v_head, h), _ROW)}
 
 
 def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:

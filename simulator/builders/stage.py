@@ -188,7 +188,8 @@ def _meet(t: Tape, kind: CollectiveKind, shared: Shared, reads: list[str], write
 
 def _add_up(t: Tape) -> None:
     """Add up the gradients of a block over ranks: in place, or with ZeRO stage 2 and 3 into shards."""
-    trained = [weight for weight in t.weights[t.block].values() if weight.is_trained]
+    first_here = (weight for weight in t.weights[t.block].values() if weight.name.startswith(f"{t.block}/"))
+    trained = [weight for weight in first_here if weight.is_trained]
     # ranks that saw other tokens of the same samples, or other heads
     others = {
         w.name: tuple(a for a in t.partial_sums[w.name] if a not in t.batch) for w in trained if w.name in t.graded
@@ -228,13 +229,13 @@ def _update(t: Tape) -> None:
     for block, weights in t.weights.items():
         t.block, updated = block, dict[str, str]()
         for module, weight in weights.items():
-            if weight.is_trained:
+            if weight.is_trained and weight.name.startswith(f"{block}/"):
                 parameters += weight.parameters
                 # as close to its share as can be
                 is_of_host = 2 * of_host + weight.parameters <= 2 * share * parameters
                 of_host += weight.parameters * is_of_host
                 updated[weight.name] = _update_weight(t, module, weight, HOST if is_of_host else "accelerator")
-        trained = ((weight, weight.replicas) for weight in weights.values() if weight.is_trained)
+        trained = ((weight, weight.replicas) for weight in weights.values() if weight.name in updated)
         for shared in _by_axes(trained) if t.zero_stage in {1, 2} else ():
             names = [weight.name for weight in shared[1]]
             _meet(t, CollectiveKind.ALL_GATHER, shared, [updated[name] for name in names], names)

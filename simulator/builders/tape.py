@@ -67,6 +67,7 @@ class Tape(StepBuilder):
         self.graded: dict[str, str] = {}  # weight -> its gradient in this micro-batch, or of all so far
         self.shards: dict[str, str] = {}  # weight -> the shard of its gradient, with ZeRO
         self.partial_sums: dict[str, Axes] = {}  # weight -> axes along which replicas hold a part of its gradient
+        self.embedded: dict[str, str] = {}  # part of the step -> the rows that layers may take beside the residual
         self.grads: dict[str, str] = {}  # tensor -> its gradient so far
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
         self._shared = set[str]()  # gradients of two tensors at once: nothing is added to them in place

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from math import gcd, prod
 from typing import NamedTuple
 
-from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, specs
+from simulator.builders.specs import BATCH, EXPERT, TENSOR, Spec, Specs, blocks, is_own, specs
 from simulator.builders.turns import stage_layers
 from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
@@ -115,14 +115,21 @@ def lay(workload: Workload, model: Model) -> Laid:
     of_rank = {kind: kind.attention.of_one(mesh.size(TENSOR)) for kind in {*parts.values()}}
     laid = Laid(workload, model.decoder, mesh, {}, parts, {name: of_rank[kind] for name, kind in parts.items()})
     frozen = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen
+    sharing = [block for block, kind in parts.items() if laid.model.is_shared(kind)] if laid.model.shared else []
     alike: dict[tuple[str, bool, Spec, tuple[Axes, ...], bool], Weight] = {}  # weights of other layers, if laid alike
     for block, part in specs(laid.model):
         is_layer, weights = block in parts, laid.weights.setdefault(block, {})
         adapted = _adapted(part, workload.lora) if workload.lora and is_layer else part
+        shared = laid.model.shared if block in sharing else None
+        first = sharing[sharing.index(block) % shared.sets] if shared else block
         for module, spec in adapted.items():
+            if first != block and not is_own(module):
+                weights[module] = laid.weights[first][module]
+                continue
             name = f"{block}/{module}.weight"
             is_frozen = workload.phase != "train" or module == "ffn.router_bias" or _fits(name, frozen)
-            is_trained, tensor_map = module.endswith(ADAPTER) or not is_frozen, _tensor_map(workload, name, spec)
+            is_frozen &= workload.lora is None or not module.endswith(ADAPTER)
+            is_trained, tensor_map = not is_frozen, _tensor_map(workload, name, spec)
             key = module, is_layer, spec, tensor_map, is_trained
             other = alike.get(key)
             if other is None:
@@ -221,7 +228,7 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
         return None
     laid, every, active = lay(workload, workload.decoder), 0, 0
     for block, weights in laid.weights.items():
-        for weight in weights.values():
+        for weight in (weight for weight in weights.values() if weight.name.startswith(f"{block}/")):
             count = chosen = prod(weight.whole_shape)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
                 count, chosen = count // part.held * part.routed, int(count // part.held * part.chosen)

@@ -172,7 +172,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        found, do = "none" if kind is None else repr(kind), f"{_nearest(inner, str(kind))}; {CAPTURE}"
+        found, do = ("none", "add it; ") if kind is None else (repr(kind), "")
+        do += f"{_nearest(inner, str(kind))}; {CAPTURE}"
         raise ConfigError(f"{where}, model_type", "a family is one that hosim knows", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     merged = FAMILIES.get(f"{outer.get('model_type')} vision")
@@ -224,7 +225,7 @@ def _check_read(c: Config) -> None:
 
 def _nearest(data: Mapping[str, Any], kind: str) -> str:
     """Name the families that read the most of some keys, and what each would not read, or refuses."""
-    tried: list[tuple[bool, float, str]] = []
+    tried, has = list[tuple[bool, float, str]](), "has all these keys" if len(data) > 1 else "by its name alone"
     for name, family in FAMILIES.items():
         if name == kind or " " in name:  # a part of a model
             continue
@@ -237,7 +238,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
             refused = f"refuses {error.where.removeprefix(', ')}"
         unread = c.sizes()
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
-        text = " and ".join(filter(None, [left, refused])) or "has all these keys"
+        text = " and ".join(filter(None, [left, refused])) or has
         alike = max(c.is_own, SequenceMatcher(None, name, kind).ratio())
         # So a refusal counts as three keys, and the very name as six: families alike come first among those near.
         far = len(unread) + 3 * bool(refused) - 6 * alike

@@ -66,9 +66,8 @@ def layer_types(c: Config, layers: int) -> list[str]:
         elif coded is not None:
             coded = c.list_of(key, int, layers)
         types = types or [words.get(str(code), str(code)) for code in (coded or ())[:layers]]
-    named = [
-        word for word, kind in WORDS.items() if kind not in ("pooled", "chosen", "blocks") or kind in c.family.words
-    ]
+    rare = {"pooled", "chosen", "blocks", "both"} - {*c.family.words}
+    named = [word for word, kind in WORDS.items() if kind not in rare]
     for unknown in sorted({*types} - {*named}):
         must, do = "a type of layer is known", nearest(unknown, tuple(named))
         raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)

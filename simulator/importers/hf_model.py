@@ -49,6 +49,11 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         more["merger"]["further"] = len(c.list_of(further, int) or ())
     if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
         more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}
+    if family.hybrid:
+        more["shared"] = {"sets": c.count(family.hybrid["sets"], path="model.shared.sets", derived=1)}
+    if "adapter" in family.hybrid:
+        more["shared"]["adapter"] = c.count(family.hybrid["adapter"], path="model.shared.adapter")
+        more["shared"]["adapts_attention"] = c.flag(family.hybrid["adapts_attention"], "model.shared.adapts_attention")
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
@@ -83,6 +88,8 @@ def _sum(c: Config, words: str) -> int:
 
 def _model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of the model."""
+    if c.family.hybrid:
+        _split(c)
     listed = [c.data.get(key) for key in ("layers_block_type", "hybrid_override_pattern", "layer_types")]
     layers = next((len(words) for words in listed if isinstance(words, (list, str)) and words), None)
     if not any(key in c.data for key in PARTS["model"]["layers"]) and layers:
@@ -106,6 +113,17 @@ def _model_of(c: Config) -> dict[str, Any]:
         model["others"] = others
         c.origins["model.others"] = ("config.json, the keys that say which layers differ", "derived")
     return model
+
+
+def _split(c: Config) -> None:
+    """Make two layers of one with attention, a feed-forward and a state: the first two, whose weights may be shared."""
+    key, types = "layers_block_type", c.list_of("layers_block_type", str) or c.list_of("layer_types", str) or []
+    insist(types, f"{c.where}, {key}", "this says which layers have shared weights", "none", "add it")
+    of_two = {word: [word, "linear_attention"] for word, kind in WORDS.items() if kind == "both"}
+    types = [part for word in types for part in of_two.get(word, [word])]
+    c.data = {**c.data, key: types, "num_hidden_layers": len(types)}
+    c.used.add("layer_types")
+    c.derived.append("Each hybrid layer is two: attention and feed-forward, whose weights are shared, and the state.")
 
 
 def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
@@ -187,7 +205,9 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     path, family = "model.attention", c.family
     heads = c.count("num_attention_heads", path=f"{path}.heads")
     kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads)
-    head_size = c.count("head_dim", "kv_channels", path=f"{path}.head_size", derived=hidden // heads)
+    head_size = c.count(
+        "head_dim", "kv_channels", path=f"{path}.head_size", derived=hidden * (1 + bool(family.hybrid)) // heads
+    )
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
@@ -229,7 +249,7 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     c.used |= set() if any(map(c.data.get, routed)) else SETS["of_experts"]
     words = ["dense"] * len(types)
     if family.single:
-        words = [{"mlp": "dense", "moe": "moe"}.get(WORDS[word], "none") for word in types]
+        words = [{"mlp": "dense", "moe": "moe", "both": "dense"}.get(WORDS[word], "none") for word in types]
     elif family.experts and c.get(*routed):
         dense, hashed = dense_layers(c, len(types)), hashed_layers(c, len(types))
         words = ["dense" if i in dense else "hash" if i in hashed else "moe" for i in range(len(types))]

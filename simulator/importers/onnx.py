@@ -21,6 +21,7 @@ from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, Storage, short
 
 _MOST_BYTES = 2_147_483_647  # of protocol buffers
+_BOOL = 9  # of TensorProto.DataType
 _FEW = 128  # so many whole numbers are sizes or axes, perhaps
 _MOST_ROUNDS = 200  # of computing sizes and inferring more: a layer asks for a few
 _COMPUTES_SIZES = """
@@ -71,7 +72,8 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
     source
         The file; those that hold its external data need not be there.
     dim
-        Size of a dimension that the file leaves open, such as ``batch=8``; repeat it for several.
+        Size of a dimension that the file leaves open, such as ``batch=8``, or an input by which it branches, as 0 or 1;
+        repeat it for several.
 
     Raises
     ------
@@ -86,7 +88,7 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
     inputs.data_only(data[:8], path)
     try:
         model = onnx.ModelProto.FromString(data)
-        _set_sizes(model.graph, dim, where)
+        _set_sizes(onnx, model.graph, dim, where)
         graph, sizes = _inferred(onnx, inliner.inline_local_functions(model))
         recording = _Nodes(graph, sizes, onnx.TensorProto.DataType.Name, where).recording
     except Exception as error:
@@ -98,8 +100,8 @@ def read_onnx(source: str | Path, *, dim: tuple[str, ...] = ()) -> Imported:
     return recording.imported(path, "The model")
 
 
-def _set_sizes(graph: Any, dim: tuple[str, ...], where: str) -> None:
-    """Set the sizes that a file leaves open, and forget the values of weights."""
+def _set_sizes(onnx: Any, graph: Any, dim: tuple[str, ...], where: str) -> None:
+    """Set the sizes that a file leaves open, and inputs by which it branches; forget the values of weights."""
     odd = next((text for text in dim if not re.fullmatch(r".+=\d{1,9}", text)), None)
     insist(odd is None, "--dim", "a size is written batch=8", repr(odd))
     given, used, asked = dict[str, str](text.rpartition("=")[::2] for text in dim), set[str](), dict[str, None]()
@@ -107,6 +109,11 @@ def _set_sizes(graph: Any, dim: tuple[str, ...], where: str) -> None:
         if prod(tensor.dims) > _FEW:
             tensor.ClearField("raw_data")
     weights = {tensor.name for tensor in graph.initializer}
+    for info in [each for each in graph.input if each.name in given and each.type.tensor_type.elem_type == _BOOL]:
+        is_on = np.full([size.dim_value or 1 for size in _sizes(info)], given[info.name] != "0")
+        graph.initializer.append(onnx.numpy_helper.from_array(is_on, info.name))
+        graph.input.remove(info)
+        used.add(info.name)
     for infos in (graph.input, graph.value_info, graph.output):
         for info, axis, size in [(each, *pair) for each in infos for pair in enumerate(_sizes(each))]:
             key = size.dim_param or f"{info.name}.{axis}"
@@ -134,14 +141,47 @@ def _shapes(graph: Any) -> dict[str, list[int]]:
     }
 
 
+def _is_few(tensor: Any) -> bool:
+    return prod(tensor.dims) <= _FEW and not tensor.data_location
+
+
+def _branch(node: Any, *, is_then: bool) -> Any:
+    """Return the branch of an ``If`` that runs, which makes its outputs, under names of its own."""
+    branch = next(each.g for each in node.attribute if each.name == ("then_branch" if is_then else "else_branch"))
+    made = [name for inner in branch.node for name in inner.output if name]
+    names = {name: f"{node.output[0]}/{name}" for name in (*made, *(tensor.name for tensor in branch.initializer))}
+    ends = [(names.get(made.name, made.name), out) for made, out in zip(branch.output, node.output, strict=True)]
+    _rename(branch, names)
+    branch.node.extend(type(node)(op_type="Identity", input=[name], output=[out]) for name, out in ends)
+    return branch
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Rename values in a graph, and in those of its nodes."""
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in graph.node:
+        node.input[:], node.output[:] = ([names.get(name, name) for name in part] for part in (node.input, node.output))
+        for inner in (each.g for each in node.attribute if each.HasField("g")):
+            _rename(inner, names)
+            for end in inner.output:
+                end.name = names.get(end.name, end.name)
+
+
 def _inferred(onnx: Any, model: Any) -> tuple[Any, set[str]]:
     """Return the graph, with sizes as far as they are known, and the names of what computes them: that is computed."""
-    few = [tensor for tensor in model.graph.initializer if prod(tensor.dims) <= _FEW and not tensor.data_location]
+    few = filter(_is_few, model.graph.initializer)
     values, computed = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in few}, set[str]()
     for _ in range(_MOST_ROUNDS):
         model, before = onnx.shape_inference.infer_shapes(model, data_prop=True), len(computed)
-        shapes, left = _shapes(model.graph), list[Any]()
+        shapes, left, branched = _shapes(model.graph), list[Any](), 0
         for node in model.graph.node:
+            if node.op_type == "If" and (value := values.get(node.input[0])) is not None:
+                branch = _branch(node, is_then=bool(np.all(value)))
+                values |= {each.name: onnx.numpy_helper.to_array(each) for each in branch.initializer if _is_few(each)}
+                model.graph.initializer.extend(branch.initializer)
+                left, branched = [*left, *branch.node], branched + 1
+                continue
             given: dict[str, Any] = {name: values.get(name) for name in node.input if name}
             if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
                 given[node.input[0]] = np.broadcast_to(np.float32(0), shapes[node.input[0]])  # takes no room
@@ -155,7 +195,7 @@ def _inferred(onnx: Any, model: Any) -> tuple[Any, set[str]]:
                     computed.add(left.pop().output[0])
         del model.graph.node[:]
         model.graph.node.extend(left)
-        if len(computed) == before:
+        if len(computed) == before and not branched:
             break
     return model.graph, computed
 
@@ -172,6 +212,7 @@ class _Nodes:
             self._types[tensor.name], self._shapes[tensor.name] = type_name(tensor.data_type), [*tensor.dims]
             if tensor.name not in sizes:
                 self._add_constant(tensor.name)
+        self._inputs = {info.name for info in graph.input}
         for info in graph.input:
             if info.name not in self._storages and info.name not in self._sizes:
                 self._storages[info.name] = self._storage(info.name, "input", persistent=True)
@@ -202,7 +243,10 @@ class _Nodes:
     def _read(self, node: Any, given: list[str], made: list[str]) -> None:
         label, folded = f"{self._where}: node {node.name or node.op_type!r}", self.recording.dropped
         is_open = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-        do = "export it without, or with sizes that are known"
+        do = "export it unrolled, for sizes that are known"
+        if node.op_type == "If":
+            is_input = given[0] in self._inputs
+            do = f"say how: --dim {given[0]}=1, or 0" if is_input else "export the branch that runs alone"
         insist(not is_open, label, "the ops are known from the start", node.op_type, do)
         is_made = {name: name in self._storages or name in self._sizes for name in (*given, *made)}
         odd = next((name for name, is_there in is_made.items() if is_there != (name in given)), None)

@@ -42,7 +42,7 @@ def _nodes_of(path: Path) -> list[OperatorNode]:
     """
     content, where = records_of(path), shown(path)
     is_trace = isinstance(content, dict) and isinstance(content.get("nodes"), list)
-    insist(is_trace, where, "an execution trace has schema and nodes", type(content).__name__, "choose another file")
+    insist(is_trace, where, "an execution trace has schema and nodes", "neither, or no list", "choose another file")
     must, version = "hosim reads versions 1 of execution traces", str(content.get("schema"))[:100]
     insist(_VERSION.fullmatch(version), f"{where}: schema", must, repr(version), "record it by a PyTorch from 2.1 on")
     raws = enumerate(objects(content["nodes"], f"{where}: nodes", "a node has an id and a name"))

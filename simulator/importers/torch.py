@@ -247,7 +247,7 @@ def finding(source: str, where: str) -> Iterator[Callable[[], Callable[[], Any]]
         for part in parts:  # without the names of packages around it, which are not imported yet
             inside = spec and spec.submodule_search_locations
             spec = PathFinder.find_spec(part, [*inside]) if inside else None
-        insist(spec is not None, where, "the module is found", f"No module named {module!r}", do)
+        insist(spec is not None, where, "the module is there", f"No module named {module!r}", do)
         yield find
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from pkgutil import resolve_name
 from types import FrameType
@@ -25,7 +26,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils import _python_dispatch as dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simulator.document import MOST_RANKS
@@ -49,7 +50,7 @@ _FP32_FUNCTIONS = frozenset(_IN_FP32.split())
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Iterate over the tensors in nested containers: this rank's, the parts of sparse ones."""
     for value in tree_leaves(values):
-        if is_traceable_wrapper_subclass(value):
+        if dispatch.is_traceable_wrapper_subclass(value):
             yield from tensors([getattr(value, part) for part in value.__tensor_flatten__()[0]])
         elif isinstance(value, torch.Tensor):
             yield from (value._indices(), value._values()) if value.is_sparse else (value,)
@@ -209,18 +210,68 @@ def _buckets(assign: Any, parameters: Any, *more: Any) -> Any:
     return [[last - index for index in bucket] for bucket in reversed(buckets)], sizes[::-1]
 
 
-def _reduce(_, bucket):  # type: ignore[no-untyped-def]
+class Noted(dispatch.TorchDispatchMode):  # type: ignore[misc]
+    """Keeps real what DistributedDataParallel notes of the parameters that a step uses, as it asks for that."""
+
+    is_made, _held = False, WeakSet[torch.UntypedStorage]()
+
+    @classmethod
+    def notes(cls, given: list[torch.Tensor]) -> bool:
+        """Tell whether these tensors are such notes, and no others."""
+        return bool(cls._held and given) and all(tensor.untyped_storage() in cls._held for tensor in given)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(dispatch.is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
+        kwargs = kwargs or {}
+        given = list(tensors((args, kwargs)))
+        is_new = self.is_made and not given and kwargs.get("dtype") is torch.int32
+        with unset_fake_temporarily() if is_new or self.notes(given) else nullcontext():
+            made = func(*args, **kwargs)
+        self._held.update(tensor.untyped_storage() for tensor in tensors(made) if is_new)
+        return made
+
+
+def _noting(run: Any, *given: Any, **named: Any) -> Any:
+    """Make what notes used parameters, which are all whole numbers that are made here."""
+    with patch.object(Noted, "is_made", True):
+        return run(*given, **named)
+
+
+def _share(run: Any, self: Any, parameters: Any, sparse: Any, names: Any, static_graph: Any) -> None:
+    """Make the buckets of DistributedDataParallel, which all steps have that look for unused parameters."""
+    with ExitStack() as stack:
+        for name, instead in _REBUILT.items() if static_graph or not self.find_unused_parameters else ():
+            stack.enter_context(patch(name, _around(instead, resolve_name(name))))
+        _noting(run, self, parameters, sparse, names, static_graph)
+
+
+def _reduce(waiting, bucket):  # type: ignore[no-untyped-def]
     distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
+    waiting.difference_update(map(id, bucket.parameters()))
     done = torch.futures.Future[torch.Tensor]()
     done.set_result(bucket.buffer())
     return done
 
 
 def _forward(run: Any, self: Any, *inputs: Any, **named: Any) -> Any:
-    """Let DistributedDataParallel reduce its buckets by a hook: by itself it asks for their values."""
+    """Let DistributedDataParallel reduce its buckets by a hook: by itself it asks for their values.
+
+    It reduces a bucket once all its parameters have gradients; those that wait for others before a step never are.
+    """
+    waiting = self.__dict__.setdefault("_waiting_for_others", set())
     if not self._comm_hooks:
-        self.register_comm_hook(None, _reduce)
+        for parameter in filter(lambda parameter: parameter.requires_grad, self.parameters()):
+            parameter.register_hook(partial(_wait, self, waiting, id(parameter)))
+        self.register_comm_hook(waiting, _reduce)
+    must, do = "each parameter has a gradient in each step", "say find_unused_parameters=True, as PyTorch asks for, too"
+    found = f"{len(waiting):,} gradients that are never reduced, as their buckets lack others"
+    insist(not waiting, type(self).__name__, must, found, do)
     return run(self, *inputs, **named)
+
+
+def _wait(self: Any, waiting: set[int], parameter: int, _: torch.Tensor) -> None:
+    waiting.update([parameter] if self.require_backward_grad_sync else [])
 
 
 def _part(make: Any, self: Any, *given: Any, **named: Any) -> None:
@@ -234,15 +285,19 @@ def _around(instead: Callable[..., Any], run: Any) -> Callable[..., Any]:
     return lambda *given, **named: instead(run, *given, **named)
 
 
-# Name of a function or method of PyTorch -> what runs instead, which is given that.
+# Name of a function or method of PyTorch -> what runs instead, which is given that; and where buckets are made again.
+_REBUILT: dict[str, Callable[..., Any]] = {
+    "torch.distributed._compute_bucket_assignment_by_size": _buckets,
+    "torch.nn.parallel.distributed._BucketCapacityConfig.compute_bucket_size_limits": _limits,
+}
 _INSTEAD: dict[str, Callable[..., Any]] = {
     "torch.distributed.init_process_group": lambda *_, **__: None,
-    "torch.distributed._compute_bucket_assignment_by_size": _buckets,
+    "torch.distributed.Reducer._set_static_graph": _noting,
     "torch.distributed.Reducer._rebuild_buckets": lambda *_: False,  # it would make them of real memory
     "torch.distributed.device_mesh.DeviceMesh.__init__": _mesh,
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.__init__": _part,
     "torch.nn.parallel.distributed.DistributedDataParallel._pre_forward": _forward,
-    "torch.nn.parallel.distributed._BucketCapacityConfig.compute_bucket_size_limits": _limits,
+    "torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper": _share,
     "torch.nn.parallel.distributed._verify_param_shape_across_processes": lambda *_: None,
 }
 
@@ -258,6 +313,7 @@ def alone(ranks: int | None) -> Iterator[None]:
                 stack.enter_context(patch(name, _around(instead, resolve_name(name))))
         if number() > 1:
             stack.enter_context(patch.dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(number())))
+            stack.enter_context(Noted())
         yield
 
 

@@ -23,7 +23,7 @@ from simulator.graph import HOST, LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, blocks, unique
-from simulator.importers.torch_machine import Accelerated, met, number, runs_backward, tensors
+from simulator.importers.torch_machine import Accelerated, Noted, met, number, runs_backward, tensors
 from simulator.importers.torch_numbers import UPDATES, DispatchedOp, changed_by, numbers, run_as_real, touched
 from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
@@ -313,6 +313,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             return "views"
         if ran.packet in _ROOM:
             return "allocations"
+        if ran.func.namespace == "aten" and Noted.notes(ran.given):
+            return "notes of the parameters that a step uses, which the host keeps"
         used = ran.changed if ran.new or ran.changed else ran.given
         counts = [tensor.dim() == 0 and self._storage(tensor).kind == "optimizer_state" for tensor in used]
         return "counts of steps, which the host keeps" if counts and all(counts) else ""

@@ -116,10 +116,10 @@ def _cache(model: DecoderModel, work: Workload) -> tuple[str, dict[str, Any]]:
         if part.compress:
             compressed[part.compress.stride] += layers * part.compressed_elements * dtypes.kv_bytes
         if kept := part.kept_bytes(dtypes.element_bytes, dtypes.state_bytes):
-            stateful.update(layers=layers, bytes=layers * sum(kept.values()))
+            stateful.update(layers=layers, bytes=layers * sum(kept.values()), lasting=part.state is not None)
     kept_text = f"{human(stateful['bytes'], 'B')} a sequence{whose}"
     states = [f"in {stateful['layers']} of {model.layers} layers a state of {kept_text}"]
-    states += ["so that no prefix is found again"] if work.requests is not None else []
+    states += ["so that no prefix is found again"] if work.requests and stateful["lasting"] else []
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
     windows += [f"{human(size, 'B')} more for every {tokens:,} tokens" for tokens, size in compressed.items()]
     windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []

@@ -13,7 +13,7 @@ from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa
 from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse, seen_in_blocks
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
-from simulator.workload.feed_forwards import Dense, Experts
+from simulator.workload.feed_forwards import Dense, Experts, SharedBlocks
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
 from simulator.workload.recurrent import Absent, Recurrent
@@ -26,7 +26,7 @@ __all__ = [
     "Compress", "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer",
     "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Mqa", "Optimizer",
     "Other", "Parallel", "Pool", "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select",
-    "Sides", "Sparse", "Workload", "seen_in_blocks",
+    "SharedBlocks", "Sides", "Sparse", "Workload", "seen_in_blocks",
 ]  # fmt: skip
 
 
@@ -329,8 +329,6 @@ class Workload(Document):
         """Refuse ways to spread inference over ranks that are not built."""
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
-            has_pools = any(isinstance(part, Mqa) and part.pool for part, _ in model.kinds)
-            require(not has_pools, "sequences without compressed tokens are served", "pool", "phase", do="set another")
             data, must = self.parallel.data, "data ranks that are served together share experts"
             found, do = f"{data} engines of their own", "add expert, or serve one with its requests alone"
             require(self.parallel.expert > 1 or data == 1, must, found, "parallel", "data", do=do)
@@ -375,6 +373,8 @@ class Workload(Document):
         must, do = "layers that others take rows, keys or values from are on one stage, and made once", "remove them"
         is_near = self.parallel.pipeline == 1 and self.checkpoint is None
         require(is_near or not model.hands_on, must, "a pipeline, or a checkpoint", "model", do=do)
+        is_alone = not model.shared or (self.parallel.zero_stage < 3 and not self.lora)
+        require(is_alone, "weights that layers share are whole", "zero_stage: 3, or lora", "model", "shared", do=do)
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")

@@ -270,7 +270,7 @@ class Mqa(_Attention):
     @property
     def compress(self) -> Compress | None:
         """How tokens become one that is cached in addition."""
-        return Compress(block=self.pool.stride, stride=self.pool.stride) if self.pool else None
+        return self.pool.compress if self.pool else None
 
     @property
     def compressed_elements(self) -> int:

@@ -155,6 +155,16 @@ class Pool(Part):
     indexer: Indexer | None = None
 
     @property
+    def compress(self) -> Compress:
+        """The blocks of tokens that become one."""
+        return Compress(block=self.stride, stride=self.stride)
+
+    @property
+    def reach(self) -> int:
+        """Count the tokens whose rows are kept at most: of a block, and of the one before it, if that joins."""
+        return self.stride * (1 + self.overlap)
+
+    @property
     def rows(self) -> int:
         """Rows that a token has for sums, and as many that weight them."""
         return 2 if self.overlap else 1

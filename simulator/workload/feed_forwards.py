@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
-from simulator.document import Count, Few, FewOrNone, Part, Ranks
+from simulator.document import Count, CountOrNone, Few, FewOrNone, Part, Ranks
 from simulator.units import require
 from simulator.workload.recurrent import Absent
 
@@ -152,3 +152,28 @@ class Experts(_FeedForward):
 
 FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
 """The feed-forward of a layer, which treats each token by itself."""
+
+
+class SharedBlocks(Part):
+    """Layers with attention and feed-forward that share weights (Zamba, arXiv 2405.16712; Zamba2, arXiv 2411.15242).
+
+    Such a layer normalises the rows of the residual and of the embedding together, attends, goes through the
+    feed-forward without a residual between, and through a linear of its own, whose output joins the residual.
+
+    Attributes
+    ----------
+    sets
+        Sets of weights, which these layers have in turn.
+    adapter
+        Width of what each of them adds to the feed-forward's first linears by two linears of its own; 0: nothing.
+    adapts_attention
+        Whether queries, keys and values have such linears, too.
+    """
+
+    sets: Few = 1
+    adapter: CountOrNone = 0
+    adapts_attention: StrictBool = False
+
+    def _check(self) -> None:
+        must, do = "what adapts attention is as wide as what adapts a feed-forward", "add adapter"
+        require(self.adapter or not self.adapts_attention, must, "none", "adapts_attention", do=do)

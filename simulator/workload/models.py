@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
-from simulator.workload.feed_forwards import Dense, FeedForward
+from simulator.workload.feed_forwards import Dense, FeedForward, SharedBlocks
 
 
 def family(model: object) -> object:
@@ -173,6 +173,8 @@ class DecoderModel(Part):
         Rank of two linears beside attention, whose normalised output joins the residual (LAuReL, arXiv 2411.07501).
     layer_inputs
         What each layer takes of a token beside its input; default: nothing.
+    shared
+        How layers with both attention and feed-forward share weights; default: each has its own.
     causal
         Whether a token sees those before it alone; if not, each token sees all of its sequence: an encoder.
     tied_embeddings
@@ -209,6 +211,7 @@ class DecoderModel(Part):
     predicted: StrictBool = False
     laurel: CountOrNone = 0
     layer_inputs: LayerInputs | None = None
+    shared: SharedBlocks | None = None
     causal: StrictBool = True
     tied_embeddings: StrictBool = False
 
@@ -244,16 +247,20 @@ class DecoderModel(Part):
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
-        alone = (
-            kind.attention.model_copy(update={"reuses": False}) if isinstance(kind.attention, Gqa) else kind.attention
-        )
+        part = kind.attention
+        alone = part.model_copy(update={"reuses": False}) if isinstance(part, Gqa) else part
         update = {"layers": layers, "others": (), **kind._replace(attention=alone)._asdict()}
         return self.model_copy(update=update)
+
+    def is_shared(self, kind: Layer) -> bool:
+        """Tell whether a layer of a kind has weights that others have, too."""
+        return self.shared is not None and isinstance(kind.attention, Gqa) and isinstance(kind.feed_forward, Dense)
 
     @property
     def hands_on(self) -> bool:
         """Whether layers take more than the residual from what is before them."""
-        return bool(self.layer_inputs or any(isinstance(part, Gqa) and part.reuses for part, _ in self.kinds))
+        reuses = any(isinstance(part, Gqa) and part.reuses for part, _ in self.kinds)
+        return bool(self.layer_inputs or self.shared or reuses)
 
     def _check(self) -> None:
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
@@ -271,13 +278,16 @@ class DecoderModel(Part):
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
         require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
         require(self.mixed or self.residuals > 1, "several residuals are mixed, or not", "one", "mixed", do="remove it")
-        must, do = (
-            "predicted residuals are several, and their layers whole, with layer_inputs",
-            "remove predicted or laurel",
-        )
+        must = "predicted residuals are several, and their layers whole, with layer_inputs"
         fits = self.residuals > 1 and all(part.kind != "none" for kind in self.kinds for part in kind)
-        fits &= self.layer_inputs is not None
-        require(fits or not (self.predicted or self.laurel), must, "others", "predicted", do=do)
+        fits = (fits and self.layer_inputs is not None) or not (self.predicted or self.laurel)
+        require(fits, must, "others", "predicted", do="remove predicted or laurel")
+        must, do = "layers that share weights have norms before each part, and a gate", "change it, or remove shared"
+        fits = (self.norms, self.parallel, self.residuals, self.encoded, self.laurel) == ("before", False, 1, 0, 0)
+        fits = self.shared is None or (
+            fits and all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
+        )
+        require(fits, must, "another layer", "shared", do=do)
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
         require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)

@@ -255,7 +255,7 @@ def test_options_reach_the_capture(hosim, mine):
         ("mine_broken:step", "import torch mine_broken:step: .*found SyntaxError"),
         ("mine_steps:absent", "import torch mine_steps:absent: .*has no attribute 'absent'; correct its name"),
         ("mine_absent:step", "import torch mine_absent:step: .*No module named 'mine_absent'; run this in the folder"),
-        ("mine_steps.absent:step", "the module is found, found No module named 'mine_steps.absent'; run this in"),
+        ("mine_steps.absent:step", "the module is there, found No module named 'mine_steps.absent'; run this in"),
         ("mine_steps.py:alone", "import torch mine_steps.py:alone: .*and name it without .py"),
         ("mine_needs:step", r"mine_needs.py:1: .*No module named 'absent_library'; correct it there"),
         ("mine_steps.py", "a step is named as package.module:function, found 'mine_steps.py'"),
@@ -330,5 +330,5 @@ def test_a_module_that_is_not_there_is_refused_before_torch_is_imported(tmp_path
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     for module, line in zip(modules, done.stdout.splitlines(), strict=True):
-        said = f"False import torch {module}:step: the module is found, found No module named '{module}'; run this in"
+        said = f"False import torch {module}:step: the module is there, found No module named '{module}'; run this in"
         assert line.startswith(said)

@@ -49,7 +49,7 @@ def test_each_policy_has_a_row_and_losses_are_equal(hosim, mine, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["none:step", "--budget", "1MB"], "the module is found, found No module named 'none'"),
+        (["none:step", "--budget", "1MB"], "the module is there, found No module named 'none'"),
         (["mine_of_torch_run:other", "--budget", "1MB"], "the module has such a function"),
         (["mine_of_torch_run:step", "--budget", "1"], "a size is a number and a unit"),
         (["mine_of_torch_run:step", "--budget", "1kB"], "give it a larger budget"),

@@ -37,6 +37,9 @@ ATTENTIONS |= {
     | {"out_groups": 2, "out_rank": 12, "sink_logits": True},
     "beside": {**GQA, "beside": MAMBA2},
 }
+POOL = {"stride": 4, "overlap": True, "indexer": {"heads": 2, "head_size": 8, "top": 6}}
+ATTENTIONS |= {"pooled": ATTENTIONS["one row"] | {"pool": {"stride": 8}}}
+ATTENTIONS |= {"pooled and chosen": ATTENTIONS["one row"] | {"pool": POOL}}
 
 
 def workload(phase, part, attention=GQA, others=(), **more):

@@ -11,7 +11,9 @@ from hf_small import DEEPSEEK_V4, graph_of, read
 from parameters import count
 
 import simulator as hosim
+from simulator.builders import cached_layers
 from simulator.graph import Graph
+from simulator.reach import Reach
 from simulator.workload import DecoderModel
 
 H, HEADS, SIZE, RANK, GROUPS, OUT, N = 32, 4, 16, 24, 2, 12, 4
@@ -131,9 +133,32 @@ def test_the_residual_has_residuals(tmp_path: Path) -> None:
     assert sizes["L00/residuals1.sum.out"] == 2 * 16 * H
 
 
-def test_requests_and_short_sequences_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(hosim.ConfigError, match="sequences without compressed tokens are served"):
-        read(DEEPSEEK_V4, tmp_path, phase="requests")
+@pytest.mark.parametrize(("layer", "elements", "rows", "block"), [("L01", SIZE + IS, 2, STRIDE), ("L02", SIZE, 1, FAR)])
+def test_a_decoded_token_adds_its_rows_and_reads_those_of_a_block_it_completes(
+    layer: str, elements: int, rows: int, block: int, tmp_path: Path
+) -> None:
+    small = 2 * rows * elements * block + 2 * elements  # positions of rows, a norm
+    for sequence, completes in ((22, 0), (23, 1)):
+        (op,) = [
+            op
+            for op in graph(tmp_path, phase="decode", sequence=sequence).ops
+            if f"{layer}/" in op.name and op.name.endswith("attn.pool")
+        ]
+        own, kept = 2 * 2 * rows * elements, 2 * block * (2 * rows * elements + 2 * elements * (rows - 1))
+        assert op.write_bytes == own + 2 * elements * completes
+        assert op.read_bytes == own + small + kept * completes
+
+
+def test_a_request_keeps_near_rows_shares_of_compressed_ones_and_rows_to_come(tmp_path: Path) -> None:
+    work = read(DEEPSEEK_V4, tmp_path, phase="requests").workload
+    assert isinstance(work.model, DecoderModel)
+    kept = {layers.reach: layers.token_bytes for layers in cached_layers(work.model, work.dtypes)}
+    every = 2 * (SIZE + IS) // STRIDE + 2 * SIZE // FAR
+    near = {Reach(WINDOW): 2 * SIZE * 3 + 2 * 3 * (SIZE + IS) + 2 * 2 * SIZE}  # a window of both pools is as long
+    assert kept == {Reach(): every} | near
+
+
+def test_short_sequences_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(hosim.ConfigError, match="at least 8 tokens"):
         read(DEEPSEEK_V4, tmp_path, phase="train", sequence=7)
     with pytest.raises(hosim.ConfigError, match="'5'"):

@@ -438,7 +438,7 @@ def test_the_share_that_ops_explain_is_what_remains_without_what_fills_the_step_
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "a Kineto trace is an object with a list traceEvents, found NoneType"),
+        ({}, "a Kineto trace is an object with a list traceEvents, found none"),
         (3, "a Kineto trace is an object with a list traceEvents, found int"),
         ({"traceEvents": [{}, 1]}, r"traceEvents\[1\]: an event is an object, found 1; record the trace again"),
         ({"traceEvents": [{}, {"ts": "\ud800"}]}, r"an event is an object, found DecodeError|the file is JSON"),

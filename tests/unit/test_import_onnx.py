@@ -198,6 +198,44 @@ def branch(name):
     return helper.make_graph([helper.make_node("Relu", ["x"], [name])], name, [], [value(name, [2])])
 
 
+def summing():
+    given = [value("before", []), value("each", [])]
+    nodes = [helper.make_node("Add", ["before", "each"], ["after"]), helper.make_node("Relu", ["after"], ["out"])]
+    return helper.make_graph(nodes, "summing", given, [value("after", []), value("out", [])])
+
+
+def choosing(name, nodes, made, condition, weights=()):
+    """A node that runs a product, whose names others have, too, or else `nodes`."""
+    then = [helper.make_node("MatMul", ["x", name], ["inner"]), helper.make_node("Relu", ["inner"], ["then"])]
+    then = helper.make_graph(then, "then", [], [value("then", [4, 8])])
+    other = helper.make_graph(nodes, "else", [], [value("inner", [4, 8])], weights)
+    return helper.make_node("If", [condition], [made], f"/{name}/If", then_branch=then, else_branch=other)
+
+
+@pytest.mark.parametrize(("asked", "ops"), [(1, ["MatMul", "Relu", "MatMul"]), (0, ["MatMul", "MatMul"])])
+def test_branches_that_are_known_are_what_runs(tmp_path, asked, ops):
+    """By an input that is said, inside it by a size, and behind it by a constant."""
+    few = [helper.make_node("MatMul", ["x", "odd"], ["inner"])]
+    rows = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "first"], ["count"]),
+        helper.make_node("Equal", ["count", "first"], ["is_none"]),  # not so
+        choosing("never", few, "inner", "is_none"),
+    ]
+    nodes = [
+        choosing("up", rows, "h", "asked", [helper.make_tensor("first", INT64, [], [0])]),
+        choosing("down", few, "y", "no"),
+    ]
+    weights = [weight(name, [8, 8]) for name in ("up", "down", "never", "odd")]
+    weights.append(helper.make_tensor("no", TensorProto.BOOL, [], [False]))
+    given = [value("x", [4, 8]), value("asked", [1], TensorProto.BOOL)]
+    path = saved(tmp_path, nodes, given, [value("y", [4, 8])], weights)
+    found = hosim.read_onnx(path, dim=(f"asked={asked}",))
+    assert [op.name.rpartition("/")[2].partition("#")[0] for op in found.graph.ops] == ops
+    assert sum(op.flops for op in found.graph.ops) == 2 * 2 * 4 * 8 * 8
+    assert any("Sizes that the file leaves open" in told for told in found.derived)
+
+
 WRONG = {
     "open sizes": (
         lambda folder: hosim.read_onnx(perceptron(folder)),
@@ -223,7 +261,14 @@ WRONG = {
             saved(folder, [helper.make_node("If", ["c"], ["y"], then_branch=branch("t"), else_branch=branch("e"))],
                   [value("c", [], TensorProto.BOOL), value("x", [2])], [value("y", [2])])
         ),
-        "node 'If': the ops are known from the start, found If",
+        "node 'If': the ops are known from the start, found If; say how: --dim c=1, or 0",
+    ),
+    "a loop": (
+        lambda folder: hosim.read_onnx(
+            saved(folder, [helper.make_node("Scan", ["x", "x"], ["z", "y"], body=summing(), num_scan_inputs=1)],
+                  [value("x", [2])], [value("y", [2])])
+        ),
+        "node 'Scan': the ops are known from the start, found Scan; export it unrolled, for sizes that are known",
     ),
     "strings": (
         lambda folder: hosim.read_onnx(

@@ -310,7 +310,7 @@ def test_kernels_that_no_op_launched_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "an execution trace has schema and nodes, found list; choose another file"),
+        ([], "an execution trace has schema and nodes, found neither, or no list; choose another file"),
         ({"nodes": []}, "schema: hosim reads versions 1 of execution traces, found 'None'"),
         ({"nodes": [], "schema": "2.0.0"}, "schema: hosim reads versions 1 of execution traces, found '2.0.0'"),
         ({"nodes": [], "schema": "1.0.1"}, "a recording has ops of a device, found none"),

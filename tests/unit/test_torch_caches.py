@@ -1,5 +1,6 @@
 """A step with a cache is captured as decode: its cache is a KV cache, which persists and grows."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch", reason='torch is not installed (pip install
 hf = pytest.importorskip("transformers", reason="transformers, whose models are captured, is not installed")
 
 import torch_steps  # noqa: E402
+from building import build  # noqa: E402
 from torch import nn  # noqa: E402
 
 import simulator as hosim  # noqa: E402
@@ -66,6 +68,41 @@ def test_a_cache_is_one_that_persists_as_long_as_after_the_step(kind, length):
     theirs = sum(part["Total"] for part in tracker.get_tracker_snapshot("peak").values())
     grown = (2 * LAYERS + 1) * ROW if kind == "DynamicCache" else 0  # the tracker looks at the next step
     assert -8 * LAYERS <= theirs - int(live_bytes(found.graph).max()) <= grown  # lengths, of 8 bytes, are on the host
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 128, "head_dim": 16}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+NEAR = {"sliding_window": 32, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+STATES |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+OTHERS = {"Llama": {}, "Qwen3": {}, "Gemma3": NEAR, "Mistral": {"sliding_window": 32}, "Qwen3_5": STATES}
+
+
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize(
+    "family",
+    ["Llama", "Gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen3", "Mistral", "Qwen3_5"))],
+)
+def test_a_captured_decode_is_that_of_its_configuration(family, kind, tmp_path):
+    """Bytes of the cache and FLOPs; a static cache is as long as it may become, and attended to as a whole."""
+    named = next(name for name in (f"{family}TextConfig", f"{family}Config") if hasattr(hf, name))
+    config = getattr(hf, named)(**SIZES, **OTHERS[family])
+    with hosim.torch.fake(), torch.no_grad():
+        model, prompt = getattr(hf, f"{family}ForCausalLM")(config).bfloat16().eval(), torch.zeros(2, 64).long()
+        cache = getattr(hf, kind)(config=config, **({"max_cache_len": 100} if kind == "StaticCache" else {}))
+        model(prompt, cache=cache)
+    mine = hosim.torch.capture(model, input_ids=prompt[:, :1], cache=cache, phase="decode").graph
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"torch_dtype": "bfloat16"}))
+    sequence = 99 if kind == "StaticCache" else 65  # before the step, the second one behind the prompt
+    theirs = build(hosim.read_hf(tmp_path, phase="decode", batch=2, sequence=sequence).workload)
+    bytes_of, flops_of = [
+        [sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == "kv_cache" and tensor.size_bytes > 8)
+         for graph in (mine, theirs)],
+        [sum(op.flops for op in graph.ops) for graph in (mine, theirs)],
+    ]  # fmt: skip
+    if family != "Qwen3_5":  # PyTorch writes out the rule of a state
+        assert flops_of[0] == flops_of[1]
+    assert bytes_of[0] == bytes_of[1]
 
 
 def test_a_prefill_puts_out_its_cache():

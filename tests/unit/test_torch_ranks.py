@@ -62,6 +62,26 @@ def replicated():
     return nn.parallel.DistributedDataParallel(layers(), bucket_cap_mb=1)
 
 
+class Partly(nn.Module):
+    """Layers of which a step uses all but the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = layers()
+
+    def forward(self, x):
+        return self.parts[3](self.parts[2](self.parts[0](x)))
+
+
+def partly(**more):
+    dist.init_process_group("nccl")
+    return nn.parallel.DistributedDataParallel(Partly(), bucket_cap_mb=2, **more)
+
+
+def finding():
+    return partly(find_unused_parameters=True)
+
+
 def both():
     mesh = init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("data", "tensor"))
     return sharded(tensor_parallel(mesh["tensor"]), mesh["data"])
@@ -101,7 +121,12 @@ def held(graph):
 
 @pytest.mark.parametrize(
     "make",
-    [sharded, replicated, lambda: sharded(mesh=init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("a", "b")))],
+    [
+        sharded,
+        replicated,
+        finding,
+        lambda: sharded(mesh=init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("a", "b"))),
+    ],
 )
 def test_the_peak_of_a_rank_is_that_of_pytorchs_memory_tracker(make):
     found, model, x = captured(make)
@@ -115,8 +140,8 @@ def test_the_peak_of_a_rank_is_that_of_pytorchs_memory_tracker(make):
         with tracker:
             step(x)
     theirs = sum(each["Total"] for each in tracker.get_tracker_snapshot("peak").values())
-    counts = 4 * 2 * LAYERS  # of steps, which are left out
-    assert int(live_bytes(found.graph).max()) == theirs - counts
+    counts, notes = 4 * 2 * (LAYERS - (make is finding)), 4 * 2 * LAYERS * (make is finding)  # of steps; of the host
+    assert int(live_bytes(found.graph).max()) == theirs - counts - notes
 
 
 def test_fsdp_shares_states_and_holds_what_it_gathered():
@@ -198,6 +223,47 @@ def test_replicas_reduce_their_gradients_in_buckets():
     assert held(graph)["gradient"] == LAYERS * LAYER_BYTES  # the buckets
     places = [index for index, op in enumerate(graph.ops) if op.collective]
     assert any(op.flops for op in graph.ops[places[0] :] if op.phase == "backward")  # beside the rest of backward
+
+
+def test_replicas_that_find_unused_parameters_keep_their_first_buckets_and_say_which_are_used():
+    """Buckets of 2 MiB, and a number for each parameter, as two processes of gloo meet by PyTorch's profiler."""
+    graph = captured(finding)[0].graph
+    (sizes,) = met(graph).values()
+    assert sizes == [2 * LAYER_BYTES] * 2 + [4 * 2 * LAYERS]
+    names = [tensor.name for tensor in graph.tensors if tensor.kind in ("optimizer_state", "gradient")]
+    assert any("parts.0" in name for name in names)
+    assert not any("parts.1" in name for name in names)
+
+
+def test_a_static_graph_is_shared_as_any_other():
+    def static():
+        dist.init_process_group("nccl")
+        return nn.parallel.DistributedDataParallel(layers(), bucket_cap_mb=1, static_graph=True)
+
+    found, plain = (captured(make)[0].graph for make in (static, replicated))
+    assert met(found) == met(plain)
+    assert held(found) == held(plain)
+
+
+def test_gradients_that_are_never_reduced_are_refused():
+    with pytest.raises(ConfigError, match=r"DistributedDataParallel: each parameter has a gradient .* say find_unused"):
+        captured(partly)
+
+
+def test_gradients_that_are_added_up_before_they_are_reduced_wait_for_no_others():
+    with hosim.torch.fake(ranks=RANKS):
+        model, x = replicated(), torch.randn(ROWS, WIDTH, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        with model.no_sync():
+            mean(model(x)).backward()
+        mean(model(x)).backward()
+        optimizer.step()
+
+    (sizes,) = met(hosim.torch.capture(step).graph).values()
+    assert sizes == [LAYER_BYTES] * LAYERS
 
 
 def test_two_axes_meet_apart():
