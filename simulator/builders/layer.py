@@ -208,15 +208,11 @@ def _adapted(t: Tape, low: str, made: dict[str, str]) -> list[str]:
     ]
 
 
-def _first_sum(t: Tape) -> str:
-    """Return the op in which the gradients of the input of the feed-forward add up, if that is the sum before it."""
-    has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
-    return "" if has_other else "add3" if t.model.encoded else "add1"
-
-
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
-    part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=_first_sum(t))
+    has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
+    sum_before = "" if has_other else "add3" if t.model.encoded else "add1"  # where gradients of its input add up
+    part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=sum_before)
     return _through_experts(t, part, x) if isinstance(part, Experts) else _through_matrices(t, "ffn", x)
 
 

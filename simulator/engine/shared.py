@@ -87,11 +87,6 @@ Budget = int | float | tuple[int | float, ...] | None
 """What may be used of the compute tier, by all ranks alike or by each [B]; None: all that there is."""
 
 
-def rooms_of(hardware: Hardware, ranks: int, budget_bytes: Budget) -> tuple[int | float, ...]:
-    """Return what each rank may use of its compute tier [B]."""
-    return budget_bytes if isinstance(budget_bytes, tuple) else hardware.rooms(ranks, budget_bytes)
-
-
 class Shared:
     """What simulated ranks share.
 
@@ -144,9 +139,10 @@ class Shared:
         self._path_ids: dict[tuple[int | float, Uses], int] = {}
         self._timings: dict[tuple[int, int, bool], tuple[int, int]] = {}
         self.link_paths = [[self._link_path(name, rank) for name in hardware.links] for rank in self.ranks]
+        given = budget_bytes if isinstance(budget_bytes, tuple) else hardware.rooms(len(stands_in), budget_bytes)
         self.columns = {
             **_link_columns(hardware),
-            **self._tier_columns(rooms_of(hardware, len(stands_in), budget_bytes)),
+            **self._tier_columns(given),
             "ranks": ids(self.ranks), "link_paths": np.array(self.link_paths, np.int32),
             "kernel_paths": np.array([self._kernel_paths(rank) for rank in self.ranks], np.int32),
             "queue_depth": hardware.host.queue_depth, "launch_ns": hardware.compute.launch_ns,

@@ -194,15 +194,10 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
     Of several instances of a tier, it is that of the fullest.
     """
-    return dict(zip(hardware.tier_names, _most_bytes(hardware, trace).max(axis=1).tolist(), strict=True))
-
-
-def _most_bytes(hardware: Hardware, trace: Trace) -> Ints:
-    """Return the most that each instance of each tier holds [B]."""
     rows, instances_of = trace.residencies.whole(), Instances(hardware, trace)
     instance, most = instances_of.of(rows), np.zeros((len(hardware.tiers), instances_of.ranks), np.int64)
     np.maximum.at(most.reshape(-1), instance, running(instance, instances_of.delta_bytes(rows)))
-    return most
+    return dict(zip(hardware.tier_names, most.max(axis=1).tolist(), strict=True))
 
 
 def mean_bytes(hardware: Hardware, trace: Trace, window: tuple[int, int]) -> dict[str, int]:
@@ -244,12 +239,13 @@ def in_use(hardware: Hardware, trace: Trace, row: Mapping[str, Any]) -> dict[str
     first, step_ns, shares = row["warmup_ns"], row["step_ns"], dict[str, float]()
     means = mean_bytes(hardware, trace, (first, first + step_ns)) if step_ns else {}
     devices, unlike = hardware.devices(len(trace.stands_in)), hardware.compute_tier if hardware.ranks else ""
-    for index, (name, mean) in enumerate(means.items()):
+    for name, mean in means.items():
         tier, sizes = hardware.tiers[name], [device.tiers[name].capacity_bytes for device in devices]
         if tier.capacity_bytes in (0, inf):
             continue
         shares[f"in_use_{name}_fraction"] = tier.held_bytes(mean) / (sum(sizes) / len(sizes))
-        peaks = _most_bytes(hardware, trace)[index].tolist() if name == unlike else [row[f"peak_{name}_bytes"]]
+        of_ranks = map(trace.by_rank().__getitem__, trace.stands_in) if name == unlike else ()
+        peaks = [peaks_bytes(hardware, alone)[name] for alone in of_ranks] or [row[f"peak_{name}_bytes"]]
         filled = (tier.held_bytes(peak) / size for peak, size in zip(peaks, sizes, strict=False))
         shares[f"peak_in_use_{name}_fraction"] = max(filled)
     return shares

@@ -43,6 +43,8 @@ class Case:
     ----------
     loaded
         The scenario, its machine and its workload.
+    rooms
+        What each rank may use of its compute tier [B].
     tasks
         The tasks that every policy has to solve: one for each graph of the job.
     trials
@@ -61,6 +63,7 @@ class Case:
 
     loaded: Loaded
     job: Job
+    rooms: tuple[int | float, ...]
     tasks: tuple[Task, ...]
     trials: Trials
     is_changed: bool = False
@@ -68,11 +71,6 @@ class Case:
     others: tuple[Case, ...] = ()
     order_bound_ns: int | None = None
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def rooms(self) -> tuple[int | float, ...]:
-        """What each rank may use of its compute tier [B]."""
-        return self.hardware.rooms(self.job.ranks, self.loaded.scenario.budget_bytes)
 
     @property
     def problem(self) -> Problem:
@@ -313,13 +311,13 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         job, graphs=tuple(draws.least(graph, job.ranks_of(i)).certain for i, graph in enumerate(job.graphs))
     )
     team, groups = bounds.Team(certain, hardware, tuple(measured), streams), turns(job, hardware, shared)
-    least, tasks = _rooms(job, loaded), list[Task]()
+    rooms, tasks = hardware.rooms(job.ranks, scenario.budget_bytes), list[Task]()
     for i, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
         problem = Problem(
             graph,
             hardware,
             home,
-            least[i],
+            min([rooms[rank] for rank in job.ranks_of(i)]),
             times[i],
             trials,
             switches=scenario.switches,
@@ -330,7 +328,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
             popularity=popularity(graph, draws.origin, scenario.seed) if graph.dynamic_reads else {},
         )
         tasks.append(Task(problem, i, team, draws))
-    return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds, others)
+    return Case(loaded, job, rooms, tuple(tasks), trials, is_changed, with_bounds, others)
 
 
 def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
@@ -340,7 +338,9 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     must, do = "list scheduling orders the ops of one program on a rank", "drop order, or place programs apart"
     insist(not shared, loaded.place("policies"), must, "several, which run one after another", do)
     streams = [bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs]
-    ordered, bound_ns = ordering.mpmd(job, _times_ns(job, hardware), streams, _rooms(job, loaded))
+    rooms = hardware.rooms(job.ranks, scenario.budget_bytes)
+    least = [min([rooms[rank] for rank in job.ranks_of(graph)]) for graph in range(len(job.graphs))]
+    ordered, bound_ns = ordering.mpmd(job, _times_ns(job, hardware), streams, least)
     is_certain = not (hardware.ranks or any(graph.spreads or graph.dynamic_reads for graph in job.graphs))
     return ordered, bound_ns if is_certain else None  # where times differ, some rank may be faster
 
@@ -348,12 +348,6 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
 def _first_ranks(job: Job) -> list[int | None]:
     """Return, for each graph, the first rank that runs it; None if its ranks meet no others."""
     return [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
-
-
-def _rooms(job: Job, loaded: Loaded) -> list[int | float]:
-    """Return, for each graph, what the rank with the least room that runs it may use of its compute tier [B]."""
-    rooms = loaded.hardware.rooms(job.ranks, loaded.scenario.budget_bytes)
-    return [min(map(rooms.__getitem__, job.ranks_of(graph))) for graph in range(len(job.graphs))]
 
 
 def _times_ns(job: Job, hardware: Hardware) -> list[list[int]]:
