@@ -127,7 +127,10 @@ class PlacesAsIssued:
     def missing(self, tensors: Iterable[int], tier: int) -> int | None:
         """Return the first of these tensors that no op of a tier could read, as it is not valid there."""
         state = self.state[tier]
-        return next((tensor for tensor in tensors if state[tensor] != VALID), None)
+        for tensor in tensors:  # a generator takes longer than this, and most ops have a few
+            if state[tensor] != VALID:
+                return tensor
+        return None
 
     def write(self, tensors: Iterable[int], tier: int) -> None:
         """Mark tensors that an op of a tier writes as valid there, and stale elsewhere."""

@@ -36,7 +36,7 @@ from itertools import chain
 from simulator.document import Part
 from simulator.graph import Graph, OpKind
 from simulator.lifetime import NEVER, IdleInterval, Lifetimes, idle_intervals, live_bytes
-from simulator.plan import Plan
+from simulator.plan import VALID, Plan
 from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
@@ -86,11 +86,16 @@ class Walker:
     ----------
     problem
         Problem to plan for.
+
+    Attributes
+    ----------
+    remaker, uses
+        The remaker of its tensors; the tensors that each op uses.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.remaker = Remaker(problem.graph)
+        self.problem, ops = problem, problem.graph.ops
+        self.remaker, self.uses = Remaker(problem.graph), [(*dict.fromkeys((*op.reads, *op.writes)),) for op in ops]
         self._least_bytes = least_peak_bytes(problem, self.remaker)
         self._walks: dict[tuple[int | float, float, bool], RecomputePass] = {}
 
@@ -159,9 +164,10 @@ class RecomputePass:
         self, walker: Walker, weight: float, limit_bytes: int | float, kept: Mapping[int, Sequence[int]]
     ) -> None:
         problem, self._remaker, self._weight, self._limit = walker.problem, walker.remaker, weight, limit_bytes
-        self._problem = problem
+        self._problem, self._uses = problem, walker.uses
         self._ops, self._compute_tier = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
+        self._places = self._writer.in_compute_tier  # looked at so often that a call each time would take half as long
         uses, self._dies = list(problem.lifetimes.uses), list(problem.lifetimes.dies)
         self._helpers_before: dict[int, list[int]] = {}
         for tensor, ops in kept.items():
@@ -194,18 +200,18 @@ class RecomputePass:
 
     def _run(self) -> None:
         """Issue all ops of the step."""
-        writer = self._writer
-        for op, node in enumerate(self._ops):
+        writer, places, uses_left = self._writer, self._places, self._uses_left
+        for op, (node, uses) in enumerate(zip(self._ops, self._uses, strict=True)):
             for tensor in self._problem.arrivals.get(op, ()):
                 writer.fetch(tensor)
-            missing = [t for t in node.reads if not writer.resident(t)]
+            missing = [t for t in node.reads if places[t] != VALID]
             if missing:
                 self._make_again(missing, op)
-            self._make_room(op, {*node.reads, *node.writes})
+            self._make_room(op, uses)
             writer.compute(op, again=True)
-            for t in (*dict.fromkeys((*node.reads, *node.writes)), *self._helpers_before.get(op, ())):
-                self._uses_left[t].pop()
-                if self._next_use(t) == NEVER and t in self._mortal:
+            for t in (*uses, *self._helpers_before.get(op, ())):
+                uses_left[t].pop()
+                if not uses_left[t] and t in self._mortal:
                     writer.release(t)
                 self._enqueue(t, op + 1)
 
@@ -233,14 +239,14 @@ class RecomputePass:
         self._repeated_runs += len(ops)
         self.again_ns += self._time_ns(ops)
 
-    def _make_room(self, op: int, locked: set[int]) -> None:
+    def _make_room(self, op: int, locked: Collection[int]) -> None:
         """Give up tensors until the op has room, or none is left that may go."""
-        writer, node, sizes = self._writer, self._ops[op], self._problem.sizes
-        room = node.workspace_bytes + sum(sizes[t] for t in node.writes if not writer.resident(t))
+        writer, node, sizes, places = self._writer, self._ops[op], self._problem.sizes, self._places
+        room = node.workspace_bytes + sum([sizes[t] for t in node.writes if places[t] != VALID])
         kept: list[tuple[Rank, int, int]] = []
         while writer.live_bytes(self._compute_tier) + room > self._limit and self._queue:
             rank, tensor, next_use = entry = heappop(self._queue)
-            if next_use != self._next_use(tensor) or not writer.resident(tensor):
+            if next_use != self._next_use(tensor) or places[tensor] != VALID:
                 continue
             if tensor in locked:
                 kept.append(entry)
@@ -256,32 +262,31 @@ class RecomputePass:
 
     def _enqueue(self, tensor: int, now: int) -> None:
         """Queue the tensor as one that may be given up until its next use."""
-        next_use = self._next_use(tensor)
-        if self._may_go[tensor] and next_use != NEVER and self._writer.resident(tensor):
-            self._idle_since[tensor] = now
+        if self._may_go[tensor] and self._uses_left[tensor] and self._places[tensor] == VALID:
+            self._idle_since[tensor], next_use = now, self._uses_left[tensor][-1]
             maker = self._remaker.maker(tensor, next_use)
             if maker != NEVER:
-                heappush(self._queue, (self._rank_for(tensor, next_use, (maker,)), tensor, next_use))
+                cost_ns = self._problem.durations_ns[maker]
+                heappush(self._queue, (self._rank_for(tensor, next_use, cost_ns), tensor, next_use))
 
     def _true_rank(self, tensor: int, next_use: int) -> Rank | None:
         """Return the rank of the tensor in the queue; None if it cannot be recomputed."""
-        dies, resident = self._dies, self._writer.resident
+        dies, places = self._dies, self._places
 
         def will_be_there(other: int) -> bool:
-            return other != tensor and resident(other) and dies[other] >= next_use
+            return places[other] == VALID and dies[other] >= next_use and other != tensor
 
         ops = self._remaker.chain((tensor,), next_use, will_be_there, _LONGEST_CHAIN)
-        return None if ops is None else self._rank_for(tensor, next_use, ops)
+        return None if ops is None else self._rank_for(tensor, next_use, self._time_ns(ops))
 
-    def _rank_for(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:
+    def _rank_for(self, tensor: int, next_use: int, cost_ns: int) -> Rank:
         clock = self._problem.clock
         idle_ns = clock[next_use] - clock[min(self._idle_since[tensor], next_use)]
-        cost_ns = max(1, self._time_ns(ops))
-        score = self._problem.sizes[tensor] * float(idle_ns) ** self._weight / cost_ns
-        return idle_ns < cost_ns, -score
+        score = self._problem.sizes[tensor] * float(idle_ns) ** self._weight / max(1, cost_ns)
+        return idle_ns < max(1, cost_ns), -score
 
     def _time_ns(self, ops: Sequence[int]) -> int:
-        return sum(self._problem.durations_ns[op] for op in ops)
+        return sum(map(self._problem.durations_ns.__getitem__, ops))
 
 
 class Remaker:
@@ -338,16 +343,16 @@ class Remaker:
         tuple of int or None
             None if they cannot be made again from what is there, or not by so few ops.
         """
-        ops: set[int] = set()
+        ops, maker, nodes = set[int](), self.maker, self._graph.ops
         asked, todo = set(wanted), list(wanted)
         while todo:
-            op = self.maker(todo.pop(), before)
+            op = maker(todo.pop(), before)
             if op == NEVER or (most_ops is not None and len(ops) > most_ops):
                 return None
             if op in ops:
                 continue
             ops.add(op)
-            for t in self._graph.ops[op].reads:
+            for t in nodes[op].reads:
                 if t not in asked and not is_there(t):
                     asked.add(t)
                     todo.append(t)

@@ -32,6 +32,11 @@ class Writer:
         Name of the policy.
     chosen_homes
         Tensor -> tier for persistent tensors whose home is free (default: the compute tier).
+
+    Attributes
+    ----------
+    in_compute_tier
+        State of the place of each tensor in the compute tier, as issued.
     """
 
     def __init__(self, problem: Problem, policy: str, chosen_homes: Mapping[int, int] | None = None) -> None:
@@ -41,7 +46,7 @@ class Writer:
         self._compute_tier, self._width = problem.compute_tier, len(problem.tiers)
         self._host_tier, self._on_host = problem.hardware.host_tier_id, problem.graph.on_host
         self._places = PlacesAsIssued(self.homes, self._width, self._compute_tier)
-        self._state = self._places.state
+        self._state, self.in_compute_tier = self._places.state, self._places.in_compute_tier
         self._ops = problem.graph.ops
         self._live = [0] * self._width
         self.peak_bytes = [0] * self._width
@@ -57,7 +62,7 @@ class Writer:
 
     def resident(self, tensor: int) -> bool:
         """Return whether the tensor is valid in the compute tier, as issued."""
-        return self._places.in_compute_tier[tensor] == VALID
+        return self.in_compute_tier[tensor] == VALID
 
     def live_bytes(self, tier: int) -> int:
         """Return the bytes that the tier holds, as issued [B]."""
@@ -198,7 +203,7 @@ class Writer:
             self.detach(tensor, tier)
 
     def _is_away(self, tensor: int) -> bool:
-        return any(state[tensor] == VALID for state in self._state if state is not self._places.in_compute_tier)
+        return any(state[tensor] == VALID for state in self._state if state is not self.in_compute_tier)
 
     def _room_away(self, tensor: int) -> int:
         tiers = self.problem.away(tensor)

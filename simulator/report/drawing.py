@@ -11,6 +11,7 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import cycle, pairwise
 from typing import IO, Any, cast
 
@@ -22,6 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.offsetbox import OffsetBox
 from matplotlib.patches import Patch, StepPatch
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
@@ -91,7 +93,8 @@ def styled() -> Iterator[None]:
     """
     with rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
-        rcParams.update({name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")})
+        default = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
+        rcParams.update({name: value for name, value in default.items() if rcParams[name] != value})
         yield
 
 
@@ -127,7 +130,8 @@ class Picture(Figure):
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         with styled(), rc_context({"svg.hashsalt": "hosim"}):
             if kind == "png":  # `savefig` would draw everything twice
-                self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+                with _measured_once(self.findobj(OffsetBox)):
+                    self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
             else:
                 self.savefig(path, format=kind, metadata={"Date": None})
 
@@ -136,6 +140,16 @@ class Picture(Figure):
         out = io.BytesIO()
         self.write(out)
         return out.getvalue()
+
+
+@contextmanager
+def _measured_once(boxes: Sequence[Any]) -> Iterator[None]:
+    """Measure each box of a legend once, not anew for every box around it; a context manager."""
+    for box in boxes:
+        vars(box)["get_bbox"] = cache(box.get_bbox)
+    yield
+    for box in boxes:
+        del vars(box)["get_bbox"]
 
 
 class NotebookAxes(Axes):
@@ -185,7 +199,10 @@ def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **ho
     """
     if given is not None:
         return list(np.ravel(np.array(given, dtype=object)))
-    return list(Picture(height_in).subplots(*shape, squeeze=False, subplot_kw={"axes_class": NotebookAxes}, **how).flat)
+    axes = Picture(height_in).subplots(*shape, squeeze=False, subplot_kw={"axes_class": NotebookAxes}, **how)
+    for ax in axes[:-1].flat if how.get("sharex") else ():
+        ax.xaxis.set_visible(False)  # its ticks are those of the axis at the bottom, and each takes time
+    return list(axes.flat)
 
 
 def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import largest, usages
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
-from simulator.report.timeline import timeline, zoomable
+from simulator.report.timeline import Scene, scene, timeline, zoomable
 from simulator.report.views import SweepView, rendered
 from simulator.report.words import omitted, quantity
 from simulator.scenario import Scenario
@@ -25,8 +25,11 @@ _MOST_BYTES, _BAR_BYTES = 4_500_000, 30
 """A page must stay below 5 MB; bars and changes of memory measured 24.6 to 26.7 bytes each."""
 
 
-def _section(row: Row, most: int) -> dict[str, Any]:
-    """Return the content of a row's section, with a timeline of at most `most` bars, of the slowest rank of a job."""
+def _section(row: Row, shown: Scene | None, most: int) -> dict[str, Any]:
+    """Return the content of a row's section, with what its timeline has if these are at most `most` bars.
+
+    Tables and lists are of the slowest rank of a job.
+    """
     ranks, slowest, trace, parts = chosen(row, _MOST_RANKS), row, row.trace, row.spent.items() if row.is_ok else ()
     if trace is not None and row.is_job:
         (slowest,) = of_ranks(row, [trace.stands_in[row.summary.get("slowest_rank") or 0]])
@@ -34,7 +37,7 @@ def _section(row: Row, most: int) -> dict[str, Any]:
     return {
         "ok": row.is_ok,
         "spoken": ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts) or str(row.summary["status"]),
-        "zoom": zoomable(row, most) if trace else None,
+        "zoom": zoomable(shown, most) if shown else None,
         "whose": f" (rank {slowest.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
         "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],
         "omitted": omitted(row, ranks),
@@ -70,14 +73,15 @@ class Pages:
 
     def add(self, row: Row) -> dict[str, Any]:
         """Write the folder of a row, unless it has no trace, and return the content of its section."""
-        section = _section(row, _MOST_BYTES // _BAR_BYTES // len(self._folders))
-        if row.trace is None:
+        shown = None if row.trace is None else scene(row)
+        section = _section(row, shown, _MOST_BYTES // _BAR_BYTES // len(self._folders))
+        if shown is None:
             return section
         folder = self._folders[row.label]
         folder.mkdir()
         self._more(row, folder)
         perfetto.write(with_measured([row]), folder / _PERFETTO)
-        (folder / _TIMELINE).write_bytes(picture(timeline(row)).png())
+        (folder / _TIMELINE).write_bytes(picture(timeline(row, shown=shown)).png())
         if row.is_job and row.is_ok:
             (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
         return section

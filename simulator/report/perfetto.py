@@ -111,13 +111,19 @@ def _meta(name: str, pid: int, tid: int = 0, /, **args: object) -> list[Event]:
 
 def _objects(table: Columns) -> Iterator[bytes]:
     """Iterate over the lines of a table as JSON, without empty values; a text stands for a column of it."""
-    lines, cells = max((len(values) for values in table.values() if not isinstance(values, str)), default=0), []
+    form, cells = b"", list[Sequence[bytes]]()
     for key, values in table.items():
-        column, start = [values] * lines if isinstance(values, str) else values, orjson.dumps(key)
-        text_of = {value: b",%b:%b" % (start, orjson.dumps(value)) for value in set(column)}  # many are alike
-        text_of |= dict.fromkeys(("", None), b"")
-        cells.append([text_of[value] for value in column])
-    return (b"{%b}" % b"".join(line)[1:] for line in zip(*cells, strict=True))
+        start = b",%b:" % orjson.dumps(key)
+        if isinstance(values, str):
+            form += (start + orjson.dumps(values)).replace(b"%", b"%%") if values else b""
+        elif set(map(type, values)) <= {int, float}:  # most are different: written at once
+            form += start.replace(b"%", b"%%") + b"%b"
+            cells.append(orjson.dumps(values)[1:-1].split(b",") if values else ())
+        else:
+            form += b"%b"
+            text_of = {value: start + orjson.dumps(value) for value in set(values)} | dict.fromkeys(("", None), b"")
+            cells.append([text_of[value] for value in values])
+    return (b"{%b}" % (form % line)[1:] for line in zip(*cells, strict=True))
 
 
 def _with_args(about: Columns, args: Columns) -> Iterator[Event]:

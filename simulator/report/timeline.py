@@ -173,7 +173,9 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
 
 
 @styled()
-def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None) -> Axes:
+def timeline(
+    row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None, shown: Scene | None = None
+) -> Axes:
     """Draw compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
 
     For several ranks, each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
@@ -186,13 +188,15 @@ def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None
         Axes for the lanes, and for memories; default: those of a new picture.
     window_ns
         First and last instant to show [ns]; default: the whole run, or the last two steps if there are more than three.
+    shown
+        The content, if it was collected before.
 
     Raises
     ------
     ValueError
         If the row has no trace, because no plan fits.
     """
-    looks, lanes, memories, ends, first, last = scene(row, window_ns)
+    looks, lanes, memories, ends, first, last = shown or scene(row, window_ns)
     heights = [_LANE_IN * len(lanes), *[_MEMORY_IN] * len(memories)]
     shape = len(heights), 1
     axes = drawing.places(given, _AXIS_IN + sum(heights), shape, height_ratios=heights, sharex=True)[: len(heights)]
@@ -294,13 +298,13 @@ def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
     return changes[[low + int(values[low:high].argmax()) for low, high in ranges]]
 
 
-def zoomable(row: Row, most: int) -> dict[str, Any] | None:
+def zoomable(shown: Scene, most: int) -> dict[str, Any] | None:
     """Return the content of `timeline` as numbers for a page, or None if there are too many.
 
     Parameters
     ----------
-    row
-        A row with a trace.
+    shown
+        The content.
     most
         Most bars and changes of memory that a page may have.
 
@@ -311,7 +315,6 @@ def zoomable(row: Row, most: int) -> dict[str, Any] | None:
         ``bands`` of lanes, whose bars have a ``gap`` to the one before [ns], a ``length`` [ns], a ``look`` and a
         ``name``; ``memories``, with a ``gap`` between changes [ns] and the ``change`` of each kind [B].
     """
-    shown = scene(row)
     memories = [_changes(shown, usage) for usage in shown.memories]
     bars_shown = sum(len(part["look"]) for lane in shown.lanes for _, part in lane.bands)
     if bars_shown + sum(len(memory["gap"]) for memory in memories) > most:

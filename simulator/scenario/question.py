@@ -165,7 +165,9 @@ class Question(Frontier):
 
     def value_for_over(self, value: int | float) -> int | float | None:
         """Return the value with which the row `over` runs; None: with the documents as they are."""
-        if self.over == UNMOVED or (self.slowdown and self.is_of_load):
+        if self.over == UNMOVED:  # it has all the room of the compute tier, whatever the value is
+            return None if self.of.startswith("peak.") else value
+        if self.slowdown and self.is_of_load:
             return value
         return self.values[0 if self.sign > 0 else -1] if self.slowdown else None
 
