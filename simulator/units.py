@@ -13,6 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
+from fractions import Fraction
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
@@ -213,6 +215,12 @@ def unit_of(text: object) -> str | None:
             parse(text, unit)
             return unit
     return None
+
+
+@cache
+def decimal(stated: float) -> Fraction:
+    """Return exactly the number that a document states in decimals."""
+    return Fraction(str(stated))
 
 
 def exact(value: int | float, unit: str) -> str:

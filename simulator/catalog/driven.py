@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from fractions import Fraction
 from itertools import chain
 from math import inf
 from operator import attrgetter
@@ -20,7 +19,7 @@ from simulator.errors import insist
 from simulator.graph import OP_CLASSES
 from simulator.hardware import Hardware
 from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
-from simulator.units import exact, nearest
+from simulator.units import decimal, exact, nearest
 from simulator.workload import Workload
 from simulator.workload.job import JobDocument
 
@@ -88,7 +87,7 @@ def _copies(machine: Hardware, software: Software, name: str) -> Changes:
     modes += [("out", copies.out if link.source == tier else None)]
     modes += [(f"links.{key}", mode) for key, mode in copies.links.items() if fnmatchcase(name, key)]
     source, mode = [(f"copies.{key}", mode) for key, mode in modes if mode is not None][-1]
-    rate, share = link.bandwidth_bytes_per_s, Fraction(str(mode.share))
+    rate, share = link.bandwidth_bytes_per_s, decimal(mode.share)
     slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
     if slower < rate:
         key = "rate" if slower == mode.rate_bytes_per_s else "share"

@@ -228,6 +228,7 @@ def _schema_key(model: type[Document]) -> str:
     return str(model.model_fields["schema_"].default)
 
 
+@cache
 def _shelf(kind: str) -> dict[str, Path]:
     """Map the names of shipped documents to paths: beside the package in a checkout, inside it in a wheel."""
     others = [

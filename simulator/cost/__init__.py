@@ -6,7 +6,6 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from typing import NamedTuple
 
 from simulator.cost.collectives import collective_ns, group_ns
@@ -14,7 +13,7 @@ from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op, OpKind
 from simulator.hardware import Hardware, Host, Link, Rates
-from simulator.units import nearest
+from simulator.units import decimal, nearest
 
 
 class Device(NamedTuple):
@@ -67,13 +66,7 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
 def _achieved(op: Op, rates: Rates) -> Fraction:
     """Return the share of the peak that an op of its class reaches."""
     fractions = rates.achieved_fraction
-    return _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
-
-
-@cache
-def _exact(fraction: float) -> Fraction:
-    """Return exactly the fraction that a document states in decimals."""
-    return Fraction(str(fraction))
+    return decimal(fractions.get(op.op_class, fractions.get("default", 1.0)))
 
 
 def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:

@@ -12,7 +12,16 @@ from pydantic import Field, PrivateAttr, StrictBool
 
 from simulator.document import MOST_RANKS, Count, Key, Part, Ranks, Share
 from simulator.hardware.memory import Tier
-from simulator.units import Bytes, EnergyPerFlop, FlopsPerSecond, Milliwatts, Nanoseconds, PricePerHour, require
+from simulator.units import (
+    Bytes,
+    EnergyPerFlop,
+    FlopsPerSecond,
+    Milliwatts,
+    Nanoseconds,
+    PricePerHour,
+    decimal,
+    require,
+)
 
 
 class Rates(Part):
@@ -86,11 +95,11 @@ class DevicePace(Part):
 
     def of(self, device: Compute, memory: Tier) -> tuple[Compute, Tier]:
         """Return a device that is so much faster, and its memory; rates are rounded down to whole ones, times up."""
-        factor = Fraction(str(self.compute))
+        factor = decimal(self.compute)
         peaks = {dtype: _times(rate, factor) for dtype, rate in device.peak_flops.items()}
         rates = {"peak_flops": peaks, "fill_ns": ceil(device.fill_ns / factor)}
-        rate = _times(memory.bandwidth_bytes_per_s or inf, Fraction(str(self.memory)))
-        size = _times(memory.capacity_bytes, Fraction(str(self.capacity)))
+        rate = _times(memory.bandwidth_bytes_per_s or inf, decimal(self.memory))
+        size = _times(memory.capacity_bytes, decimal(self.capacity))
         unlike = device.model_copy(update=rates)
         unlike._factor = factor
         return unlike, memory.model_copy(update={"bandwidth_bytes_per_s": rate, "capacity_bytes": size})

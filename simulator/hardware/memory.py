@@ -27,7 +27,17 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, PrivateAttr, StrictBool, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, named_in, require
+from simulator.units import (
+    Bytes,
+    BytesPerSecond,
+    Capacity,
+    EnergyPerByte,
+    Nanoseconds,
+    PriceOfRoom,
+    decimal,
+    named_in,
+    require,
+)
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of a tier or bus: each device, each node, or all devices together."""
@@ -106,7 +116,7 @@ class Tier(Part):
     @property
     def _parts(self) -> tuple[Fraction, Fraction]:
         """The share of the capacity that is taken, and the share of the rest that is not lost."""
-        return Fraction(str(self.taken_fraction)), 1 - Fraction(str(self.lost_fraction))
+        return decimal(self.taken_fraction), 1 - decimal(self.lost_fraction)
 
     def _check(self) -> None:
         found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"

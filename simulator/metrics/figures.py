@@ -73,6 +73,7 @@ class Figure:
     is_compared: bool = False
     over_ranks: OverRanks = "slowest"
 
+    @cache  # noqa: B019 - figures are registered, and live as long as the process
     def at(self, place: str) -> Figure:
         """Return the figure of one place."""
         shown = place.replace("_", " ") if self.over == "cause" else place

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from itertools import accumulate
+from math import lcm
 from typing import Any, NamedTuple
 
 from simulator.graph import Graph
+from simulator.units import decimal
 
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 """Kind of pace -> record -> real over predicted time of each of its rows."""
@@ -91,9 +92,11 @@ def quantile(records: Iterable[Sequence[float]], share: float) -> float:
     share
         From 0 to 1.
     """
-    weighted = sorted((ratio, Fraction(1, len(record))) for record in records for ratio in record)
+    every = [*records]
+    whole = lcm(*map(len, every))  # weights in parts of it are whole numbers
+    weighted = sorted((ratio, whole // len(record)) for record in every for ratio in record)
     sums = [*accumulate(weight for _, weight in weighted)]
-    return weighted[bisect_left(sums, Fraction(str(share)) * sums[-1])][0]
+    return weighted[bisect_left(sums, decimal(share) * sums[-1])][0]
 
 
 def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None:

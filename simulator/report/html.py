@@ -81,7 +81,7 @@ class Pages:
         folder.mkdir()
         self._more(row, folder)
         perfetto.write(with_measured([row]), folder / _PERFETTO)
-        (folder / _TIMELINE).write_bytes(picture(timeline(row, shown=shown)).png())
+        (folder / _TIMELINE).write_bytes(picture(timeline(row, content=shown)).png())
         if row.is_job and row.is_ok:
             (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
         return section

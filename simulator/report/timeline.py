@@ -174,7 +174,7 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
 
 @styled()
 def timeline(
-    row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None, shown: Scene | None = None
+    row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None, content: Scene | None = None
 ) -> Axes:
     """Draw compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
 
@@ -188,15 +188,15 @@ def timeline(
         Axes for the lanes, and for memories; default: those of a new picture.
     window_ns
         First and last instant to show [ns]; default: the whole run, or the last two steps if there are more than three.
-    shown
-        The content, if it was collected before.
+    content
+        What is shown, if it was collected before.
 
     Raises
     ------
     ValueError
         If the row has no trace, because no plan fits.
     """
-    looks, lanes, memories, ends, first, last = shown or scene(row, window_ns)
+    looks, lanes, memories, ends, first, last = content or scene(row, window_ns)
     heights = [_LANE_IN * len(lanes), *[_MEMORY_IN] * len(memories)]
     shape = len(heights), 1
     axes = drawing.places(given, _AXIS_IN + sum(heights), shape, height_ratios=heights, sharex=True)[: len(heights)]

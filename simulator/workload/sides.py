@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import StrictBool
 
 from simulator.document import Part, Share
-from simulator.units import require
+from simulator.units import decimal, require
 from simulator.workload.feed_forwards import Experts
 from simulator.workload.models import DecoderModel
 from simulator.workload.sharding import Optimizer
@@ -92,7 +92,7 @@ class Sides(Part):
     def share(self, part: str) -> Fraction:
         """Return how much of a part the host runs at most, as a document states it in decimals."""
         side = getattr(self, part)
-        return Fraction(side != "accelerator") if isinstance(side, str) else Fraction(str(side.host))
+        return Fraction(side != "accelerator") if isinstance(side, str) else decimal(side.host)
 
     @property
     def next_step_waits(self) -> bool:
@@ -103,7 +103,7 @@ class Sides(Part):
         """Return how many experts of a layer the host runs, and how many of each token's choices fall on them."""
         experts = round(self.share("experts") * part.routed)
         if isinstance(self.experts, HostExperts) and self.experts.choices is not None:
-            return experts, part.top_k * Fraction(str(self.experts.choices))
+            return experts, part.top_k * decimal(self.experts.choices)
         return experts, Fraction(part.top_k * experts, part.routed)
 
     def check_optimizer(self, optimizer: Optimizer, *, has_master: bool) -> None:
