@@ -193,8 +193,9 @@ def _scripts(recipe):
     return [line for job in document.values() for line in job["script"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_plans")
-@pytest.mark.parametrize("name", ["github", pytest.param("gitlab", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["github", "gitlab"])
 def test_the_commands_of_a_recipe_do_what_it_needs(name, tmp_path, monkeypatch):
     """The first run is kept as that of main; then a slower link is found by the comparison, which fails."""
     monkeypatch.chdir(tmp_path)

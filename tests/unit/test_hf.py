@@ -832,8 +832,11 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, {"phase": "train"}) for name in RUNNING]
-    + [(name, OPTIONS[number % 3]) for number, name in enumerate(RUNNING)],
+    [(name, {"phase": "train"} if number % 2 else OPTIONS[number % 3]) for number, name in enumerate(RUNNING)]
+    + [
+        pytest.param(name, OPTIONS[number % 3] if number % 2 else {"phase": "train"}, marks=pytest.mark.slow)
+        for number, name in enumerate(RUNNING)
+    ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:

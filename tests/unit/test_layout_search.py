@@ -4,6 +4,7 @@ import sys
 from itertools import product
 
 import pytest
+from examples import some
 
 import simulator as hosim
 from simulator import catalog
@@ -69,7 +70,7 @@ MESHES = MESHES[::3]  # in which each degree, stage and schedule stands with sev
 MESHES += [VIRTUAL | {"data": 1, "tensor": 2, "zero_stage": 0}, VIRTUAL | {"data": 2, "tensor": 1, "zero_stage": 1}]
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", some(MESHES, 3), ids=str)
 def test_no_row_goes_below_the_bounds(scenario, mesh):
     spread = laid(scenario, **mesh)
     expected = estimate(spread, can_move=False)
@@ -84,8 +85,16 @@ def test_no_row_goes_below_the_bounds(scenario, mesh):
     [
         ("offload_saved", {"data": 2, "pipeline": 1, "micro_batches": 9, "zero_stage": 3}),
         ("resident", {"data": 2, "pipeline": 2, "micro_batches": 11, "zero_stage": 2}),
-        ("offload_saved", {"data": 1, "pipeline": 4, "micro_batches": 17, "zero_stage": 0}),
-        ("resident", {"data": 1, "tensor": 2, "pipeline": 4, "micro_batches": 13, "zero_stage": 0, "sequence": True}),
+        pytest.param(
+            "offload_saved",
+            {"data": 1, "pipeline": 4, "micro_batches": 17, "zero_stage": 0},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "resident",
+            {"data": 1, "tensor": 2, "pipeline": 4, "micro_batches": 13, "zero_stage": 0, "sequence": True},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
@@ -217,6 +226,7 @@ def test_the_layout_of_a_workload_is_shown_without_a_command(capsys):
     assert printed[0].startswith("llama3_8b_layer: 8 ranks")
 
 
+@pytest.mark.slow
 def test_interleaved_stages_are_searched_too(scenario):
     over = {"parallel.schedule": ["1f1b", "interleaved"], "parallel.chunks": [2], "parallel.pipeline": [2]}
     found = hosim.layout_search(scenario, over=over, replay=2, global_batch=16)

@@ -101,6 +101,7 @@ def test_the_pool_of_a_cloudmatrix_supplies_a_fifth_of_what_its_devices_can_take
     assert supply.bandwidth_bytes_per_s == hw.topology.devices * 80 * 10**9
 
 
+@pytest.mark.slow
 def test_without_the_cap_of_its_pool_a_prefetch_of_all_packages_is_overrated_by_4_9():
     capped = MACHINES["cloudmatrix384"]
     free = capped.model_copy(update={"buses": {n: bus for n, bus in capped.buses.items() if n != "pool_out"}})
