@@ -204,7 +204,7 @@ class _Sweep:
             parts = [counted.least(self._rooms[neck.cut]) * neck.about(rate) for counted, rate in ways if rate]
             if parts:
                 np.maximum(self._about_ns, sum(parts[1:], parts[0]), out=self._about_ns)
-        self._has_window: list[bool] = np.triu(self._about_ns, 1).any(axis=0).tolist()
+        self._most_ns: list[float] = np.triu(self._about_ns, 1).max(axis=0, initial=0).tolist()
         self._edges: list[_Edge] = []
         self._ends_ns: list[int] = []
         self._about_ends = np.zeros(count)
@@ -214,7 +214,7 @@ class _Sweep:
         timing, best, ops = self._timing, (0, -1, ""), self._timing.precedence.graph.ops
         for end, op in enumerate(self._points):
             edge = max(self._along_line(end), self._from_start(end))
-            edge = max(edge, self._window(end)) if self._has_window[end] else edge
+            edge = max(edge, self._window(end)) if self._most_ns[end] else edge
             self._edges.append(edge)
             self._ends_ns.append(edge.ns + timing.durations_ns[op])
             self._about_ends[end] = self._ends_ns[end]

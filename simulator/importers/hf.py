@@ -221,8 +221,7 @@ def _check_read(c: Config) -> None:
     found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
     close = suggestion(unread[0], c.known - c.data.keys())
     do = f"{_nearest(c.data, kind)}; {CAPTURE}, or remove a key if the model does without it"
-    do = f"correct the key{close}; {do}" if close else do
-    raise ConfigError(f"{c.where}, {unread[0]}", must, found, do)
+    raise ConfigError(f"{c.where}, {unread[0]}", must, found, f"correct the key{close}; {do}" if close else do)
 
 
 def _nearest(data: Mapping[str, Any], kind: str) -> str:

@@ -130,8 +130,12 @@ class Picture(Figure):
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         with styled(), rc_context({"svg.hashsalt": "hosim"}):
             if kind == "png":  # `savefig` would draw everything twice
-                with _measured_once(self.findobj(OffsetBox)):
-                    self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+                boxes = self.findobj(OffsetBox)
+                for box in boxes:  # of legends: measured once, not anew for every box around them
+                    vars(box)["get_bbox"] = cache(box.get_bbox)
+                self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+                for box in boxes:
+                    del vars(box)["get_bbox"]
             else:
                 self.savefig(path, format=kind, metadata={"Date": None})
 
@@ -140,16 +144,6 @@ class Picture(Figure):
         out = io.BytesIO()
         self.write(out)
         return out.getvalue()
-
-
-@contextmanager
-def _measured_once(boxes: Sequence[Any]) -> Iterator[None]:
-    """Measure each box of a legend once, not anew for every box around it; a context manager."""
-    for box in boxes:
-        vars(box)["get_bbox"] = cache(box.get_bbox)
-    yield
-    for box in boxes:
-        del vars(box)["get_bbox"]
 
 
 class NotebookAxes(Axes):

@@ -577,7 +577,10 @@ def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):
     assert f"{wire}\n{room}" in hosim("run", story, "--policy", "static").out
 
 
-@pytest.mark.parametrize(("field", "direction"), [("links.*.latency", "largest"), ("links.*.bandwidth", "least")])
+@pytest.mark.parametrize(
+    ("field", "direction"),
+    [("links.*.latency", "largest"), pytest.param("links.*.bandwidth", "least", marks=pytest.mark.slow)],
+)
 def test_more_of_a_time_is_harder_and_more_of_a_rate_easier_also_as_factors(tmp_path, field, direction):
     path = lay(tmp_path, PRICED.replace("set: {", "set: {links.d2h.latency: 1 us, links.h2d.latency: 2 us, "))
     rows = hosim_api.frontier(path, of=field, such_that=["step <= 1.1x"], policies=["static"]).rows

@@ -45,6 +45,7 @@ def test_a_draw_moves_in_step_with_the_level_and_another_seed_is_another_draw(sc
         assert set(group["step_ns"]) == {nominal[policy]}, "no jitter is no other time"
 
 
+@pytest.mark.slow
 def test_the_result_is_the_same_with_any_number_of_workers(scenario):
     asked = {"jitter": [0.1], "plans": "once", "draws": 4, "cache": False, **ROWS}
     one, two = (hosim_api.sweep(scenario, workers=workers, **asked) for workers in (1, 2))
