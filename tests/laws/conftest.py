@@ -1,6 +1,6 @@
 """The same random cases in every run: a law that fails here fails everywhere.
 
-``HYPOTHESIS_PROFILE=more`` tries eight times as many; ``thorough`` looks further, with new cases each time.
+``HYPOTHESIS_PROFILE=more`` tries four times as many; ``thorough`` looks further, with new cases each time.
 """
 
 import pytest
