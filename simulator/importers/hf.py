@@ -215,13 +215,12 @@ def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[
 def _check_read(c: Config) -> None:
     """Refuse keys that state sizes which nothing reads."""
     unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
-    if not unread:  # else the file is read as one of every family, to name the nearest
-        return
     must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
     found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
-    close = suggestion(unread[0], c.known - c.data.keys())
-    do = f"{_nearest(c.data, kind)}; {CAPTURE}, or remove a key if the model does without it"
-    raise ConfigError(f"{c.where}, {unread[0]}", must, found, f"correct the key{close}; {do}" if close else do)
+    close = suggestion(unread[0], c.known - c.data.keys()) if unread else ""
+    near = _nearest(c.data, kind) if unread else ""  # which reads the file as one of every family
+    do = f"correct the key{close}; " * bool(close) + f"{near}; {CAPTURE}, or remove a key if the model does without it"
+    insist(not unread, f"{c.where}, {', '.join(unread[:1])}", must, found, do)
 
 
 def _nearest(data: Mapping[str, Any], kind: str) -> str:
