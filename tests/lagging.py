@@ -22,7 +22,7 @@ FEW_BYTES = 8
 
 
 class Event:
-    def __init__(self, device, *, enable_timing):
+    def __init__(self, device, *, enable_timing, blocking=True):
         self.passed, self.at_s = threading.Event(), None
 
     def synchronize(self):

@@ -244,7 +244,7 @@ class BudgetError(ConfigError):
 def check_budget(loaded: Loaded, where: str) -> None:
     """Refuse a budget above what the compute tier has; the error names the place `where`."""
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
-    usable = min(loaded.hardware.rooms(loaded.hardware.topology.devices))
+    usable = loaded.hardware.tiers[tier].usable_bytes
     if budget_bytes is not None and budget_bytes > usable:
         rule = f"a budget is at most the capacity of {tier} ({human(usable, 'B')})"
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
@@ -384,7 +384,11 @@ def unfixed(loaded: Loaded, question: Question) -> Loaded:
         row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(paths, [key])}})
         for row in scenario.policies
     ]
-    is_of_room = question.unit != "x" and _overlap(paths, [f"tiers.{loaded.hardware.compute_tier}.capacity"])
+    tier = loaded.hardware.compute_tier
+    is_of_room = question.unit != "x" and _overlap(paths, [f"tiers.{tier}.capacity"])
+    must, do = f"the room in {tier} is searched where all devices have the same", "sweep ranks.*.capacity, or drop it"
+    can_be = loaded.hardware.has_like_memories or not is_of_room
+    insist(can_be, "--of", must, "ranks with a capacity of their own", do)
     changes = {"policies": tuple(rows), "budget_bytes": None if is_of_room else scenario.budget_bytes}
     return replace(loaded, scenario=scenario.model_copy(update=changes))
 

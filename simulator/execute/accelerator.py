@@ -98,8 +98,22 @@ class Torch:
     """What an accelerator asks of PyTorch: streams and events of any device that ``torch.accelerator`` knows."""
 
     Stream, Event = torch.Stream, torch.Event
-    index, set_index = map(staticmethod, (torch.accelerator.current_device_index, torch.accelerator.set_device_index))
-    stream, set_stream = map(staticmethod, (torch.accelerator.current_stream, torch.accelerator.set_stream))
+
+    def index(self) -> int:
+        """Return the index of this thread's device."""
+        return int(torch.accelerator.current_device_index())
+
+    def set_index(self, index: int) -> None:
+        """Make a device that of this thread."""
+        torch.accelerator.set_device_index(index)
+
+    def stream(self, device: torch.device) -> Any:
+        """Return the stream of a device that is current in this thread."""
+        return torch.accelerator.current_stream(device)
+
+    def set_stream(self, stream: Any) -> None:
+        """Make a stream, and its device, current in this thread."""
+        torch.accelerator.set_stream(stream)
 
     def pinned(self, size_bytes: int) -> torch.Tensor:
         """Return pinned memory of the host."""
@@ -144,8 +158,8 @@ class PinnedTier:
         """
         with self._lock:
             must, found = f"pinned memory has room for {size:,} B", f"{self._left_bytes:,} B left"
-            insist(size <= self._left_bytes, "tier in memory", must, found, "end other programs, or take a file")
-            self._left_bytes -= size
+            insist(_held(size) <= self._left_bytes, "tier in memory", must, found, "end other programs, or take a file")
+            self._left_bytes -= _held(size)
         place = next(self._count)
         self._places[place] = self._torch.pinned(size)
         return place
@@ -153,7 +167,7 @@ class PinnedTier:
     def release(self, place: int, size: int) -> None:
         """Give back a place of so many bytes."""
         with self._lock:
-            self._left_bytes += size
+            self._left_bytes += _held(size)
         del self._places[place]
 
     def at(self, place: int) -> torch.Tensor:
@@ -163,6 +177,11 @@ class PinnedTier:
     def close(self) -> None:
         """Give everything back."""
         self._places.clear()
+
+
+def _held(size_bytes: int) -> int:
+    """Return what PyTorch takes of the host for pinned memory: the next power of two [B]."""
+    return 1 << (size_bytes - 1).bit_length()
 
 
 class Accelerator(Processor):
@@ -207,10 +226,19 @@ class Accelerator(Processor):
 
     def now(self, stream: Any = None) -> Any:
         """Return this moment in the work of a stream; by default, of the one that computes."""
-        return (stream or self._compute).record_event(self._torch.Event(self.device, enable_timing=True))
+        return (stream or self._compute).record_event(self._torch.Event(self.device, enable_timing=True, blocking=True))
 
     def ended(self) -> Any:
-        """Return the moment in which the last op ends; wait until the device is no more than a few ops behind."""
+        """Return the moment in which the last op ends; wait until the device is no more than a few ops behind.
+
+        Raises
+        ------
+        ExecutionError
+            If the op was put on another stream, for which no copy waits.
+        """
+        if self._torch.stream(self.device) != self._compute:
+            rule, do = "a step computes on the stream that was current when it began", "give it no other"
+            raise ExecutionError("a step within a budget", rule, "an op on another one", do)
         moment = self.now()
         self._behind.append(moment)
         if len(self._behind) > _AHEAD:
@@ -286,13 +314,15 @@ def device_of(name: str | None) -> Processor:
     ConfigError
         If there is no such device.
     """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "cpu" or (name is None and accelerator is None):
         return Processor()
+    has_streams, where = hasattr(torch.accelerator, "current_device_index"), "hosim.torch.offload"
+    insist(has_streams, where, "PyTorch 2.7 or later runs on accelerators", torch.__version__, 'write device="cpu"')
     indices = [str(index) for index in range(torch.accelerator.device_count())] if accelerator else []
     kinds = [accelerator.type] if accelerator else []
     kind, _, index = (name or str(kinds[0])).partition(":")
     does_exist = kind in kinds and (not index or index in indices)
     choices = ", ".join(["cpu", *kinds, *(f"{kind}:{index}" for kind in kinds for index in indices)])
-    insist(does_exist, "hosim.torch.offload", "a device is there", repr(name), f"name one of {choices}")
+    insist(does_exist, where, "a device is there", repr(name), f"name one of {choices}")
     return Accelerator(torch.device(kind, int(index) if index else torch.accelerator.current_device_index()))

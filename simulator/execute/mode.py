@@ -248,6 +248,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             self._do(code)
 
 
+_UNSAFE = frozenset((torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes))
+"""Functions that make views and do not say so."""
+
+
 def look_at(func: Any, args: Any, kwargs: Any, memory: StepMemory) -> Any:
     """Call a function that reads no bytes of what it is given, such as one that makes a view, though that is away.
 
@@ -255,7 +259,7 @@ def look_at(func: Any, args: Any, kwargs: Any, memory: StepMemory) -> Any:
     then on the storage: of nothing, at its offset, which may be anywhere; and of that, in its shape, which nobody
     checks.
     """
-    if not any(returned.alias_info for returned in func._schema.returns):
+    if func._overloadpacket not in _UNSAFE and not any(returned.alias_info for returned in func._schema.returns):
         return func(*args, **kwargs)
     base, shown = _leaves(args)[0], func(*tree_map_only(torch.Tensor, partial(_on_meta, memory), args), **kwargs)
     return tree_map_only(torch.Tensor, partial(_alias, base), shown)
@@ -266,12 +270,19 @@ def _on_meta(memory: StepMemory, tensor: torch.Tensor) -> torch.Tensor:
     block = memory.find(storage)
     meta = torch.UntypedStorage(storage.nbytes() if block is None else block.size_bytes, device="meta")
     shown = torch.empty(0, dtype=tensor.dtype, device="meta")
-    return shown.set_(meta, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return _like(tensor, shown.set_(meta, tensor.storage_offset(), tensor.shape, tensor.stride()))
 
 
 def _alias(base: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
-    nothing = base.as_strided((0,), (1,), 0).view(shown.dtype).as_strided((0,), (1,), shown.storage_offset())
-    return cast(torch.Tensor, torch.ops.aten._reshape_alias.default(nothing, shown.shape, shown.stride()))
+    nothing = _like(base, base).as_strided((0,), (1,), 0)  # as its bytes are
+    nothing = nothing.view(shown.dtype).as_strided((0,), (1,), shown.storage_offset())
+    return _like(shown, torch.ops.aten._reshape_alias.default(nothing, shown.shape, shown.stride()))
+
+
+def _like(model: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Turn around whether a tensor shows its bytes conjugated, or negated, where a model does so."""
+    tensor = torch.ops.aten._conj.default(tensor) if model.is_conj() else tensor
+    return cast(torch.Tensor, torch.ops.aten._neg_view.default(tensor) if model.is_neg() else tensor)
 
 
 def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -178,6 +178,7 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
 def _may_leave(block: HeldStorage) -> bool:
     """Tell whether a block is there, and may be resized."""
     storage = block.ref()
-    return (
-        not (storage is None or block.is_away or storage.is_shared()) and block.size_bytes > 0 and storage.resizable()
-    )
+    if storage is None or block.is_away or not block.size_bytes:
+        return False
+    is_of_others = storage.device.type == "cpu" and storage.is_shared()  # on an accelerator all are called shared
+    return not is_of_others and bool(storage.resizable())

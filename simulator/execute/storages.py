@@ -204,10 +204,8 @@ class StepMemory:
                     return
                 job = self._queues[way][0]
                 self._moving += 1
-                failure, after = None, job.after
-                if way == IN:  # into memory that ops issued before may still use
-                    failure, after = failing(self.resize, job.block, job.block.size_bytes), self.device.now()
-            failure = failure or failing(self._move, way, job.block, job.storage, after)
+                failure = failing(self.resize, job.block, job.block.size_bytes) if way == IN else None
+            failure = failure or failing(self._move, way, job.block, job.storage, job.after)
             with self._changed:
                 self._moving -= 1
                 self._queues[way].popleft()
@@ -220,16 +218,17 @@ class StepMemory:
                     if way == OUT:
                         self._drop_below(job.block)
                     elif job.block.held_bytes:
-                        self.resize(job.block, 0)
+                        failing(self.resize, job.block, 0)
                 del job, failure  # who waits for room must see gone what they alone hold, frames of an error too
                 self._changed.notify_all()
 
-    def _move(self, way: str, block: HeldStorage, storage: Any, after: Any) -> None:
-        """Copy the bytes of a block once a moment is over."""
+    def _move(self, way: str, block: HeldStorage, storage: Any, after: Any = None) -> None:
+        """Copy the bytes of a block once a moment is over: by default, this one."""
         if block.below is None:  # only now: one that was given up may have been issued before
             block.below = self.tier.allot(block.size_bytes)
             self._note(BELOW, block, block.size_bytes)
         if block.size_bytes:
+            after = after or self.device.now()  # what comes in may get memory that ops issued before still use
             lasted = self.device.move(way, storage, self.tier, block.below, after)
             self._note(way, block, block.size_bytes, *lasted)
 
@@ -366,7 +365,7 @@ class StepMemory:
             return
         self.resize(block, block.size_bytes)
         try:
-            self._move(IN, block, storage, self.device.now())
+            self._move(IN, block, storage)
         except BaseException:
             self.resize(block, 0)
             raise

@@ -27,7 +27,7 @@ from simulator.hardware.device import (
     ReactiveHost,
     ServingHost,
     Topology,
-    check_spans,
+    check_paces,
     span,
 )  # fmt: skip
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, OnChip, Tier, reachable, reserve_chunks, with_stages
@@ -261,10 +261,15 @@ class Hardware(Document):
                 of_ranks[rank] = of_pace.get(pace, self)
         return of_ranks
 
+    @property
+    def has_like_memories(self) -> bool:
+        """Whether the compute tiers of all devices have the same capacity."""
+        return all(pace.capacity == 1 for pace in self.ranks.values())
+
     def rooms(self, ranks: int, budget_bytes: int | float | None = None) -> tuple[int | float, ...]:
-        """Return what each rank may use of its compute tier: all of it, less what is reserved, or the budget [B]."""
-        usable = [device.tiers[self.compute_tier].usable_bytes for device in self.devices(ranks)]
-        return tuple(usable if budget_bytes is None else [budget_bytes] * ranks)
+        """Return what each rank may use of its compute tier: all but what is reserved, or at most the budget [B]."""
+        most = math.inf if budget_bytes is None else budget_bytes
+        return tuple([min(most, device.tiers[self.compute_tier].usable_bytes) for device in self.devices(ranks)])
 
     def with_links(self, links: dict[str, Link]) -> Self:
         """Return the machine with other links; figures of staged links follow from those that they go via."""
@@ -309,7 +314,7 @@ class Hardware(Document):
             must = "a fabric and a link have different names"
             require(name not in self.links, must, f"both {name!r}", "fabrics", name)
         self._check_queues()
-        check_spans(self.ranks, self.topology.devices)
+        check_paces(self.ranks, tier, self.topology.devices)
         ends = [(link.source, link.target) for link in self.links.values()]
         joined = reachable(self.compute_tier, ends) | reachable(self.compute_tier, [end[::-1] for end in ends])
         for name in self.tiers:

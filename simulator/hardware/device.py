@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil, floor, inf
 from re import fullmatch
@@ -116,8 +116,8 @@ def span(key: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def check_spans(ranks: Collection[str], devices: int) -> None:
-    """Refuse the pace of a device that there is not, or that has another pace, too."""
+def check_paces(ranks: Mapping[str, DevicePace], memory: Tier, devices: int) -> None:
+    """Refuse the pace of a device that there is not, or that has another pace, too, or no room for what is reserved."""
     end, before, must = 0, "", "a key of ranks is a rank or several: 5, or 8-15"
     for key in ranks:
         require(fullmatch(r"\d{1,7}(-\d{1,7})?", key), must, repr(key), "ranks", key, do="correct it")
@@ -127,6 +127,10 @@ def check_spans(ranks: Collection[str], devices: int) -> None:
         must, do = "the device of a rank has one pace", "let them have no rank in common"
         require(span(key).start >= end, must, f"{before!r} and {key!r}", "ranks", key, do=do)
         end, before = span(key).stop, key
+        size, reserved = _times(memory.capacity_bytes, decimal(ranks[key].capacity)), memory.reserved_bytes
+        must, found = "reserved memory is part of the capacity", f"{reserved:,} of {size:,} B"
+        fits = reserved <= size * memory.taken_fraction
+        require(fits, must, found, "ranks", key, "capacity", do="lower what is reserved")
 
 
 class Topology(Part):

@@ -181,8 +181,8 @@ def _of_ranks(case: Case, ops: Sequence[Op]) -> dict[str, str]:
     idle = {f"ranks.{key}.*": "no such rank" for key in case.hardware.ranks if span(key)[0] >= case.job.ranks}
     if not (case.hardware.shares_memory or any(op.duration_ns is None and not op.collective for op in ops)):
         idle["ranks.*.memory"] = "the times of all ops were recorded"
-    if case.loaded.scenario.budget_bytes is not None:
-        idle["ranks.*.capacity"] = "each rank has the scenario's budget"
+    if case.loaded.scenario.budget_bytes == min(case.rooms):
+        idle["ranks.*.capacity"] = "each rank has room for the scenario's budget"
     return idle
 
 

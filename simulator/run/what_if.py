@@ -82,7 +82,9 @@ def what_would_free(
     wires += [f"tiers.{name}.bandwidth" for name in machine.memories.values()]
     fields = {"bandwidth": " + ".join(wires), "capacity": f"peak.{machine.compute_tier}"}
     searches = [partial(_freeing, case, label, policies, kind, field) for kind, field in fields.items() if field]
-    if _homes_below(case) and all(live_bytes(task.graph).max() <= task.problem.budget_bytes for task in case.tasks):
+    if not machine.has_like_memories:
+        del searches[-1:]
+    elif _homes_below(case) and all(live_bytes(task.graph).max() <= task.problem.budget_bytes for task in case.tasks):
         searches[-1:] = [partial(_needless, fastest, policies)]  # more room cannot be what lacks
     with closing(forked(searches, progress)) as sentences:
         return [sentence for _, sentence in sorted(sentences) if sentence]
@@ -162,7 +164,8 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
     parts, lacking, base = list[Sweep](), list[str](), loaded.without_questions()
     front = partial(pareto, loaded, policies=[row], progress=progress, sparse=True)
     limits = partial(limits_at, base, [(base, [row])], 1, progress, "")
-    makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.stated)), limits)}
+    makes = {"a lower peak costs": (_ROOMS, front)} if loaded.hardware.has_like_memories else {}
+    makes |= {"limits": (len(amounts(base.stated)), limits)}
     for title, (times, make) in makes.items():
         if is_asked or times * _ops_computed(fastest) <= _PAGE:
             part = make()

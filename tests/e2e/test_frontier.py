@@ -602,3 +602,23 @@ def test_no_row_has_a_name_that_a_frontier_gives(tmp_path, label):
     path = lay(tmp_path, re.sub("policies: .*", rows, STORY))
     with pytest.raises(ConfigError, match=r"policies\.0: a row has a name of its own; a frontier uses"):
         catalog.resolve(path)
+
+
+@pytest.mark.parametrize("asked", [["--of", "peak.hbm"], ["--of", "tiers.hbm.capacity"], ["--pareto"]])
+def test_room_is_searched_only_where_all_devices_have_the_same(hosim, asked):
+    """A factor would cut what the search sets."""
+    more = ["--policy", "static", "--set", "budget=null", "--set", "ranks.0.capacity=0.5"]
+    ended = hosim("frontier", "tiny_train_910c", *asked, *more)
+    assert ended.code == 2
+    assert "the room in hbm is searched where all devices have the same, found ranks with a capacity" in ended.err
+
+
+def test_a_page_of_unlike_memories_has_no_front(hosim, tmp_path):
+    more = ["--policy", "static", "--set", "budget=null", "--set", "ranks.0.capacity=0.01", "--what-if"]
+    ended = hosim("run", "tiny_train_910c", *more, "--out", tmp_path / "out")
+    assert ended.code == 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "What limits static" in page
+    assert "What a lower peak costs static" not in page
+    assert "static needs links.*.bandwidth" in ended.out
+    assert "tiers.hbm.capacity" not in ended.out

@@ -104,13 +104,15 @@ def test_like_paces_are_one_device_and_a_pace_of_one_is_no_pace():
             {"1-3": {}, "3": {}},
             "the device of a rank has one pace, found '1-3' and '3'; let them have no rank in common",
         ),
+        ({"1": {"capacity": 0.1}}, "ranks, 1, capacity: reserved memory is part of the capacity, found 50 of 10 B"),
         ({"1": {"compute": 0}}, "greater than 0, found 0"),
         ({"1": {"compute": 80}}, "less than or equal to 10, found 80"),
         ({"1": {"speed": 1}}, "only known keys stand here, found 'speed'; use one of compute, memory, capacity"),
     ],
 )
 def test_paces_that_cannot_be(ranks, message):
-    document = cluster(8).model_dump(by_alias=True, mode="json") | {"ranks": ranks}
+    document = cluster(8, hbm="100 B").model_dump(by_alias=True, mode="json") | {"ranks": ranks}
+    document["tiers"]["hbm"]["reserved"] = "50 B"
     with pytest.raises(ConfigError, match=message):
         validated(Hardware, document, "story", lambda *path: f"story, {', '.join(path)}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -16,8 +18,9 @@ from lagging import Lagging, LaggingDevice  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute import accelerator as devices  # noqa: E402
-from simulator.execute.held import IN, OUT  # noqa: E402
+from simulator.execute.held import IN, OUT, HeldStorage  # noqa: E402
 from simulator.execute.measured import measured_row  # noqa: E402
+from simulator.execute.on_demand import _may_leave  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
 
@@ -164,6 +167,45 @@ def test_memory_is_given_back_and_taken_on_the_stream_of_the_ops(device):
         device.resize(storage, 100)
     assert on == [(0, torch_.compute), (100, torch_.compute)] * 2
     assert torch_.stream(None) is other, "and then the thread is on its own again"
+
+
+def test_an_op_on_another_stream_is_an_error_by_name(device):
+    """No copy would wait for it."""
+    device._torch.set_stream(device._torch.Stream())
+    with pytest.raises(HosimError, match="a step computes on the stream that was current when it began"):
+        device.ended()
+
+
+def test_storages_leave_though_an_accelerator_calls_all_of_them_shared(monkeypatch):
+    block = HeldStorage(
+        lambda: SimpleNamespace(device=torch.device("cuda:0"), is_shared=lambda: True, resizable=lambda: 1), "x", 1
+    )
+    assert _may_leave(block)
+    x = torch.ones(100).share_memory_()
+    assert not _may_leave(HeldStorage(weakref.ref(x.untyped_storage()), "x", 400))
+
+
+def test_an_error_of_the_device_ends_the_step(device, memory, monkeypatch):
+    """And no thread, for which the step would wait."""
+    value = torch.arange(1000.0)
+    memory.copy_out(block := memory.block(value.untyped_storage(), "value"))
+    memory.free(block)
+    memory.wait(block, writes=True)
+    ours, now = threading.get_ident(), device.now
+
+    def fails(*stream):
+        if threading.get_ident() != ours:
+            raise RuntimeError("device-side assert")
+        return now(*stream)
+
+    monkeypatch.setattr(device, "now", fails)
+    memory.copy_in(block)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        memory.wait(block)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        memory.settle()
+    assert torch.equal(value, torch.arange(1000.0))
 
 
 def test_moments_of_a_step_are_in_order(device, memory):

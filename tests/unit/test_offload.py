@@ -232,6 +232,30 @@ def test_a_view_is_made_of_what_is_away(memory):
     assert memory.moved_bytes == {"copy out": 800, "copy in": 800}
 
 
+def test_a_view_of_what_is_away_shows_it_conjugated_or_negated_as_it_should(memory):
+    z, aten = torch.randn(10, dtype=torch.complex64), torch.ops.aten
+    views = [(aten._conj.default, z), (aten._neg_view.default, z), (aten._conj.default, z.conj()),
+             (aten.view_as_real.default, z), (aten.slice.Tensor, z.conj(), 0, 2, 8)]  # fmt: skip
+    views += [(aten.slice.Tensor, z.conj().imag, 0, 1, 7), (aten.select.int, torch.view_as_real(z), 1, 1)]
+    expected = [func(*given).clone() for func, *given in views]
+    leave(memory, z)
+    made = [look_at(func, given, {}, memory) for func, *given in views]
+    memory.settle()
+    assert same(expected, [one.resolve_conj().resolve_neg() for one in made])
+    for one, (func, *given) in zip(made, views, strict=True):
+        assert (one.is_conj(), one.is_neg()) == (func(*given).is_conj(), func(*given).is_neg()), func
+
+
+def test_a_split_that_does_not_say_so_is_a_view_too(memory):
+    x, aten = torch.arange(100.0).view(10, 10), torch.ops.aten
+    views = [(aten.unsafe_split.Tensor, x, 4, 1), (aten.unsafe_split_with_sizes.default, x, [3, 7])]
+    expected = [[part.clone() for part in func(*given)] for func, *given in views]
+    leave(memory, x)
+    made = [look_at(func, given, {}, memory) for func, *given in views]
+    memory.settle()
+    assert all(map(same, expected, made))
+
+
 def listed(made):
     return [*made] if isinstance(made, list | tuple) else [made]
 
