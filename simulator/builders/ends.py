@@ -166,7 +166,8 @@ def loss(t: Tape, x: str) -> None:
         return
     logits = _logits(t, x)
     logits = t.to(logits, t.spread[logits].layout.whole)
-    out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
+    out, parts, dtypes = t.name("loss.out"), list[str](), t.workload.dtypes
+    copies, again = dtypes.logits_copies_fp32, dtypes.gradient_copies_fp32
 
     def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
         """Add an op that works on so many copies of the logits, each written and read once."""
@@ -184,7 +185,7 @@ def loss(t: Tape, x: str) -> None:
 
     def back(_: str) -> None:
         grad = t.add(f"{logits}.grad", t.spread[logits])
-        op(parts, [grad], min(copies, 1), t.made_bytes(grad))
+        op(parts, [grad], min(copies, 1) if again is None else again, t.made_bytes(grad))
         t.add_gradients([logits], [grad])
 
     t.record(out, back)

@@ -49,7 +49,8 @@ but the last ones, which nobody reads: the down projection and the addition behi
 are whole (heads * k), and what attention puts out is copied. A router in fp32 saves a copy of its input.
 
 The loss holds ``logits_copies_fp32`` fp32 copies of the logits as its workspace, each written and read once; its
-backward holds one of them (if there is any) while it writes the gradient of the logits.
+backward holds ``gradient_copies_fp32`` of them (default: one, if there is any) while it writes the gradient of the
+logits.
 
 Each weight has one gradient, alive until the update of that weight at the end of the step. With ZeRO stage 1 the
 optimizer state is this device's shard (parameters / data of each weight, rounded up to whole parameters), and an

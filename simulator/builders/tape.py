@@ -242,7 +242,9 @@ class Tape(StepBuilder):
             if self.wants(x):
                 partial_sum = self.lay_out(taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, partial_sum, size, rows)]
-                self.op(f"{name}.dgrad", [dy, self.converted_weight(name, weight)], dx, flops=flops)
+                is_saved = self.workload.dtypes.dequantize == "saved"
+                ready = names[0] if is_saved else self.converted_weight(name, weight)
+                self.op(f"{name}.dgrad", [dy, ready], dx, flops=flops)
             if any(held.is_trained for held in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
                 old, new = self.weight_gradients(tokens, *weights)

@@ -149,7 +149,8 @@ FIGURES = registered(
     Figure("peak_<>_bytes", "B", "peak <>", "The most that the fullest instance of the tier ever held.",
            of="run", over="tier", worse="more", is_compared=True),
     Figure("process_<>_bytes", "B", "process <>", "The peak as a driver shows it: `peak_<tier>_bytes` with losses "
-           "beside it and reserved memory.", of="run", over="process", worse="more"),
+           "beside it, or where places have addresses `peak_reserved_<tier>_bytes`; and reserved memory.", of="run",
+           over="process", worse="more", over_ranks="most"),
     Figure("in_use_<>_fraction", "share", "in use <>", "Use of the tier, losses and reserved memory included, on "
            "average over the measured step and its instances, as a share of its capacity.", over="finite tier"),
     Figure("peak_in_use_<>_fraction", "share", "peak in use <>", "`peak_<tier>_bytes`, likewise as a share of the "

@@ -53,6 +53,8 @@ def summarise(
         return row | in_use(hardware, ran.trace, row)
     rows = by_rank(job, hardware, trace)
     whole: dict[str, Any] = peak_figures(hardware, peaks_bytes(hardware, trace))
+    if len(trace.reserved):  # ranks counted what their allocators kept
+        whole.pop(f"process_{hardware.compute_tier}_bytes", None)
     if trace.status != "ok":
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **bound_figures(None, bound), "ranks": job.ranks}

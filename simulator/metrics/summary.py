@@ -279,7 +279,7 @@ def peak_figures(hardware: Hardware, peaks_bytes: Mapping[str, int]) -> dict[str
 
 
 def allocator_figures(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:
-    """Count compactions and the peak reserved in the compute tier; no figures if places have no addresses.
+    """Count compactions and the peak reserved in the compute tier, which a driver shows; none without addresses.
 
     Parameters
     ----------
@@ -293,8 +293,10 @@ def allocator_figures(hardware: Hardware, trace: Trace, window: Window | None) -
     events = trace.compactions.whole()
     asked = events["asked_ns"][events["is_remap"] == 1]
     count = int(np.count_nonzero((asked >= window.start_ns) & (asked < window.end_ns))) if window else None
-    most = int(trace.reserved.whole()["reserved_bytes"].max())
-    return {"compactions": count, f"peak_reserved_{hardware.compute_tier}_bytes": most}
+    most, name = int(trace.reserved.whole()["reserved_bytes"].max()), hardware.compute_tier
+    tier = hardware.tiers[name]
+    shown = {f"process_{name}_bytes": most + tier.reserved_bytes} if tier.holds_more else {}
+    return {"compactions": count, f"peak_reserved_{name}_bytes": most} | shown
 
 
 def bound_figures(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:

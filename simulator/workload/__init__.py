@@ -38,10 +38,10 @@ _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
     ("train",): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer dtypes.gradients dtypes.router "
-    "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32",
+    "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32 dtypes.gradient_copies_fp32",
     ("prefill",): "chunk",
     ("decode",): "new_tokens answers on.attention",
-    _INFERENCE: "kv experts on.experts",
+    _INFERENCE: "kv experts on.experts dtypes.scores_bytes",
     ("train", *_INFERENCE): "on in_place",
     ("train", *_INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
     ("serve",): "pools",
@@ -205,7 +205,7 @@ class Workload(Document):
     @property
     def dequantizes_before(self) -> bool:
         """Whether matrices in another format are made ready by ops of their own before each use."""
-        return (self.dtypes.dequantize or ("before" if self.phase == "train" else "fused")) == "before"
+        return (self.dtypes.dequantize or ("before" if self.phase == "train" else "fused")) != "fused"
 
     @property
     def settled(self) -> tuple[Self, ...]:
@@ -255,9 +255,8 @@ class Workload(Document):
         must = "a replica is one rank that meets no other"
         require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
         must = "answers end by the last of new_tokens, and no ranks cut the rows of those that are left"
-        fits = "new_tokens" in self.model_fields_set and not self.parallel.sequence
-        do = "state new_tokens, and remove parallel.sequence"
-        require(fits or self.answers is None, must, "another", "answers", do=do)
+        fits, do = "new_tokens" in self.model_fields_set, "state new_tokens, and remove parallel.sequence"
+        require(self.answers is None or (fits and not self.parallel.sequence), must, "another", "answers", do=do)
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
         stated = self.parallel.model_fields_set
@@ -318,7 +317,7 @@ class Workload(Document):
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
         in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
         fits = not (in_one_op and self.dequantizes_before)
-        require(fits, must, "dequantize: before", "dtypes", "dequantize", do=do)
+        require(fits, must, f"dequantize: {self.dtypes.dequantize}", "dtypes", "dequantize", do=do)
         if self.kv is not None:
             for attention, _ in decoder.kinds:
                 self.kv.check(attention, self.chunk)
@@ -326,7 +325,9 @@ class Workload(Document):
             self.kv.check_count(decoder.layers, self.batch, most, times)
 
     def _check_ranks(self, model: DecoderModel) -> None:
-        """Refuse ways to spread inference over ranks that are not built."""
+        """Refuse ways to spread inference over ranks that are not built, and what only training has."""
+        whole = (isinstance(part, Gqa | Mla) and not (part.sparse or part.indexer) for part, _ in model.kinds)
+        self.dtypes.check_inference(has_scores=any(whole))
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
             data, must = self.parallel.data, "data ranks that are served together share experts"
@@ -387,11 +388,10 @@ class Workload(Document):
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
             require(model.head, "a loss is made of logits", "no head", "loss_chunks", do="remove it")
-            must, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
+            rule, do = "a loss in chunks has all of the vocabulary, and no fp32 copies", "remove it, or loss_chunks"
             require("lm" not in model.head_biases, "a loss in chunks has no bias", "lm", "loss_chunks", do="remove it")
-            is_cut, key = self.parallel.tensor > 1, "logits_copies_fp32"
-            found = "ranks that share the vocabulary" if is_cut else key
-            require(not is_cut and key not in self.dtypes.model_fields_set, must, found, "loss_chunks", do=do)
+            require(self.parallel.tensor == 1, rule, "ranks that share the vocabulary", "loss_chunks", do=do)
+            self._refuse(("dtypes.logits_copies_fp32", "dtypes.gradient_copies_fp32"), rule, do=do)
             must, found = "backward follows the forward that made its gradients", "gpipe with sharded gradients"
             fits = self.parallel.schedule == "1f1b" or self.parallel.zero_stage < 2
             require(fits, must, found, "loss_chunks", do="set schedule to 1f1b, or zero_stage below 2")

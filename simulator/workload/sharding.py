@@ -66,7 +66,8 @@ class Dtypes(Part):
         The matrices of routed experts; default: as `weights`.
     dequantize
         Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own
-        write each in `compute` ``before`` each use, which kernels then read (default in training).
+        write each in `compute` ``before`` each use, which kernels then read (default in training); ``saved``: the same,
+        but backward reads what forward made, as PyTorch saves the factors of a product.
     arithmetic
         For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
         machine states its peak. Default: as `compute`.
@@ -81,21 +82,29 @@ class Dtypes(Part):
     router
         In training, inputs and outputs of routers; default: as `compute`. With ``fp32``, an fp32 copy of the input is
         saved.
+    scores_bytes
+        For inference, what attention holds of each query and key of each head while it runs, masked ones too [B];
+        default: nothing, as kernels that go through keys in blocks.
     logits_copies_fp32
         Number of fp32 copies of the logits that the loss holds while it runs.
+    gradient_copies_fp32
+        The same while its backward runs, beside the logits and their gradient; default: one, if the loss has any. A
+        loss of PyTorch whose caller keeps fp32 logits has three: these, their logarithm and its gradient.
     """
 
     compute: Literal["bf16", "fp16", "fp32"] = "bf16"
     gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
-    dequantize: Literal["before", "fused"] | None = None
+    dequantize: Literal["before", "fused", "saved"] | None = None
     arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     states: Literal["bf16", "fp16", "fp32"] = "fp32"
     optimizer_bytes_per_parameter: Count = 12
     router: Literal["fp32"] | None = None
+    scores_bytes: CountOrNone = 0
     logits_copies_fp32: CountOrNone = 2
+    gradient_copies_fp32: CountOrNone | None = None
 
     def _check(self) -> None:
         formats = [FORMATS[kept] for kept in (self.weights, self.experts) if kept]
@@ -103,9 +112,16 @@ class Dtypes(Part):
         for key in ("dequantize", "arithmetic"):
             must, fits = f"{key} is for weights or experts in a smaller format than compute", is_stored_apart
             require(getattr(self, key) is None or fits, must, "none", key, do="state weights, or remove it")
-        must, found = "a matrix that was dequantized multiplies in compute", f"before, and {self.arithmetic}"
-        both = self.arithmetic and self.dequantize == "before"
+        must, found = "a matrix that was dequantized multiplies in compute", f"{self.dequantize}, and {self.arithmetic}"
+        both = self.arithmetic and self.dequantize in ("before", "saved")
         require(not both, must, found, "arithmetic", do="remove one of them")
+
+    def check_inference(self, *, has_scores: bool) -> None:
+        """Refuse scores that no layer holds, and matrices that are saved for a backward that does not come."""
+        must, do = "scores are of attention to all tokens, or to a window", "remove it"
+        require(has_scores or not self.scores_bytes, must, "another", "dtypes", "scores_bytes", do=do)
+        must, do = "matrices are saved for backward in training", "set it to before"
+        require(self.dequantize != "saved", must, "inference", "dtypes", "dequantize", do=do)
 
     @property
     def element_bytes(self) -> int:

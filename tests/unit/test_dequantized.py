@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from building import build
 from pydantic import ValidationError
-from trained import EXPERTS, GQA, LAYERS, MLA, H, arithmetic, workload
+from trained import EXPERTS, GQA, LAYERS, MLA, VIEWS, H, arithmetic, workload
 
 from simulator.graph import Graph
 
@@ -81,6 +81,30 @@ def test_stored_matrices_multiply_in_the_arithmetic_that_is_stated(more: dict[st
         assert (op.flops, op.read_bytes) == (other.flops, other.read_bytes)
 
 
+def test_matrices_that_autograd_saves_are_made_ready_once_and_stay_until_backward() -> None:
+    lora = {"rank": 2, "targets": ["attn.*", "ffn.*"]}
+    before, saved = (
+        build(workload(lora=lora, dtypes={"weights": "nf4", "dequantize": way})) for way in ("before", "saved")
+    )
+    made = [sum(op.name.endswith(".ready") for op in graph.ops) for graph in (before, saved)]
+    assert made == [2 * LAYERS * len(LINEARS) - 3, LAYERS * len(LINEARS)], "nothing before layer 0 has a gradient"
+    phases = {
+        op.phase for op in saved.ops if any(saved.tensors[t].name.endswith("ffn.up.weight.ready") for t in op.reads)
+    }
+    assert phases == {"forward", "backward"}
+    assert arithmetic(before) == arithmetic(saved)
+
+
+def test_scores_are_held_while_attention_runs_of_all_keys_masked_ones_too() -> None:
+    """Of 4 heads, each of 2 x 9 new tokens and all 9 of its sequence; in decode, of the one new token and 10."""
+    for phase, pairs in (("prefill", 2 * 9 * 9), ("decode", 2 * 10)):
+        more: dict[str, Any] = {"phase": phase, "batch": 2, "sequence": 9, "steps": 1}
+        plain, held = (build(workload(**more, dtypes=dtypes)) for dtypes in ({}, {"scores_bytes": 10}))
+        cores = [op.workspace_bytes for op in held.ops if op.name.endswith("attn.core")]
+        assert cores == LAYERS * [10 * 4 * pairs]
+        assert traffic(plain) == traffic(held)
+
+
 def refusal(*parts: dict[str, Any], **more: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         workload(*parts, **more)
@@ -92,6 +116,12 @@ def test_what_has_no_effect_is_refused() -> None:
     for key, value in {"dequantize": "before", "arithmetic": "fp8"}.items():
         assert must in refusal(phase="decode", dtypes={key: value})
         assert must in refusal(phase="decode", dtypes={key: value, "weights": "bf16"})
+    saved = {"weights": "int4", "dequantize": "saved"}
+    assert refusal(phase="decode", dtypes=saved) == (
+        "matrices are saved for backward in training, found inference; set it to before"
+    )
+    said = refusal(VIEWS[0], phase="prefill", dtypes={"scores_bytes": 4})
+    assert said.startswith("scores are of attention to all tokens, or to a window, found another")
     both = {"weights": "fp8", "dequantize": "before", "arithmetic": "fp8"}
     assert "multiplies in compute, found before, and fp8" in refusal(phase="decode", dtypes=both)
     assert "dtypes.arithmetic is for phase prefill" in refusal(

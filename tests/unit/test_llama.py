@@ -240,6 +240,9 @@ def test_the_loss_holds_the_copies_it_is_told_to(copies: int) -> None:
     ops = {op.name: op for op in graph.ops}
     assert ops["head/fwd/loss"].workspace_bytes == copies * 5 * 11 * 4
     assert ops["head/bwd/loss"].workspace_bytes == min(copies, 1) * 5 * 11 * 4
+    more = build(train(TINY, dtypes=Dtypes(logits_copies_fp32=copies, gradient_copies_fp32=2)))
+    held = {op.name: op.workspace_bytes for op in more.ops if op.name.endswith("/loss")}
+    assert held == {"head/fwd/loss": copies * 5 * 11 * 4, "head/bwd/loss": 2 * 5 * 11 * 4}
 
 
 def test_names_of_more_than_a_hundred_layers_sort() -> None:

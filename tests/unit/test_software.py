@@ -212,6 +212,13 @@ def test_what_a_driver_shows_is_the_peak_with_what_is_lost_and_reserved(tmp_path
     assert row.hardware.tiers["hbm"].held_bytes(peak) == row.summary["process_hbm_bytes"]
 
 
+def test_what_a_driver_shows_of_addresses_is_what_the_allocator_kept_and_what_is_reserved(tmp_path):
+    cached = chain.SCENARIO.replace("- static", "- {policy: static, allocator: caching}")
+    memory = "memory: {context: 40 MB, lost: 0.2}\n"
+    summary = driven(tmp_path, memory, scenario=cached, policies=["static"])["static"].summary
+    assert summary["process_hbm_bytes"] == 40_000_000 + summary["peak_reserved_hbm_bytes"]
+
+
 def test_collectives_have_buffers_only_where_there_are_several_ranks(tmp_path):
     (tmp_path / "soft.yaml").write_text(PROFILE + "memory: {communication: 7 MB}\n", encoding="utf-8")
     for workload, kept in (("llama3_8b_train_2x2x2", 7_000_000), ("llama3_8b_train", 0)):

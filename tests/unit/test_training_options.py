@@ -562,7 +562,8 @@ def test_what_contradicts_itself_is_refused() -> None:
     assert said.startswith("the states of a weight are stated once, found optimizer and dtypes.optimizer_bytes")
     must = "a loss in chunks has all of the vocabulary, and no fp32 copies, found"
     assert f"{must} ranks that share" in refusal(loss_chunks=2, parallel={"ranks": "all", "tensor": 2})
-    assert f"{must} logits_copies_fp32" in refusal(loss_chunks=2, dtypes={"logits_copies_fp32": 1})
+    for key in ("logits_copies_fp32", "gradient_copies_fp32"):
+        assert f"{must} dtypes.{key}" in refusal(loss_chunks=2, dtypes={key: 1})
     gpipe = {"ranks": "all", "data": 2, "zero_stage": 2, "micro_batches": 2, "schedule": "gpipe"}
     assert "found gpipe with sharded gradients" in refusal(loss_chunks=2, parallel=gpipe)
     assert refusal(checkpoint={"layers": [3]}).startswith("layers are numbered from 0 to 2, found 3")
