@@ -139,7 +139,8 @@ class Shared:
         self._path_ids: dict[tuple[int | float, Uses], int] = {}
         self._timings: dict[tuple[int, int, bool], tuple[int, int]] = {}
         self.link_paths = [[self._link_path(name, rank) for name in hardware.links] for rank in self.ranks]
-        given = budget_bytes if isinstance(budget_bytes, tuple) else hardware.rooms(len(stands_in), budget_bytes)
+        budget_bytes = hardware.rooms(len(stands_in)) if budget_bytes is None else budget_bytes
+        given = budget_bytes if isinstance(budget_bytes, tuple) else (budget_bytes,) * len(stands_in)
         self.columns = {
             **_link_columns(hardware),
             **self._tier_columns(given),

@@ -62,7 +62,9 @@ def check_trace(
     PlanError
         If a reactive plan issued an action that breaks a rule.
     """
-    rooms = budget_bytes if isinstance(budget_bytes, Sequence) else hardware.rooms(len(plans), budget_bytes)
+    if budget_bytes is None:
+        budget_bytes = hardware.rooms(len(plans))
+    rooms = budget_bytes if isinstance(budget_bytes, Sequence) else [budget_bytes] * len(plans)
     job, switches = Job.of(job, len(plans)) if isinstance(job, Graph) else job, switches or Switches()
     ran = [plan if isinstance(plan, RankPlan) else RankPlan(plan, None) for plan in plans]
     stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [of_rank.plan for of_rank in ran]
