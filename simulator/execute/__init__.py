@@ -41,7 +41,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     loss: Callable[[Any], Any] | None = None,
     homes: Mapping[str, str] | None = None,
     hardware: str | Path | None = None,
-    device: str | None = None,
+    device: Any = None,
     tier: Literal["disk", "memory"] | None = None,
     folder: str | Path | None = None,
     pace: tuple[str, str] | None = None,
@@ -58,8 +58,8 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     budget
         Most bytes of storages in memory, such as ``"6 GB"``: weights, gradients, states and activations.
     device
-        Where the step computes, such as ``"cuda"``: the budget is of its memory. Default: that
-        of a module's parameters; of a function, the accelerator that there is, or else the CPU.
+        Where the step computes, such as ``"cuda"`` or a ``torch.device``: the budget is of its memory. Default: that of
+        a module's parameters; of a function, the accelerator that there is, or else the CPU.
     policy
         A policy, or a row of a scenario, such as ``{"policy": "reactive", "options": {"look_ahead": 0}}``, or the path
         of a plan.
@@ -104,7 +104,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     budget_bytes, paces = _numbers(where, budget, pace)
     name = getattr(step, "__name__", type(step).__name__)
     if is_module:
-        device = device or next((str(held.device) for held in step.parameters()), None)  # type: ignore[attr-defined]
+        device = device or next((held.device for held in step.parameters()), None)  # type: ignore[attr-defined]
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
     scenario = {"policies": [policy], "homes": {**(homes or {})}}
@@ -165,8 +165,8 @@ def execute(step: Callable[..., Any], plan: str | Path, *, budget: str | float =
     step, budget
         As there; without a budget the plan takes the room that it takes.
     plan
-        A ``hosim-plan/1`` file, as ``step.write_plan`` and `hosim run` write it, for this step on the tiers ``ram`` and
-        ``disk``.
+        A ``hosim-plan/1`` file, as ``step.write_plan`` and `hosim run` write it, for this step on the tiers that
+        `offload` names.
     **more
         Other parameters of `offload`; `homes` are those of the plan.
 

@@ -159,10 +159,10 @@ class PinnedTier:
         with self._lock:
             must, found = f"pinned memory has room for {size:,} B", f"{self._left_bytes:,} B left"
             insist(_held(size) <= self._left_bytes, "tier in memory", must, found, "end other programs, or take a file")
+            place = next(self._count)
+            self._places[place] = self._torch.pinned(size)
             self._left_bytes -= _held(size)
-        place = next(self._count)
-        self._places[place] = self._torch.pinned(size)
-        return place
+            return place
 
     def release(self, place: int, size: int) -> None:
         """Give back a place of so many bytes."""
@@ -277,16 +277,18 @@ class Accelerator(Processor):
         with self._on(stream):
             stream.wait_event(after)
             above = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
-            begun = self.now(stream)
+            begun = self.now(stream)  # not before the ops that were issued earlier have ended
             self._torch.copy(*((below, above) if way == OUT else (above, below)))
             ended = self.now(stream)
         ended.synchronize()
-        if way == OUT and not is_pinned:
-            tier.write(place, below.data_ptr(), size_bytes)
-        elif is_pinned and tier.pace is None:
+        if is_pinned and tier.pace is None:
             return begun, ended
-        elif is_pinned:
+        if is_pinned or way == OUT:  # else it began as it was read
+            begun_s = self.seconds(begun)
+        if is_pinned:
             sleep(max(0, begun_s + size_bytes / tier.pace[way == IN] - perf_counter()))
+        elif way == OUT:
+            tier.write(place, below.data_ptr(), size_bytes)
         return begun_s, perf_counter()
 
     def _buffer(self, way: str, size_bytes: int) -> torch.Tensor:
@@ -306,7 +308,7 @@ class Accelerator(Processor):
             self._torch.set_index(index)
 
 
-def device_of(name: str | None) -> Processor:
+def device_of(name: object) -> Processor:
     """Return the device of a step, by its name; by default the accelerator that there is, or else the CPU.
 
     Raises
@@ -315,6 +317,7 @@ def device_of(name: str | None) -> Processor:
         If there is no such device.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name = None if name is None else str(name)  # of a torch.device, too
     if name == "cpu" or (name is None and accelerator is None):
         return Processor()
     has_streams, where = hasattr(torch.accelerator, "current_device_index"), "hosim.torch.offload"

@@ -261,7 +261,7 @@ def _forward(run: Any, self: Any, *inputs: Any, **named: Any) -> Any:
     """
     waiting = self.__dict__.setdefault("_waiting_for_others", set())
     if not self._comm_hooks:
-        for parameter in filter(lambda parameter: parameter.requires_grad, self.parameters()):
+        for parameter in (held for held in self.parameters() if held.requires_grad):
             parameter.register_hook(partial(_wait, self, waiting, id(parameter)))
         self.register_comm_hook(waiting, _reduce)
     must, do = "each parameter has a gradient in each step", "say find_unused_parameters=True, as PyTorch asks for, too"

@@ -214,6 +214,25 @@ def test_moments_of_a_step_are_in_order(device, memory):
     assert all(device.seconds(early) <= device.seconds(late) for early, late in pairwise(moments))
 
 
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_copy_out_takes_its_time_once_the_ops_before_it_have_ended(device, tier, tmp_path):
+    """What it waits for is no time of its link: a paced one takes as long as it says all the same."""
+    pace = (4e5, 4e5) if tier == "memory" else None
+    memory = StepMemory(1e6, device.lower(tmp_path if tier == "disk" else None, pace), device)
+    memory.notes = []
+    late(device._torch.compute)
+    with Lagging(device):
+        made = torch.arange(1000.0)
+    op_ended = device.now()
+    memory.copy_out(memory.block(made.untyped_storage(), "made"))
+    memory.settle()
+    ((begun, ended),) = [note[2:4] for note in memory.notes if note[0] == OUT and note[4]]
+    device.finish()
+    assert device.seconds(begun) >= device.seconds(op_ended) - 1e-3
+    assert device.seconds(ended) - device.seconds(begun) >= (4000 / 4e5 if pace else 0)
+    memory.close()
+
+
 def test_pinned_memory_has_an_end(device, monkeypatch):
     monkeypatch.setattr(devices, "free_memory", lambda: 5000)
     memory = StepMemory(1e6, device.lower(None, None), device)
@@ -225,7 +244,7 @@ def test_pinned_memory_has_an_end(device, monkeypatch):
 
 
 def test_a_device_that_is_not_there_is_refused():
-    for name in ("cuda:7", "mps", "tpu", "cuda:x"):
+    for name in ("cuda:7", "mps", "tpu", "cuda:x", 5):
         with pytest.raises(ConfigError, match=f"a device is there, found '{name}'"):
             hosim.torch.offload(lambda: None, budget="1 GB", device=name)
 
