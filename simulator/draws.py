@@ -277,9 +277,8 @@ def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
     choosers = _choosers(graph)
     if isinstance(origin, Routing):
         recorded = _recorded_flags(graph, origin)
-        counts = {
-            op: flags.sum(axis=0) + 1.0 for op, flags in recorded.items()
-        }  # once more, so that none is impossible
+        # once more than recorded, so that none is impossible
+        counts = {op: flags.sum(axis=0) + 1.0 for op, flags in recorded.items()}
         return {op: np.asarray(times / times.sum()) for op, times in counts.items()}
     if isinstance(origin, Shares):
         by_layer = _shares_of_file(origin, choosers)
