@@ -1,5 +1,6 @@
 """Steps of PyTorch that run within a budget, of kinds that a plan could get wrong; and the same without one."""
 
+import threading
 from contextlib import contextmanager
 from functools import cache
 
@@ -103,6 +104,39 @@ class Normalised(torch.nn.Module):
 
     def forward(self, x):
         return F.dropout(F.silu(self.norm(self.conv(x.transpose(1, 2)))), 0.2, training=True).transpose(1, 2)
+
+
+class Nested(torch.autograd.Function):
+    """Its backward runs another one, so deep that PyTorch goes on with a thread of its own, as for an accelerator."""
+
+    @staticmethod
+    def forward(ctx, x, layers, depth):
+        ctx.save_for_backward(x)
+        ctx.layers, ctx.depth = layers, depth
+        return x.view_as(x) if depth else layers(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,), layers, depth = ctx.saved_tensors, ctx.layers, ctx.depth
+        with torch.enable_grad():
+            given = x.detach().requires_grad_()
+            made = layers(given) if depth == 61 else Nested.apply(given, layers, depth + 1)
+        THREADS.add(threading.get_ident())
+        torch.autograd.backward(made, grad)
+        return given.grad, None, None
+
+
+THREADS = set()
+"""Those that ran backward of `Deep`."""
+
+
+class Deep(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.up, self.down = (torch.nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        return x + Nested.apply(self.first(x), lambda y: self.down(F.gelu(self.up(y))), 0)
 
 
 KINDS = (Attention, InPlace, Checkpointed, Tied, Experts, Autocast, Recurrent, Normalised)

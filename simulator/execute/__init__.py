@@ -214,7 +214,8 @@ def compare(
 ) -> Comparison:
     """Run a step under several policies within a budget, and put what was predicted beside what was measured.
 
-    Policies run one after the other, each with a step that is made anew under the same seed.
+    Policies have a step each, made anew under the same seed, and run in turns: what else the machine does meets them
+    all alike. Between its turns all that a step holds lies in the lower tier, which has room for that of all.
 
     Parameters
     ----------

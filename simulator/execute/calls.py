@@ -28,7 +28,8 @@ class Turn:
     Attributes
     ----------
     func, op
-        The function that is expected, and the name of its op; None if it is no op.
+        The function that is expected, and the name of its op; None if it is no op. At the end, an op that uses what the
+        step leaves is none that PyTorch runs.
     actions
         Actions before it on tensors that are moved in a step.
     given
@@ -98,7 +99,9 @@ def turns_of(
             written.update(op.writes)
         turn.given = tuple(ids.get(storage, -1) for storage in call.given) if moved else ()
         turns.append(turn)
-    return [*turns, Turn(None, None, before[-1])]
+    called = sum(call.op is not None for call in calls)
+    end = graph.ops[called].name if called < len(graph.ops) else None
+    return [*turns, Turn(None, end, [code for codes in before[called:] for code in codes])]
 
 
 def _by_op(graph: Graph, codes: Sequence[Code]) -> tuple[list[list[Code]], Counter[int]]:

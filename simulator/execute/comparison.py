@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 import torch
 
-from simulator.errors import HosimError, insist
+from simulator.errors import ConfigError, HosimError, insist
 from simulator.execute.accelerator import Processor
 from simulator.execute.measured import measured_row
 from simulator.execute.offloaded import Executed, Offloaded
@@ -153,14 +154,93 @@ class Comparison:
         return orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
-def compare(
-    name: str,
-    make: Callable[[Any], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]],
-    policies: Sequence[Any],
-    steps: int,
-    tell: Progress,
-) -> Comparison:
-    """Run some steps under each policy, one policy after the other.
+_Make = Callable[[Any], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]]
+
+
+class _Running:
+    """A policy's step, which has turns with others; between them, all that it holds lies below.
+
+    Parameters
+    ----------
+    make, policy
+        As for `compare`.
+
+    Attributes
+    ----------
+    step, losses
+        It, offloaded; what it has returned, turn by turn.
+    most_bytes
+        What was in use at most in a turn that was measured, beyond what was before it, as `_in_use` tells it [B].
+    error
+        Why it runs no more; None if it runs.
+    """
+
+    def __init__(self, make: _Make, policy: Any) -> None:
+        torch.manual_seed(0)
+        self.step, args, kwargs = make(policy)
+        self.step.keep_traces()
+        run = partial(run_unplanned, self.step, policy) if policy in ROWS else self.step
+        self._call, self._come_back, device = (
+            partial(run, *args, **kwargs),
+            cast(Callable[[], Any], int),
+            self.step.device,
+        )
+        self._random = [torch, *([] if device.name == "cpu" else [torch.get_device_module(device.name)])]
+        self._states, self._policy = [module.get_rng_state() for module in self._random], policy
+        self.losses, self.most_bytes, self.error = (
+            list[torch.Tensor](),
+            [0] * len(_IN_USE),
+            cast(HosimError | None, None),
+        )
+
+    def turn(self, *, is_measured: bool) -> None:
+        """Run the step once, unless it failed before."""
+        try:
+            if self.error is None:
+                self._run(is_measured)
+        except HosimError as error:  # is this row's result: others stand
+            self.error = error
+            self.step.close()
+
+    def _run(self, is_measured: bool) -> None:
+        for module, state in zip(self._random, self._states, strict=True):
+            module.set_rng_state(state)
+        before = _in_use(self.step.device)
+        self._come_back()
+        _forget_most()
+        self.step.device.count_most()
+        self.losses += [tensor.detach().clone() for tensor in tensors([self._call()])]
+        if is_measured:
+            more = map(int.__sub__, _in_use(self.step.device, most=True), before)
+            self.most_bytes = [*map(max, self.most_bytes, more)]
+        self._states = [module.get_rng_state() for module in self._random]
+        self._come_back = self.step.make_way()
+
+    def row(self, name: str) -> dict[str, Any]:
+        """Return its row of the table."""
+        label = self._policy if isinstance(self._policy, str) else self._policy.get("label", self._policy["policy"])
+        row = dict.fromkeys(_KEYS) | {"policy": label}
+        if not (self.error or self.step.predicted or self._policy in ROWS):
+            must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
+            self.error = ConfigError(name, must, "no two calls alike", do)
+        if self.error:
+            return row | {"why": str(self.error)}
+        row |= _predicted(self.step) | _measured(self.step.steps[_FIRST:])
+        return row | {"is_within": row["measured_peak_bytes"] <= self.step.budget_bytes}
+
+    def result(self) -> Result | None:
+        """Return the row that was predicted, with the median step beside it; None without a plan."""
+        predicted = None if self.error else self.step.predicted
+        if predicted is None:
+            return None
+        executed = sorted(self.step.steps[_FIRST:], key=lambda step: step.step_s)
+        middle = executed[(len(executed) - 1) // 2]
+        measured = measured_row(predicted, cast(Trace, middle.trace), round(middle.step_s * 1e9))
+        return replace(predicted, measured=measured)
+
+
+def compare(name: str, make: _Make, policies: Sequence[Any], steps: int, tell: Progress) -> Comparison:
+    """Run some steps under each policy, in turns: what else the machine does meets all of them alike.
 
     Parameters
     ----------
@@ -173,54 +253,43 @@ def compare(
     tell
         Called with the progress.
     """
+    running, turns, count = list[_Running](), range(_FIRST + steps), len(policies)
+    try:
+        for turn, place in product(turns, range(count)):
+            tell("steps", turn * count + place, len(turns) * count)
+            if turn == 0:
+                running.append(_Running(make, policies[place]))
+            running[place].turn(is_measured=turn >= _FIRST)
+        return _compared(name, running)
+    finally:
+        for left in running:
+            left.step.close()
+
+
+def _compared(name: str, running: list[_Running]) -> Comparison:
+    """Put steps that have had their turns beside each other, and let go of one after the other."""
+    device, budget_bytes = running[0].step.device, running[0].step.budget_bytes
     rows, results, first, errors = list[dict[str, Any]](), dict[str, Result](), list[torch.Tensor](), list[HosimError]()
-    for policy in policies:
-        torch.manual_seed(0)
-        step, args, kwargs = make(policy)
-        call = partial(partial(run_unplanned, step, policy) if policy in ROWS else step, *args, **kwargs)
-        label = policy if isinstance(policy, str) else policy.get("label", policy["policy"])
-        rows.append(dict.fromkeys(_KEYS) | {"policy": label})
-        with step:
-            step.keep_traces()
-            budget_bytes, device = step.budget_bytes, step.device
-            try:
-                losses, *most_bytes = _run(call, steps, partial(tell, f"{label}, steps"), device)
-                must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
-                insist(step.predicted or policy in ROWS, name, must, "no two calls alike", do)
-            except HosimError as error:  # is this row's result: others stand
-                errors.append(error)
-                rows[-1]["why"], losses, most_bytes = str(error), [], [None, None]
-            else:
-                first, executed = first or losses, step.steps[_FIRST:]
-                rows[-1] |= _predicted(step) | _measured(executed)
-                rows[-1]["is_equal"] = len(first) == len(losses) and all(map(_is_same, losses, first))
-                rows[-1]["is_within"] = rows[-1]["measured_peak_bytes"] <= budget_bytes
-                if (predicted := step.predicted) is not None:
-                    middle = sorted(executed, key=lambda step: step.step_s)[(len(executed) - 1) // 2]
-                    measured = measured_row(predicted, cast(Trace, middle.trace), round(middle.step_s * 1e9))
-                    results[predicted.label] = replace(predicted, measured=measured)
-        del step, call, args, kwargs
-        for key, bytes_at_most, left in zip(_IN_USE, most_bytes, (_left_bytes(), device.allotted()), strict=True):
-            rows[-1][key] = bytes_at_most and bytes_at_most - (left or 0)
+    while running:
+        ran, before = running[0], _in_use(device)
+        rows.append(ran.row(name))
+        if ran.error:
+            errors.append(ran.error)
+        else:
+            first, most_bytes = first or ran.losses, ran.most_bytes
+            rows[-1]["is_equal"] = len(first) == len(ran.losses) and all(map(_is_same, first, ran.losses))
+            if (result := ran.result()) is not None:
+                results[result.label] = result
+        ran.step.close()
+        del running[0], ran
+        if not rows[-1]["why"]:  # what did not make way between turns was in use, too
+            kept = map(int.__sub__, before, _in_use(device))
+            rows[-1] |= {key: most + left or None for key, most, left in zip(_IN_USE, most_bytes, kept, strict=True)}
     if len(errors) == len(rows):
         raise errors[0]
     relate([*results.values()])  # each was planned alone, with the times of its own ops
     relate([cast(Result, row.measured) for row in results.values()])
     return Comparison(name, budget_bytes, tuple(rows), results)
-
-
-def _run(
-    call: Callable[[], Any], steps: int, tell: Callable[[int, int], None], device: Processor
-) -> tuple[list[torch.Tensor], int | None, int | None]:
-    """Run steps; return their losses, and what was resident and allotted at most while they were measured [B]."""
-    losses = list[torch.Tensor]()
-    for done in range(_FIRST + steps):
-        tell(done, _FIRST + steps)
-        if done == _FIRST:
-            _forget_most()
-            device.count_most()
-        losses += [tensor.detach().clone() for tensor in tensors([call()])]
-    return losses, _resident_bytes("VmHWM") if _CAN_FORGET else None, device.allotted(most=True)
 
 
 def _is_same(loss: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -271,9 +340,11 @@ def _resident_bytes(field: str) -> int:
     return sizes[field] - sizes["RssFile"] - sizes["RssShmem"]
 
 
-def _left_bytes() -> int:
-    """Return what is resident once the allocator has given back what it holds."""
-    gc.collect()
-    with suppress(AttributeError):  # of glibc; others do not hold it back
-        ctypes.CDLL(None).malloc_trim(0)
-    return _resident_bytes("VmRSS")
+def _in_use(device: Processor, *, most: bool = False) -> tuple[int, int]:
+    """Return what is resident, and what is allotted, now or at most [B]; 0 where the system does not tell."""
+    if not most:  # what the allocator holds back is given back first
+        gc.collect()
+        with suppress(AttributeError):  # of glibc; others do not hold it back
+            ctypes.CDLL(None).malloc_trim(0)
+    resident = _resident_bytes("VmHWM" if most else "VmRSS") if _CAN_FORGET else 0
+    return resident, device.allotted(most=most) or 0

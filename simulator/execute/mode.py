@@ -7,7 +7,7 @@ storages live on until the plan makes nothing of them any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
@@ -234,6 +234,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         else:
             memory.wait(block, writes=True)
 
+    def alive(self, tensors: Container[int]) -> set[HeldStorage]:
+        """Return what is followed of some tensors, if PyTorch has not freed it."""
+        return {block for t, block in self.blocks.items() if t in tensors and block.ref() is not None}
+
     def codes(self) -> list[Code]:
         """Return the actions of the step in order, computes among them."""
         ops = count()
@@ -244,8 +248,16 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         """Do what comes after the last op."""
         if self.stopped is None and self._turns[self._at].func is not None:
             self._stop(self._difference("the end of the step"))
-        for code in self._turns[-1].actions if self.stopped is None else ():
+        if self.stopped is None:
+            self._end(self._turns[-1])
+
+    def _end(self, turn: Turn) -> None:
+        for code in turn.actions:
             self._do(code)
+        if turn.op is not None:
+            for block in filter(None, map(self.blocks.get, self._graph.ops[-1].reads)):
+                self._memory.wait(block)
+            self.ended.append((self.device.ended(), len(self._memory.waits)))
 
 
 _UNSAFE = frozenset((torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes))

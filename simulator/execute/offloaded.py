@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -23,19 +24,20 @@ from simulator.execute.held import ExecutionError, HeldStorage
 from simulator.execute.machine import planned
 from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep
-from simulator.execute.on_demand import OnDemand
+from simulator.execute.on_demand import OnDemand, may_leave
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
-from simulator.graph import Graph
+from simulator.graph import Graph, Op
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Storage
 from simulator.importers.torch import imported
 from simulator.importers.torch_machine import tensors
 from simulator.importers.torch_run import ModuleWatch
 from simulator.outputs import written
-from simulator.plan import Actions
+from simulator.plan import COMPUTE, NOWHERE, Actions
 from simulator.run.results import Result
+from simulator.scenario import PolicyChoice
 from simulator.trace import Trace
 
 _ONE = Lock()
@@ -76,7 +78,7 @@ class Planning:
     record, input_of
         Its last run on demand; storage -> position among the tensors of the inputs.
     imported, ids
-        The graph that the record makes; None before it is planned. Storage -> its tensor, if an op uses it.
+        The workload that the record makes; None before it is planned. Storage -> its tensor, if an op uses it.
     result, turns
         The row that was planned, with all that is predicted; what happens at each call.
     took_ns
@@ -92,7 +94,7 @@ class Planning:
     took_ns: list[list[int]] = field(default_factory=list)
 
     @property
-    def graph(self) -> Graph:
+    def recorded(self) -> Graph:
         """The recorded graph."""
         return cast(Graph, cast(Imported, self.imported).graph)
 
@@ -100,7 +102,7 @@ class Planning:
     def below(self) -> set[int]:
         """Tensors that live in the lower tier between steps."""
         plan = cast(Result, self.result).plans[0]
-        return {t for t, home in enumerate(plan.home) if home != self.compute_tier}
+        return {t for t, home in enumerate(plan.home) if home not in (self.compute_tier, NOWHERE)}
 
     @property
     def compute_tier(self) -> int:
@@ -188,6 +190,7 @@ class Offloaded:
         self._memory, self._plannings = StepMemory(budget_bytes, tier, device), dict[tuple[Any, ...], Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
         self._unplanned, self._guarded = set[tuple[Any, ...]](), weakref.WeakSet[Any]()
+        self._left = set[HeldStorage]()  # what the last step has left below, and no plan need know
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
         self._ends = ExitStack()
         self._ends.callback(self._memory.close)
@@ -234,13 +237,11 @@ class Offloaded:
         """
         planning, where = self._last, f"plan of {self._name}"
         insist(planning, where, "a step that was planned has a plan", "none yet", "run the step three times before")
-        plan = cast(Result, cast(Planning, planning).result).plans[0]
+        plan, graph = cast(Result, cast(Planning, planning).result).plans[0], cast(Planning, planning).recorded
+        codes = [code for code in codes_of(plan) if code[:2] != (COMPUTE, len(graph.ops))]
         with written(Path(out), option="plan") as (part,):
-            plan_jsonl.write(
-                replace(plan, actions=Actions.from_columns(*zip(*codes_of(plan), strict=True))),
-                cast(Planning, planning).graph,
-                part,
-            )
+            actions = Actions.from_columns(*zip(*codes, strict=True))
+            plan_jsonl.write(replace(plan, actions=actions), graph, part)
 
     def keep_traces(self) -> None:
         """Keep the trace of each step under a plan from now on (`Executed.trace`)."""
@@ -278,13 +279,12 @@ class Offloaded:
         with self._watch as watch:
             record = OnDemand(watch, (args, kwargs), self._memory, None if before is None else before.record)
             positions = {record.storage_of(tensor): n for n, tensor in enumerate(tensors((args, kwargs)))}
-            made = self._measured(
-                "on demand", record, args, kwargs, self._owned if self._scenario.get("homes") else list
-            )
+            made = self._measured("on demand", record, args, kwargs, self._away)
         must, do = f"a step has tensors on {self.device.name}", "name the device where they are: device="
         insist(self._memory.peak_bytes, f"step {self._name}", must, "none", do)
         if self._scenario.get("homes"):
             self._guard()
+            self._left = {block for block, kind in self._owned().items() if kind == "gradient"}
         self._plannings[key] = planning = Planning(record, positions)
         if key not in self._unplanned and before is not None and before.record.functions() == record.functions():
             self._plan(key, planning, record.took_ns)
@@ -295,10 +295,11 @@ class Offloaded:
     def _run_planned(self, key: tuple[Any, ...], planning: Planning, args: Any, kwargs: Any) -> Any:
         row = cast(Result, planning.result)
         lasting = planning.lasting(list(tensors((args, kwargs))))
-        below = [self._memory.block(lasting[t]) for t in planning.below & lasting.keys()]
-        mode = PlannedStep(planning.graph, planning.turns, self._memory, planning.compute_tier, lasting)
-        made = self._measured(row.label, mode, args, kwargs, lambda: below)
-        if below:
+        mode = PlannedStep(row.graph, planning.turns, self._memory, planning.compute_tier, lasting)
+        old = self._left.difference(mode.lasting.values())  # gradients of the step before
+        made = self._measured(row.label, mode, args, kwargs, lambda: {*old, *mode.alive(planning.below)})
+        self._left = mode.alive(planning.below)
+        if planning.below:
             self._guard()
         if self._memory.notes is not None and mode.stopped is None:
             trace = trace_of(mode, row.hardware, planning.below, self._memory.notes)
@@ -316,10 +317,25 @@ class Offloaded:
                 self._plan(key, planning, [statistics.median_low(took) for took in zip(*planning.took_ns, strict=True)])
         return made
 
-    def _owned(self) -> list[HeldStorage]:
-        """Return what modules and optimizers hold and is away."""
-        blocks = (self._memory.find(tensor.untyped_storage()) for *_, tensor in self._watch.owned())
-        return [block for block in blocks if block is not None and block.is_away]
+    def _owned(self) -> dict[HeldStorage, str]:
+        """Return what is followed of what modules and optimizers hold, and its kind."""
+        owned = {self._memory.find(tensor.untyped_storage()): kind for _, kind, tensor in self._watch.owned()}
+        return {block: kind for block, kind in owned.items() if block is not None}
+
+    def _away(self) -> set[HeldStorage]:
+        return {block for block in self._owned() if block.is_away} if self._scenario.get("homes") else set()
+
+    def _with_end(self, graph: Graph) -> Graph:
+        """Add an op to a graph that is to be planned: the caller has what the step leaves, but for homes below."""
+        (row,) = self._scenario["policies"]
+        policy = row if isinstance(row, str) else row.get("policy", "")
+        if PolicyChoice.model_construct(policy=str(policy)).is_file:
+            return graph
+        homes, below = self._scenario["homes"], self.device.tiers[1]
+        asked = {t: tier for pattern, tier in homes.items() for t in graph.matching(pattern)}
+        new = {*graph.outputs}.difference(graph.inputs, graph.made_on_host)
+        left = tuple(sorted(t for t in new if asked.get(t) != below))
+        return replace(graph, ops=(*graph.ops, Op("step/end", left, duration_ns=0))) if left else graph
 
     def _guard(self) -> None:
         """Guard modules and optimizers of which something may live below."""
@@ -336,8 +352,15 @@ class Offloaded:
         self._memory.settle()
         yield
 
+    def make_way(self) -> Callable[[], None]:
+        """Send below all that may leave, so that another step has the room; return what brings it back."""
+        memory = self._memory
+        before = [*memory.moved.values()]
+        memory.settle([block for block in memory.blocks() if block.is_away or may_leave(block)])
+        return partial(memory.settle, before)
+
     def _measured(
-        self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any, below: Callable[[], list[HeldStorage]]
+        self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any, below: Callable[[], set[HeldStorage]]
     ) -> Any:
         """Run a step in a mode and note what it took; in the end all is there but what lives below."""
         memory = self._memory
@@ -346,8 +369,8 @@ class Offloaded:
         try:
             with mode:
                 made = self._step(*args, **kwargs)
-            waits = len(memory.waits)
             mode.finish()
+            waits = len(memory.waits)
         finally:
             memory.settle(below())
         self.device.finish()
@@ -362,19 +385,19 @@ class Offloaded:
         how = "A step that ran was recorded; each op takes as long as it took in a step under a plan."
         planning.imported = planning.imported or imported(self._name, record, free_early=False, how=how)
         funcs = (call.func for call in record.sequence if call.op is not None)
-        timed = zip(planning.graph.ops, took_ns, funcs, strict=True)
+        timed = zip(planning.recorded.ops, took_ns, funcs, strict=False)  # a planned step may have one op more
         ops = (replace(op, duration_ns=ns, repeatable=op.repeatable and bool(into(f))) for op, ns, f in timed)
-        graph = replace(planning.graph, ops=tuple(ops))
+        graph = replace(planning.recorded, ops=tuple(ops))
         planning.imported = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
-        by_name = {tensor.name: t for t, tensor in enumerate(planning.graph.tensors)}
+        by_name = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
         used = dict.fromkeys(storage for call in record.calls for storage in (*call.reads, *call.writes))
         planning.ids = {s: by_name[s.name] for s in used | {s: None for s in record.before if s not in record.died}}
         beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
         self.beside_bytes = sum(storage.size_bytes for storage in beside)
         budget_bytes = self.budget_bytes - self.beside_bytes
-        result, error = planned(
-            where, planning.imported, self._machine, self._scenario, budget_bytes, self.device.tiers
-        )
+        graph = self._with_end(graph)
+        to_plan = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
+        result, error = planned(where, to_plan, self._machine, self._scenario, budget_bytes, self.device.tiers)
         if error and (result.status == "failed" or self._strict):
             raise error
         if error:  # the step itself was done, and fits on demand, or under the plan that it has

@@ -134,7 +134,7 @@ class OnDemand(OpRecorder):
         memory, now = self._memory, len(self.sequence) + 1
         if memory.used_bytes + size_bytes <= memory.budget_bytes:
             return
-        others = [block for block in memory.blocks() if block.used_at != now and _may_leave(block)]
+        others = [block for block in memory.blocks() if block.used_at != now and may_leave(block)]
         for block in sorted(others, key=lambda block: block.used_at):
             if memory.used_bytes + size_bytes <= memory.budget_bytes:
                 return
@@ -175,7 +175,7 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _may_leave(block: HeldStorage) -> bool:
+def may_leave(block: HeldStorage) -> bool:
     """Tell whether a block is there, and may be resized."""
     storage = block.ref()
     if storage is None or block.is_away or not block.size_bytes:

@@ -87,7 +87,6 @@ class PolicyChoice(Part):
         label_of(self.row)
         must, found = "a plan from a file is for the program's own order", "order: mpmd"
         require(self.order == "program" or not self.is_file, must, found, "order", do="remove order")
-        must = "turns are for a policy that knows of shared links"
         do = "drop staggered, or name a policy without alone"
         must, is_free = "the actions of a plan say what they read in place", not self.is_file or self.in_place is None
         require(is_free, must, f"in_place: {self.in_place}", "in_place", do="remove it")

@@ -13,14 +13,27 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hosim.torch  # noqa: E402 - it needs torch
-from budgeted import KINDS, Attention, Experts, InPlace, budget_of, made, plain, run, same, state  # noqa: E402
+from budgeted import (  # noqa: E402
+    KINDS,
+    THREADS,
+    Attention,
+    Deep,
+    Experts,
+    InPlace,
+    budget_of,
+    made,
+    plain,
+    run,
+    same,
+    state,
+)
 from lagging import Lagging, LaggingDevice  # noqa: E402
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute import accelerator as devices  # noqa: E402
 from simulator.execute.held import IN, OUT, HeldStorage  # noqa: E402
 from simulator.execute.measured import measured_row  # noqa: E402
-from simulator.execute.on_demand import _may_leave  # noqa: E402
+from simulator.execute.on_demand import may_leave  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
 
@@ -65,7 +78,21 @@ def test_a_step_gives_the_same_numbers_within_its_budget(device, policy, kind, m
         assert last.out_bytes > 0
         assert all(one.peak_bytes <= budget for one in step.steps[1:])
         assert list(row.hardware.tiers) == ["hbm", "disk" if "tier" in more else "ram"]
-        assert all(op.duration_ns > 0 for op in row.graph.ops), "each op was timed by the device"
+        assert all(op.duration_ns > 0 for op in step.recorded.graph.ops), "each op was timed by the device"
+
+
+@pytest.mark.slow
+def test_backward_runs_in_threads_of_pytorch(device):
+    model, optimizer, x = made(Deep)
+    options = {"budget": budget_of(Deep), "strict": True, "pace": PACE}
+    expected = plain(Deep, 7)
+    THREADS.clear()
+    with hosim.torch.offload(lagging(device, model, optimizer), **options) as step:
+        assert same(expected[0], run(step, x, 7))
+        assert same(expected[1], state(model, optimizer))
+        assert step.steps[-1].plan == "static"
+        assert step.steps[-1].out_bytes > 0
+    assert {threading.get_ident()} < THREADS
 
 
 def test_optimizer_states_live_below_between_steps(device):
@@ -180,9 +207,9 @@ def test_storages_leave_though_an_accelerator_calls_all_of_them_shared(monkeypat
     block = HeldStorage(
         lambda: SimpleNamespace(device=torch.device("cuda:0"), is_shared=lambda: True, resizable=lambda: 1), "x", 1
     )
-    assert _may_leave(block)
+    assert may_leave(block)
     x = torch.ones(100).share_memory_()
-    assert not _may_leave(HeldStorage(weakref.ref(x.untyped_storage()), "x", 400))
+    assert not may_leave(HeldStorage(weakref.ref(x.untyped_storage()), "x", 400))
 
 
 def test_an_error_of_the_device_ends_the_step(device, memory, monkeypatch):

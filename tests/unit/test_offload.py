@@ -21,6 +21,7 @@ from budgeted import (  # noqa: E402
     Attention,
     Autocast,
     Checkpointed,
+    Deep,
     Experts,
     InPlace,
     Normalised,
@@ -54,6 +55,7 @@ ON_DEMAND = {"policy": "reactive", "label": "on demand", "options": {"look_ahead
 AT_ONCE = {"policy": "reactive", "label": "at once", "options": {"synchronous": True}}
 ROWS = [("static", Attention), (ON_DEMAND, Experts)]
 SLOW = [("reactive", Attention), (AT_ONCE, Recurrent), ("lookahead", InPlace), ("offload_saved", Tied)]
+SLOW += [("static", Deep), ("reactive", Deep)]
 SLOW += [(policy, kind) for policy in ("static", "reactive", ON_DEMAND) for kind in KINDS]
 SLOW = [row for n, row in enumerate(SLOW) if row not in ROWS + SLOW[:n]]
 SLOW = [(*row, 8) for row in SLOW] + [(*row, tenths) for row in ROWS + SLOW[-len(KINDS) * 3 :] for tenths in (9, 10)]
@@ -621,6 +623,35 @@ def test_what_lives_below_between_steps_is_there_when_a_step_needs_it(policy, ho
         assert same(expected[0], losses)
         assert all(one.peak_bytes <= lasting * 9 // 10 for one in step.steps[1:])
     assert same(expected[1], state(model, optimizer)), "all comes home when it is closed"
+
+
+def test_what_a_step_leaves_is_within_the_budget_when_it_ends():
+    """Gradients outlast a step, and the next one frees them: they are there between steps, or below."""
+
+    def linear():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 64)
+
+    loss = {"loss": lambda made: made.square().mean()}
+    model, optimizer, x = linear()
+    expected, weights_bytes = run(step_of(model, optimizer, **loss), x, 7), sum(p.nbytes for p in model.parameters())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    options = {"budget": weights_bytes * 9 // 5, "tier": "memory", "strict": True, **loss}
+    model, optimizer, x = linear()
+    with (
+        hosim.torch.offload(model, optimizer=optimizer, **options) as step,
+        pytest.raises(ConfigError, match=r"infeasible: .* B short; .*homes below"),
+    ):
+        run(step, x)
+    for policy in ("static", "reactive"):
+        model, optimizer, x = linear()
+        more = {"optimizer": optimizer, "homes": {"gradient": "disk"}, "policy": policy}
+        with hosim.torch.offload(model, **more, **options) as step:
+            assert same(expected, run(step, x, 7))
+            assert all(one.peak_bytes <= options["budget"] for one in step.steps)
+            assert all(parameter.grad.untyped_storage().nbytes() == 0 for parameter in model.parameters())
+        assert same(gradients, [parameter.grad for parameter in model.parameters()])
 
 
 def test_what_was_brought_back_and_changed_since_is_written_again():
