@@ -93,7 +93,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     ConfigError
         If torch is not installed, the budget is no size, or the folder cannot hold a file.
     """
-    parts = ("execute.offloaded", "execute.machine", "importers.torch_run", "execute.accelerator")
+    parts = ("execute.offloaded", "execute.planning", "importers.torch_run", "execute.accelerator")
     steps, profile, torch_run, devices = map(_part, parts)
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
     must, do = "a function runs its own loss and optimizer", "call them in the function"

@@ -22,6 +22,7 @@ from simulator.execute.calls import Turn, into
 from simulator.execute.held import ExecutionError, HeldStorage
 from simulator.execute.storages import StepMemory
 from simulator.graph import Graph
+from simulator.importers.torch_machine import tensors
 from simulator.plan import COMPUTE, COPY, DETACH, Code
 
 
@@ -299,10 +300,10 @@ def _like(model: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def _leaves(values: Iterable[Any]) -> list[torch.Tensor]:
     """Return the tensors in lists and tuples, as `tensors` does, in a fraction of its time: each call has it."""
-    leaves = []
+    leaves = list[torch.Tensor]()
     for value in values:
         if isinstance(value, torch.Tensor):
-            leaves.append(value)
+            leaves += [value] if value.layout is torch.strided else tensors([value])
         elif isinstance(value, (list, tuple)):  # in two thirds of the time of a union
             leaves += _leaves(value)
     return leaves

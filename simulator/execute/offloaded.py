@@ -19,25 +19,21 @@ import torch
 
 from simulator.errors import insist
 from simulator.execute.accelerator import PinnedTier, Processor
-from simulator.execute.calls import Turn, codes_of, into, turns_of
+from simulator.execute.calls import codes_of
 from simulator.execute.held import ExecutionError, HeldStorage
-from simulator.execute.machine import planned
 from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep
 from simulator.execute.on_demand import OnDemand, may_leave
+from simulator.execute.planning import Planning
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
-from simulator.graph import Graph, Op
 from simulator.importers.imported import Imported
-from simulator.importers.recordings import Storage
-from simulator.importers.torch import imported
 from simulator.importers.torch_machine import tensors
 from simulator.importers.torch_run import ModuleWatch
 from simulator.outputs import written
-from simulator.plan import COMPUTE, NOWHERE, Actions
+from simulator.plan import COMPUTE, Actions
 from simulator.run.results import Result
-from simulator.scenario import PolicyChoice
 from simulator.trace import Trace
 
 _ONE = Lock()
@@ -67,54 +63,6 @@ class Executed:
     out_bytes: int
     in_bytes: int
     trace: Trace | None = field(default=None, repr=False)
-
-
-@dataclass(eq=False, slots=True)
-class Planning:
-    """A step that was recorded, for inputs of some shapes.
-
-    Attributes
-    ----------
-    record, input_of
-        Its last run on demand; storage -> position among the tensors of the inputs.
-    imported, ids
-        The workload that the record makes; None before it is planned. Storage -> its tensor, if an op uses it.
-    result, turns
-        The row that was planned, with all that is predicted; what happens at each call.
-    took_ns
-        By step under a plan, until enough were timed: how long each op took [ns].
-    """
-
-    record: OnDemand
-    input_of: Mapping[Storage, int]
-    imported: Imported | None = None
-    ids: dict[Storage, int] = field(default_factory=dict)
-    result: Result | None = None
-    turns: list[Turn] = field(default_factory=list)
-    took_ns: list[list[int]] = field(default_factory=list)
-
-    @property
-    def recorded(self) -> Graph:
-        """The recorded graph."""
-        return cast(Graph, cast(Imported, self.imported).graph)
-
-    @property
-    def below(self) -> set[int]:
-        """Tensors that live in the lower tier between steps."""
-        plan = cast(Result, self.result).plans[0]
-        return {t for t, home in enumerate(plan.home) if home not in (self.compute_tier, NOWHERE)}
-
-    @property
-    def compute_tier(self) -> int:
-        """Id of the compute tier in the plan."""
-        result = cast(Result, self.result)
-        return result.plans[0].tiers.index(result.hardware.compute_tier)
-
-    def lasting(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
-        """Return what persistent tensors are now: the storages of the inputs, and those that are still there."""
-        present = {storage: ref() for storage, ref in self.record.lasting.items()}
-        present |= {storage: inputs[position].untyped_storage() for storage, position in self.input_of.items()}
-        return {self.ids[s]: memory for s, memory in present.items() if memory is not None and s in self.ids}
 
 
 class Guard:
@@ -325,18 +273,6 @@ class Offloaded:
     def _away(self) -> set[HeldStorage]:
         return {block for block in self._owned() if block.is_away} if self._scenario.get("homes") else set()
 
-    def _with_end(self, graph: Graph) -> Graph:
-        """Add an op to a graph that is to be planned: the caller has what the step leaves, but for homes below."""
-        (row,) = self._scenario["policies"]
-        policy = row if isinstance(row, str) else row.get("policy", "")
-        if PolicyChoice.model_construct(policy=str(policy)).is_file:
-            return graph
-        homes, below = self._scenario["homes"], self.device.tiers[1]
-        asked = {t: tier for pattern, tier in homes.items() for t in graph.matching(pattern)}
-        new = {*graph.outputs}.difference(graph.inputs, graph.made_on_host)
-        left = tuple(sorted(t for t in new if asked.get(t) != below))
-        return replace(graph, ops=(*graph.ops, Op("step/end", left, duration_ns=0))) if left else graph
-
     def _guard(self) -> None:
         """Guard modules and optimizers of which something may live below."""
         for owner in {*(root for _, root in self._watch._roots), *self._watch._optimizers}.difference(self._guarded):
@@ -381,28 +317,11 @@ class Offloaded:
 
     def _plan(self, key: tuple[Any, ...], planning: Planning, took_ns: list[int]) -> None:
         """Plan a step whose ops take so long; if no plan fits, go on on demand, unless that is to be an error."""
-        record, where = planning.record, f"plan of {self._name}"
-        how = "A step that ran was recorded; each op takes as long as it took in a step under a plan."
-        planning.imported = planning.imported or imported(self._name, record, free_early=False, how=how)
-        funcs = (call.func for call in record.sequence if call.op is not None)
-        timed = zip(planning.recorded.ops, took_ns, funcs, strict=False)  # a planned step may have one op more
-        ops = (replace(op, duration_ns=ns, repeatable=op.repeatable and bool(into(f))) for op, ns, f in timed)
-        graph = replace(planning.recorded, ops=tuple(ops))
-        planning.imported = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
-        by_name = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
-        used = dict.fromkeys(storage for call in record.calls for storage in (*call.reads, *call.writes))
-        planning.ids = {s: by_name[s.name] for s in used | {s: None for s in record.before if s not in record.died}}
-        beside = {*record.lasting} - planning.ids.keys() - record.died.keys()  # old gradients are gone at once
-        self.beside_bytes = sum(storage.size_bytes for storage in beside)
-        budget_bytes = self.budget_bytes - self.beside_bytes
-        graph = self._with_end(graph)
-        to_plan = replace(planning.imported, files={**planning.imported.files, ".jsonl": graph})
-        result, error = planned(where, to_plan, self._machine, self._scenario, budget_bytes, self.device.tiers)
-        if error and (result.status == "failed" or self._strict):
+        planning.time(self._name, took_ns)
+        self.beside_bytes = planning.beside_bytes
+        error = planning.plan(self._name, self._machine, self._scenario, self.budget_bytes, self.device.tiers)
+        if error and self._strict:
             raise error
         if error:  # the step itself was done, and fits on demand, or under the plan that it has
             self._unplanned.add(key)
             warnings.warn(f"{error}. Its steps run on demand.", stacklevel=4)
-            return
-        planning.result, codes = result, codes_of(result.plans[0])
-        planning.turns = turns_of(graph, record.sequence, planning.ids, codes, planning.below)

@@ -625,6 +625,22 @@ def test_what_lives_below_between_steps_is_there_when_a_step_needs_it(policy, ho
     assert same(expected[1], state(model, optimizer)), "all comes home when it is closed"
 
 
+def test_gradients_that_are_sparse_are_followed_by_their_parts():
+    def embedded():
+        torch.manual_seed(1)
+        table, layer = torch.nn.Embedding(2000, 64, sparse=True), torch.nn.Linear(64, 64)
+        model = torch.nn.Sequential(table, layer, torch.nn.Tanh(), torch.nn.Linear(64, 64))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randint(0, 2000, (512,))
+
+    options = {"budget": 1_250_000, "tier": "memory", "strict": True, "loss": lambda made: made.square().mean()}
+    model, optimizer, x = embedded()
+    expected = run(step_of(model, optimizer, options["loss"]), x)
+    model, optimizer, x = embedded()
+    with hosim.torch.offload(model, optimizer=optimizer, **options) as step:
+        assert same(expected, run(step, x))
+        assert step.steps[-1].out_bytes > 0
+
+
 def test_what_a_step_leaves_is_within_the_budget_when_it_ends():
     """Gradients outlast a step, and the next one frees them: they are there between steps, or below."""
 
@@ -714,7 +730,7 @@ def test_a_plan_that_runs_an_op_again_that_cannot_is_refused_by_its_name(tmp_pat
     model, optimizer, x = made(InPlace)
     with hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, **options) as step:
         assert same(plain(InPlace, 7)[0], run(step, x, 7))
-    monkeypatch.setattr("simulator.execute.offloaded.into", lambda _: None)
+    monkeypatch.setattr("simulator.execute.planning.into", lambda _: None)
     model, optimizer, x = made(InPlace)
     with (
         hosim.torch.execute(model, tmp_path / "plan.jsonl", optimizer=optimizer, **options) as step,
