@@ -7,10 +7,14 @@ from types import SimpleNamespace
 
 import chakra_replay
 import pytest
-from bench import astra, bars, engine, offsets, ranks
+from bench import astra, bars, engine, mutants, offsets, ranks
 from pages import ROOT
 
 BENCH = Path(bars.__file__).parent
+
+
+def test_what_mutants_break_is_in_the_program_once():
+    assert mutants.mutants([])
 
 
 def test_a_figure_misses_its_bar_on_one_side_only():
