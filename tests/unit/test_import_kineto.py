@@ -385,6 +385,9 @@ def test_without_addresses_each_free_ends_the_newest_allocation_of_its_size(tmp_
     assert replay_recording(found.graph)[1] == found.recorded_bytes
     assert sorted(t.size_bytes for t in found.graph.tensors if t.size_bytes) == [30, 100, 100, 100, 100]
     assert [found.graph.tensors[t].size_bytes for t in found.graph.outputs] == [30]
+    held = [t for t, tensor in enumerate(found.graph.tensors) if tensor.size_bytes == 100]
+    used = [[op.name[-2:] for op in found.graph.ops if t in (*op.reads, *op.writes)] for t in held]
+    assert used == [["k1"], ["k3"], ["k0", "k3"], ["k4"]], "the second is freed first"
 
 
 def test_the_memory_is_that_of_the_device_that_is_read(tmp_path):
@@ -480,6 +483,7 @@ def test_groups_cut_all_ranks_where_they_can():
     assert blocks(8, [4, 5, 6, 7]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert blocks(6, [0, 1, 2, 3]) == [[0, 1, 2, 3]]
     assert blocks(8, [1, 2]) == [[1, 2]]
+    assert blocks(10, [0, 2, 3]) == [[0, 2, 3]], "its shifts cover all ranks, some of them twice"
     assert blocks(1 << 62, [0, 1]) == [[0, 1]]
     assert blocks(8, [6, 10]) == [[6, 10]], "what reaches beyond the ranks is no part of them"
 
