@@ -33,11 +33,13 @@ from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute import accelerator as devices  # noqa: E402
 from simulator.execute.held import IN, OUT, HeldStorage  # noqa: E402
 from simulator.execute.measured import measured_row  # noqa: E402
+from simulator.execute.offloaded import Offloaded  # noqa: E402
 from simulator.execute.on_demand import may_leave  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
 
 PACE = ("200 MB/s", "200 MB/s")
+ON_DEMAND = {"policy": "reactive", "label": "on demand", "options": {"look_ahead": 0, "evict": "lru"}}
 MIXED = {"policy": "static", "options": {"recompute": True}}
 ROWS = [("static", Attention, {}), ("reactive", InPlace, {"pace": PACE}), (MIXED, Experts, {"tier": "disk"})]
 SLOW = [(policy, kind, {"pace": PACE}) for policy in ("static", "reactive", MIXED) for kind in KINDS]
@@ -115,6 +117,32 @@ def test_what_was_measured_is_told_by_the_device(device):
         assert figures == [last.peak_bytes - step.beside_bytes, last.out_bytes, last.in_bytes]
         assert 0 < measured.summary["stall_ns"] < measured.summary["step_ns"]
         assert measured.summary["stall_ns"] == pytest.approx(last.stall_s * 1e9, rel=0.01)
+
+
+@pytest.mark.slow
+def test_policies_have_turns_on_a_device_and_make_way_for_each_other(device, monkeypatch):
+    held = []
+    make_way = Offloaded.make_way
+
+    def noted(step):
+        back = make_way(step)
+        held.append(step._memory.used_bytes)
+        return back
+
+    monkeypatch.setattr(Offloaded, "make_way", noted)
+
+    def make():
+        model, optimizer, x = made(Attention)
+        return lagging(device, model, optimizer), x
+
+    budget = budget_of(Attention)
+    compared = hosim.torch.compare(make, budget=budget, policies=("static", ON_DEMAND, "resident"), steps=2, pace=PACE)
+    assert [row["is_equal"] for row in compared.rows] == [True, True, True]
+    assert [row["is_within"] for row in compared.rows] == [True, True, False]
+    assert compared.rows[0]["measured_out_bytes"] == compared.rows[0]["out_bytes"] > 0
+    weights_bytes = sum(parameter.nbytes for parameter in made(Attention)[0].parameters())
+    assert max(held) <= weights_bytes, "what a step without a plan makes anew is not followed"
+    assert 0 in held
 
 
 @pytest.fixture
