@@ -148,6 +148,7 @@ def search(scenario: str, **more: Any) -> int:
     \b
     Examples:
       hosim layout search layout_llama3_70b_128
+      hosim layout search omni_modal --devices 16
       hosim layout search mine.yaml --devices 128 --global-batch 512 --budget "58 GB"
         --grid parallel.tensor=2,4,8 --grid batch=1,2 --out results/layouts
       hosim layout search mine.yaml --grid parallel.context=1 --grid parallel.schedule=gpipe,1f1b
@@ -155,6 +156,7 @@ def search(scenario: str, **more: Any) -> int:
     By default all degrees of data, tensor, pipeline, context and expert parallelism are tried that multiply to the
     devices, and all that they allow of sequence and zero_stage; --grid restricts these, or varies other fields
     of the workload. Micro-batches follow from the global batch. Options default to the scenario's key `layout:`.
+    Of a job of models that train, the devices are shared out among its programs in all ways.
 
     A layout is left out without a replay only if it cannot be, or cannot have room (a lower bound), or if others are
     faster by the estimate, which is printed as one. Of a 1F1B pipeline that is long full, two replays of fewer

@@ -21,27 +21,30 @@ gradient that it sends back it computes all its micro-batches. And no step holds
 compute tier: what lasts, and gradients, which are all there before the update.
 
 With v virtual stages on each, t_r / v stands before the sum's last term in the estimate, and nothing in the bound.
+
+*A job*, whose programs have ranks of their own, is estimated by the longest way that data of a round takes through
+programs, the stages of one before those of the next. Its bound is the largest of its programs, each of which has to
+run; what they hand over counts in neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from simulator import bounds, builders
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
 from simulator.cost.collectives import collective_ns
 from simulator.cost.service import NS_PER_S
-from simulator.errors import ConfigError, insist
+from simulator.errors import ConfigError
 from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
 from simulator.lifetime import NEVER, Lifetimes, live_bytes
 from simulator.plan import FREE
 from simulator.run.placement import home_ids
-from simulator.workload import DecoderModel, Model, Workload
-from simulator.workload.job import JobDocument
+from simulator.run.trainings import decoder_of, programs_of, trained, ways
 
 _UNIT_LAYERS = 2
 """Layers of a unit: forward is counted in the last one, backward in the first one, each behind one that is alike."""
@@ -98,28 +101,77 @@ class Estimate(NamedTuple):
     least_bytes: int
 
 
+_NOTHING = Estimate(0, 0, True, 0, 0)
+
+
 def room_bytes(loaded: Loaded) -> int:
     """Return the room in the compute tier: the budget, or what is usable [B]."""
     usable = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes
     return int(min(usable, LARGEST) if loaded.scenario.budget_bytes is None else loaded.scenario.budget_bytes)
 
 
-def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
-    """Estimate the layout of a workload.
+class StageTimes(NamedTuple):
+    """What the stages of a program take.
+
+    Attributes
+    ----------
+    alone
+        The estimate if it gets nothing from others.
+    micros, chunks
+        Micro-batches of a step, and virtual stages on each.
+    times_ns, ends_ns
+        For each stage, the time of a micro-batch with what moves beside it, and what follows the last backward.
+    sends_ns
+        Time to send a micro-batch to the next stage and back.
+    """
+
+    alone: Estimate
+    micros: int
+    chunks: int
+    times_ns: list[int]
+    ends_ns: list[int]
+    sends_ns: int
+
+
+def estimate(loaded: Loaded, *, can_move: bool, estimated: dict[str, StageTimes] | None = None) -> Estimate:
+    """Estimate the layout of a workload, or those of the programs of a job.
 
     Parameters
     ----------
     loaded
-        The scenario; its workload trains a model.
+        The scenario; its workload trains a model, or is a job whose programs do.
     can_move
         Whether some row may move data.
+    estimated
+        Programs that were estimated before for the same scenario and machine, to which others are added.
 
     Raises
     ------
     ConfigError
-        If the model cannot be spread over ranks so.
+        If a model cannot be spread over ranks so.
     """
-    parallel, stages = trained(loaded).parallel, _stages(loaded)
+    made, estimated = dict[str, StageTimes](), {} if estimated is None else estimated
+    for name, program in programs_of(loaded).items():
+        key = f"{name} {program.work.model_dump_json()}"
+        try:
+            made[name] = estimated[key] = estimated.get(key) or _stage_times(program, name, can_move=can_move)
+        except ConfigError as error:
+            rule = f"{name}: {error.must}" if name else error.must
+            raise ConfigError(error.where, rule, error.found, error.do) from None
+    alone = [of.alone for of in made.values()]
+    lengths = (_way_ns([made[name] for name in way]) for way in ways(loaded.workload))
+    return Estimate(
+        max(*lengths, *(each.step_ns for each in alone)),
+        max(each.peak_bytes for each in alone),
+        all(each.is_roomy for each in alone),
+        max(each.least_step_ns for each in alone),
+        max(each.least_bytes for each in alone),
+    )
+
+
+def _stage_times(loaded: Loaded, program: str, *, can_move: bool) -> StageTimes:
+    """Estimate the stages of a workload, which is that of a program of a job if that has a name."""
+    parallel, stages = trained(loaded).parallel, _stages(loaded, program)
     micros, gpipe = parallel.micro_batches, parallel.schedule == "gpipe"
     chunks = parallel.chunks if parallel.schedule == "interleaved" else 1
     more = -(-len(stages) * (chunks - 1) // chunks)  # micro-batches that virtual stages begin earlier
@@ -131,18 +183,24 @@ def estimate(loaded: Loaded, *, can_move: bool) -> Estimate:
     times, ends = ([form(stage, parallel.zero_stage) for stage in stages] for form in (_micro_ns, _end_ns))
     if rate:
         times = [max(ns, (each or 0) * NS_PER_S // rate) for ns, each in zip(times, moved, strict=True)]
-    sends = 2 * _send_ns(loaded)
-    first = _path_ns([ns // chunks + sends for ns in times], times, micros) + ends[0]
-    step_ns = max(first, *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
+    spread = StageTimes(_NOTHING, micros, chunks, times, ends, 2 * _send_ns(loaded))
+    step_ns = max(_way_ns([spread]), *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
     computes = [sum(part.compute_ns for part in stage) for stage in stages]
     before = computes if chunks == 1 else [0] * len(computes)  # virtual stages need not be alike
-    least_ns = _path_ns(before, computes, micros) + sum(part.update_ns for part in stages[0])
+    least_ns = _path_ns(before, [micros * ns for ns in computes]) + sum(part.update_ns for part in stages[0])
     least_bytes = max(sum(part.fixed_bytes for part in stage) for stage in stages)
     is_roomy = not any(over) or (bool(rate) and None not in moved)
-    return Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
+    return spread._replace(alone=Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes))
 
 
-def _stages(loaded: Loaded) -> list[list[ModelPart]]:
+def _way_ns(programs: Sequence[StageTimes]) -> int:
+    """Return the longest way of a step through the stages of programs, one behind another [ns]."""
+    stages = [(of, ns) for of in programs for ns in of.times_ns]
+    before = [ns // of.chunks + of.sends_ns for of, ns in stages]
+    return _path_ns(before, [of.micros * ns for of, ns in stages]) + programs[0].ends_ns[0]
+
+
+def _stages(loaded: Loaded, program: str) -> list[list[ModelPart]]:
     """Return the parts of each stage."""
     workload, decoder = trained(loaded), decoder_of(loaded)
     builders.layouts(workload)  # refuses what cannot be
@@ -152,7 +210,7 @@ def _stages(loaded: Loaded) -> list[list[ModelPart]]:
     once = workload.model_copy(update={"parallel": parallel, "steps": 1})
     jobs = builders.of_kinds(once, decoder, _UNIT_LAYERS)
     graphs = [job.graphs[0] for job in jobs.values()]
-    each = (_parts(loaded, graph, homes) for graph, homes in zip(graphs, home_ids(loaded, graphs), strict=True))
+    each = (_parts(loaded, *of) for of in zip(graphs, _homes(loaded, program, graphs), strict=True))
     units = dict(zip(jobs, each, strict=True))
     counts, layers = builders.stage_layers(workload, decoder.layers, workload.name), 0
     stages = [list[ModelPart]() for _ in range(workload.parallel.pipeline)]
@@ -166,39 +224,20 @@ def _stages(loaded: Loaded) -> list[list[ModelPart]]:
     return stages
 
 
-def trained(loaded: Loaded) -> Workload:
-    """Return the workload that trains a decoder.
-
-    Raises
-    ------
-    ConfigError
-        If it does not.
-    """
-    workload = loaded.workload
-    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase != "train":
-        must, do = "layouts are searched for a decoder that trains", "name a workload with a model, and phase: train"
-        raise ConfigError(loaded.place("workload"), must, workload.name, do)
-    return workload
+def _homes(loaded: Loaded, program: str, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
+    """Resolve the homes of units, whose tensors begin with the name of their program; some are of other programs."""
+    if not program:
+        return home_ids(loaded, graphs)
+    names = [[replace(t, name=f"{program}.{t.name}") for t in graph.tensors] for graph in graphs]
+    graphs = [replace(graph, tensors=tuple(of)) for graph, of in zip(graphs, names, strict=True)]
+    stated = loaded.scenario.homes
+    homes = {key: stated[key] for key in stated if any(graph.matching(key) for graph in graphs)}
+    return home_ids(replace(loaded, scenario=loaded.scenario.model_copy(update={"homes": homes})), graphs)
 
 
-def decoder_of(loaded: Loaded) -> DecoderModel:
-    """Return the parts of the model that is trained.
-
-    Raises
-    ------
-    ConfigError
-        If the workload trains no model, or layers of one kind do not train alike.
-    """
-    workload, where = trained(loaded), loaded.place("workload")
-    must, do = "layers of one kind train alike where layouts are searched", "drop frozen, or checkpoint.layers"
-    is_alike = workload.frozen is None and (workload.checkpoint is None or workload.checkpoint.layers is None)
-    insist(is_alike, where, must, "some that do not", do)
-    return cast(Model, workload.decoder).decoder
-
-
-def _path_ns(before: Sequence[int], times: Sequence[int], micros: int) -> int:
+def _path_ns(before: Sequence[int], works: Sequence[int]) -> int:
     """Return the longest way of a step through the stages: to a stage, all its micro-batches, and back [ns]."""
-    return max(way + micros * ns for way, ns in zip(accumulate(before, initial=0), times, strict=False))
+    return max(way + ns for way, ns in zip(accumulate(before, initial=0), works, strict=False))
 
 
 def _peak(stage: Sequence[ModelPart], begun: int) -> int:

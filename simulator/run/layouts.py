@@ -1,5 +1,7 @@
 """`hosim layout search`: all layouts of a training step on so many devices, screened by estimates; the best replayed.
 
+Of a job they are all ways to share the devices out among its programs, each with all layouts on the ranks that it gets.
+
 A replay of many micro-batches is made of two of few: once a 1F1B pipeline is full, each further micro-batch adds the
 same time and the same bytes. So a step of m micro-batches is that of n, and m - n times what one more adds to it.
 """
@@ -8,11 +10,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from simulator import catalog
@@ -25,18 +28,23 @@ from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
 from simulator.run.axes import Values, axis
 from simulator.run.case import Policies, names_in, rows_named
-from simulator.run.estimates import decoder_of, estimate, room_bytes, trained
+from simulator.run.estimates import StageTimes, estimate, room_bytes
 from simulator.run.grid import Cells
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
+from simulator.run.trainings import decoder_of, programs_of, trained
 from simulator.scenario import Layouts
 from simulator.units import human
-from simulator.workload import Experts, Gqa
+from simulator.workload import Experts, Gqa, Workload
+from simulator.workload.job import JobDocument
 
 _MOST_LAYOUTS = 50_000
 """Most layouts that are estimated: at a hundredth of a second each they take some minutes on two cores."""
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "sequence", "zero_stage")
 _FIELDS = (*(f"parallel.{name}" for name in _DEGREES), "batch", "parallel.micro_batches")
 """Fields that make a layout; others may be varied, too."""
+_OF_PROGRAM = ("ranks", *(f"workload.parallel.{name}" for name in (*_DEGREES[:3], "sequence")), "workload.batch")
+"""The same of a program of a job."""
+_OUTER = re.compile(r"\b(programs|workload|parallel)\.")
 _MESH, _BATCH = "data * context * tensor * pipeline is devices", "data * batch * micro_batches is global_batch"
 _FULL = 4
 """Micro-batches beyond the number of stages, but at most twice as many, with which a 1F1B pipeline is long full."""
@@ -89,11 +97,7 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     loaded = catalog.resolve(scenario, {**(set or {}), **({"budget": memory} if memory else {})} or None)
     loaded = loaded.without_questions()
     axes, listed, question = _asked(loaded, {**asked, "over": over})
-    made, where = [*_made(loaded, listed, question)], loaded.place("layout")
-    must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
-    insist(made, where, must, f"none to {question.devices:,}", do)
-    must, do = f"at most {_MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --grid parallel.tensor=2,4,8"
-    insist(len(made) <= _MOST_LAYOUTS, where, must, f"{len(made):,}", do)
+    made = _listed(loaded, listed, question)
     rows = loaded.scenario.policies
     if names := names_in(policies):
         rows = tuple(rows_named(loaded.scenario, names))
@@ -107,8 +111,21 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     replayed = _front(_beside(sweep([study], workers, progress), best, axes), tier)
     varied = [axis.name for axis in axes if len({row[axis.name] for row in screened}) > 1]
     view = layouts_view(replayed, screened, varied, tier, loaded.scenario.heading)
-    more = {"devices": question.devices, "global_batch": question.global_batch}
+    more = question.model_dump(include={"devices", "global_batch"}, exclude_none=True)
     return Sweep("layouts", [loaded], replayed, view, {"points": replayed, "layouts": screened}, more)
+
+
+def _listed(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> list[tuple[Point, str]]:
+    """List all layouts, each with the rule that it breaks of the numbers of devices and sequences, if it does."""
+    is_job, where = isinstance(loaded.workload, JobDocument), loaded.place("layout")
+    must, found = "a global batch is stated, but of a job, whose programs state theirs", str(question.global_batch)
+    insist((question.global_batch is None) == is_job, where, must, found, "add global_batch, or remove it")
+    made = [*islice((_placements if is_job else _made)(loaded, listed, question), _MOST_LAYOUTS + 1)]
+    must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
+    insist(made, where, must, f"none to {question.devices:,}", do)
+    must, do = f"at most {_MOST_LAYOUTS:,} layouts are estimated", "restrict fields: --grid parallel.tensor=2,4,8"
+    insist(len(made) <= _MOST_LAYOUTS, where, must, f"{len(made):,} or more", do)
+    return made
 
 
 def _screened(screening: Make, made: Sequence[tuple[Point, str]], workers: int, tell: Progress) -> Rows:
@@ -138,21 +155,31 @@ def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], 
             except ConfigError:  # alone; with other degrees it may be a layout
                 continue
     where = loaded.place("layout")
-    usual = {key: Axis(key, (f"workload.{key}",), where) for key in _FIELDS}
+    keys = _FIELDS
+    if isinstance(loaded.workload, JobDocument):
+        keys = tuple(f"programs.{name}.{key}" for name, key in product(loaded.workload.programs, _OF_PROGRAM))
+    usual = {key: Axis(key, (f"workload.{key}",), where) for key in keys}
     axes = usual | {key: made for key, (made, _) in read.items()}
-    short = tuple(replace(made, name=key.removeprefix("parallel.")) for key, made in axes.items())
+    short = tuple(replace(made, name=_OUTER.sub("", key)) for key, made in axes.items())
     listed: dict[str, Sequence[Any]] = {key: values for key, (_, values) in read.items()}
     asked = {**given, "over": {key: tuple(values) for key, values in listed.items()} or None}
     return short, listed, catalog.question(loaded, Layouts, asked)
 
 
 def _alone(loaded: Loaded) -> Loaded:
-    """Return the documents with all ranks and no degree of the layout that the workload states."""
-    workload = trained(loaded)
+    """Return the documents with all ranks and no degree of the layouts that the workload, or its programs, state."""
+    document, works = loaded.workload, {name: _cleared(each.work) for name, each in programs_of(loaded).items()}
+    if not isinstance(document, JobDocument):
+        return replace(loaded, workload=works[""])
+    programs = {name: each.model_copy(update={"workload": works[name]}) for name, each in document.programs.items()}
+    return replace(loaded, workload=document.model_copy(update={"programs": programs}))
+
+
+def _cleared(workload: Workload) -> Workload:
+    """Return a workload without what it states of its layout; micro-batches stay where something is handed over."""
     usual = type(workload.parallel)(ranks="all")
-    changes = {name: getattr(usual, name) for name in (*_DEGREES, "ranks", "micro_batches", "layers")}
-    parallel = workload.parallel.model_copy(update=changes)
-    return replace(loaded, workload=workload.model_copy(update={"parallel": parallel}))
+    changes = {name: getattr(usual, name) for name in (*_DEGREES, "ranks", "layers")}
+    return workload.model_copy(update={"parallel": workload.parallel.model_copy(update=changes)})
 
 
 def _made(
@@ -180,6 +207,43 @@ def _made(
                     yield point, why or ("" if is_whole else _BATCH)
 
 
+def _placements(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> Iterator[tuple[Point, str]]:
+    """Yield all ways to share the devices out among the programs of a job, each with a layout on its ranks."""
+    alone = programs_of(loaded)
+    fields = {f"programs.{name}.{key}" for name, key in product(alone, _OF_PROGRAM)}
+    others = [values for key, values in listed.items() if key not in fields]
+    each = [[*_of_program(name, of.work, listed, question.devices)] for name, of in alone.items()]
+    for point, more in product(_shared_out(each, question.devices), [*product(*others)]):
+        yield (*point, *more), ""
+
+
+def _of_program(
+    name: str, work: Workload, listed: Mapping[str, Sequence[Any]], devices: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the layouts of a program on up to so many devices: the fields `_OF_PROGRAM`.
+
+    A micro-batch keeps its sequences, so that programs still have what they hand to one another.
+    """
+    sequences, usual = work.batch * work.parallel.data, range(1, devices + 1)
+    stated = (listed.get(f"programs.{name}.{key}") for key in _OF_PROGRAM)
+    ranks, data, tensor, pipeline, sequence, batch = stated
+    for degrees in product(data or usual, tensor or usual, pipeline or usual):
+        count, each = math.prod(degrees) * work.parallel.context, max(1, sequences // degrees[0])
+        if count > devices or count not in (ranks or [count]) or each * degrees[0] != sequences:
+            continue
+        cuts = sequence or [work.parallel.sequence and degrees[1] > 1]
+        yield from ((count, *degrees, *more) for more in product(cuts, batch or [each]))
+
+
+def _shared_out(each: Sequence[Sequence[tuple[Any, ...]]], devices: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the choices of a layout for each program that take all devices together."""
+    if not each and not devices:
+        yield ()
+    for layout in each[0] if each else ():
+        if layout[0] <= devices:
+            yield from ((*layout, *others) for others in _shared_out(each[1:], devices - layout[0]))
+
+
 def _more(
     loaded: Loaded, listed: Mapping[str, Sequence[Any]], data: int, cuts: Sequence[int]
 ) -> Iterator[Sequence[Any]]:
@@ -195,25 +259,26 @@ def _more(
 
 def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callable[[tuple[Point, str]], Row]:
     """Return the function that estimates a layout, or says why it cannot be."""
-    tier = base.hardware.compute_tier
+    tier, estimated = base.hardware.compute_tier, dict[str, StageTimes]()
 
     def screen(made: tuple[Point, str]) -> Row:
         point, why = made
         row: Row = {axis.name: value for axis, value in zip(axes, point, strict=True)}
         try:
-            names = _DEGREES[:4] if why == _MESH else ("data", "batch", "micro_batches")
-            insist(not why, "layout", why, f"{math.prod(row[name] for name in names):,}")
+            if why:
+                names = _DEGREES[:4] if why == _MESH else ("data", "batch", "micro_batches")
+                insist(not why, "layout", why, f"{math.prod(row[name] for name in names):,}")
             laid = catalog.at(base, dict(zip(axes, point, strict=True)))
-            estimated = estimate(laid, can_move=can_move)
-            must, least = f"the homes in {tier} fit there", estimated.least_bytes
+            expected = estimate(laid, can_move=can_move, estimated=estimated)
+            must, least = f"the homes in {tier} fit there", expected.least_bytes
             insist(least <= room_bytes(laid), "layout", must, f"{human(least, 'B')} at least")
         except ConfigError as error:
             return {**row, "status": "failed", "rule": error.must, "found": error.found}
         tokens = (laid.workload.tokens or 0) * NS_PER_S
-        row |= {"status": "estimated", "is_roomy": estimated.is_roomy, "estimated_step_ns": estimated.step_ns}
-        row |= {f"estimated_peak_{tier}_bytes": estimated.peak_bytes, f"least_peak_{tier}_bytes": least}
-        row |= {"least_step_ns": estimated.least_step_ns, "estimated_tokens_per_s": tokens / estimated.step_ns}
-        return row | {"most_tokens_per_s": tokens / estimated.least_step_ns}
+        row |= {"status": "estimated", "is_roomy": expected.is_roomy, "estimated_step_ns": expected.step_ns}
+        row |= {f"estimated_peak_{tier}_bytes": expected.peak_bytes, f"least_peak_{tier}_bytes": least}
+        row |= {"least_step_ns": expected.least_step_ns, "estimated_tokens_per_s": tokens / expected.step_ns}
+        return row | {"most_tokens_per_s": tokens / expected.least_step_ns}
 
     return screen
 
@@ -233,7 +298,10 @@ class LayoutCells:
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a layout, or make them of those of two with fewer micro-batches."""
-        parallel, cells = trained(loaded).parallel, Cells(self.policies, with_bounds=False)
+        cells = Cells(self.policies, with_bounds=False)
+        if isinstance(loaded.workload, JobDocument):
+            return cells(loaded, point)
+        parallel = trained(loaded).parallel
         few = min(2 * parallel.pipeline, parallel.pipeline + _FULL)
         if self.whole or parallel.schedule != "1f1b" or parallel.micro_batches <= few + 1:
             return cells(loaded, point)

@@ -210,17 +210,20 @@ class Question(Frontier):
 class Layouts(Part):
     """Layouts of a training step on so many devices, of which the best are replayed: see `hosim layout search`.
 
+    Of a job whose programs are models that train, each on ranks of its own, they are all ways to share the devices out,
+    each with all `data`, `tensor` and `pipeline` on the ranks of a program; its micro-batches keep their sequences.
+
     Attributes
     ----------
     devices
         Number of ranks in every layout.
     global_batch
-        Sequences that all replicas train on in a step.
+        Sequences that all replicas train on in a step; of a job, none.
     over
-        Workload field -> its values, such as ``parallel.tensor: [2, 4, 8]``. All combinations are layouts. By default
-        `data`, `tensor`, `pipeline` and `context` divide the devices, `expert` divides `data` or is all of a stage,
-        activations are cut along `sequence` or not, and `zero_stage` is any; other fields are as in the workload.
-        ``parallel.micro_batches`` follows from the global batch, unless it is stated.
+        Workload field -> its values, such as ``parallel.tensor: [2, 4, 8]``, of a job ``programs.vision.ranks: [2]``.
+        All combinations are layouts. By default `data`, `tensor`, `pipeline` and `context` divide the devices, `expert`
+        divides `data` or is all of a stage, activations are cut along `sequence` or not, and `zero_stage` is any; other
+        fields are as in the workload. ``parallel.micro_batches`` follows from the global batch, unless it is stated.
     replay
         Number of layouts that are replayed: the fastest by the estimate.
     """
@@ -228,7 +231,7 @@ class Layouts(Part):
     key: ClassVar[str] = "layout"
 
     devices: Ranks
-    global_batch: Count
+    global_batch: Count | None = None
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     replay: Count = 8
 

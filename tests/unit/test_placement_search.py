@@ -1,0 +1,136 @@
+"""`hosim layout search` of a job: its programs share devices out, each with a layout on the ranks that it gets."""
+
+from itertools import product
+
+import pytest
+
+import simulator as hosim
+from simulator import catalog
+from simulator.errors import ConfigError
+from simulator.run.estimates import estimate
+from simulator.run.grid import Cells
+
+MODEL = "{family: llama, layers: LAYERS, hidden: 512, heads: 8, kv_heads: 8, ffn: 1024, vocabulary: 512}"
+WORK = f"""
+schema: hosim/workload/1
+name: NAME
+model: {MODEL}
+phase: train
+batch: 2
+sequence: 512
+parallel: {{ranks: all, micro_batches: 4, schedule: SCHEDULE}}
+"""
+JOB = """
+schema: hosim/job/1
+name: modules
+programs:
+  tower: {workload: tower.yaml, ranks: 1}
+  words: {workload: words.yaml, ranks: 1}
+edges:
+  - {from: words, to: tower, tensors: {"mb*/L00/norm1.in.grad": "mb*/head/lm.out.grad"}, back: true}
+  - {from: tower, to: words, tensors: {"mb*/head/lm.out": "mb*/embed/tokens.out"}}
+counts: words
+"""
+BACK = JOB[JOB.index("edges:") : JOB.index("  - {from: tower")]
+SCENARIO = """
+schema: hosim/scenario/1
+name: placed
+hardware: dgx_h100
+workload: ./modules.yaml
+homes: {"tower.*weight": hbm}
+policies: [resident]
+layout: {devices: 4, replay: 100}
+"""
+SETTINGS = {"tower": {"LAYERS": "8", "SCHEDULE": "gpipe"}, "words": {"LAYERS": "2", "SCHEDULE": "1f1b"}}
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    for name, words in SETTINGS.items():
+        text = WORK.replace("NAME", name)
+        for word, value in words.items():
+            text = text.replace(word, value)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "modules.yaml").write_text(JOB)
+    (tmp_path / "placed.yaml").write_text(SCENARIO)
+    return tmp_path / "placed.yaml"
+
+
+def test_all_ways_to_share_the_devices_out_are_tried_and_none_goes_below_its_bounds(scenario):
+    found = hosim.layout_search(scenario, workers=1)
+    listed = found.tables["layouts"]
+    assert {row["tower.ranks"] + row["words.ranks"] for row in listed} == {4}
+    assert {row["tower.ranks"] for row in listed} == {1, 2, 3}
+    for row, name in product(listed, ("tower", "words")):
+        data, tensor, pipeline = (row[f"{name}.{degree}"] for degree in ("data", "tensor", "pipeline"))
+        assert data * tensor * pipeline == row[f"{name}.ranks"]
+        assert data * row[f"{name}.batch"] == 2, "a micro-batch keeps its sequences"
+    able = [row for row in listed if row["status"] == "estimated"]
+    assert len(found.rows) == len(able) == 10, "each that can be is replayed"
+    for row in found.rows:
+        assert row["status"] == "ok"
+        assert row["step_ns"] >= row["least_step_ns"]
+        assert row["peak_hbm_bytes"] >= row["least_peak_hbm_bytes"]
+    rules = {row["rule"] for row in listed if row["status"] == "failed"}
+    assert "tower: tensor divides heads, ffn, vocabulary" in rules, "it says of which program"
+
+
+def test_the_longer_module_gets_more_ranks_than_in_like_stages(scenario):
+    found = hosim.layout_search(scenario, workers=1, replay=3)
+    best, layout = found.rows[0], {"tower": 3, "words": 1}
+    assert {name: best[f"{name}.ranks"] for name in layout} == layout
+    alike = {f"workload.programs.{name}.ranks": 2 for name in layout}
+    tensor = {f"workload.programs.{name}.workload.parallel.tensor": 2 for name in layout}
+    stages = hosim.run(scenario, set=alike | tensor)["resident"].summary
+    assert best["step_ns"] < 0.9 * stages["step_ns"]
+
+
+def test_a_row_of_the_search_is_that_of_the_layout_alone(scenario):
+    found = hosim.layout_search(scenario, workers=1, replay=1, over={"programs.tower.ranks": [2]})
+    (row,) = found.rows
+    keys = {"ranks": "ranks", "batch": "workload.batch"}
+    keys |= {degree: f"workload.parallel.{degree}" for degree in ("data", "tensor", "pipeline", "sequence")}
+    placed = {
+        f"workload.programs.{name}.{path}": row[f"{name}.{key}"]
+        for name, (key, path) in product(("tower", "words"), keys.items())
+    }
+    alone = hosim.run(scenario, set=placed)["resident"].summary
+    figures = ("step_ns", "peak_hbm_bytes", "tokens_per_s")
+    assert [alone[key] for key in figures] == [row[key] for key in figures]
+
+
+def test_the_estimate_of_a_job_is_the_way_of_its_data_and_its_bound_that_of_the_longest_program(scenario):
+    loaded = catalog.resolve(scenario)
+    both, estimated = estimate(loaded, can_move=False), {}
+    estimate(loaded, can_move=False, estimated=estimated)
+    alone = {name.partition(" ")[0]: times for name, times in estimated.items()}
+    assert both.least_step_ns == max(times.alone.least_step_ns for times in alone.values())
+    (tower,), (words,) = (alone[name].times_ns for name in ("tower", "words"))
+    assert both.step_ns == max(4 * tower, tower + 4 * words) + alone["tower"].ends_ns[0]
+    (row,) = Cells(None, with_bounds=False)(loaded, ())
+    assert row["step_ns"] == pytest.approx(both.step_ns, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("devices: 4", "devices: 4, global_batch: 8"), "a global batch is stated, but of a job"),
+        (("devices: 4", "devices: 1"), "some degrees multiply to the devices, found none to 1"),
+        (
+            ("{workload: words.yaml, ranks: 1}\n" + BACK, "{workload: words.yaml, ranks: tower}\nedges:\n"),
+            "ranks of its own",
+        ),
+        (("edges:", "  tool: {delay: 1 ms, ranks: 1}\nedges:"), "programs are models, found 'tool'"),
+    ],
+)
+def test_questions_that_have_no_answer(scenario, change, message):
+    for path in (scenario, scenario.with_name("modules.yaml")):
+        path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ConfigError, match=message):
+        hosim.layout_search(scenario, workers=1, replay=1)
+
+
+def test_a_home_of_no_tensor_is_told_where_a_layout_is_replayed(scenario):
+    scenario.write_text(scenario.read_text().replace("tower.*weight", "tour.*weight"))
+    (row,) = hosim.layout_search(scenario, workers=1, replay=1).rows
+    assert "names that some tensor has" in row["notes"]
