@@ -148,6 +148,10 @@ class Handed(NamedTuple):
         Whether the other program keeps it from round to round.
     shared
         Ranks on which both programs have it as one tensor.
+    run
+        Which run of the one program made it, -1 the last.
+    waits
+        Whether that run waits until the other program, on all its ranks, needs it.
     """
 
     edge: str
@@ -159,6 +163,8 @@ class Handed(NamedTuple):
     lag: int
     lasts: bool
     shared: frozenset[int]
+    run: int = -1
+    waits: bool = False
 
 
 def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
@@ -181,10 +187,10 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
         elif edge.bytes_:
             parts = [_bytes(placed, edge, name, lag)._replace(name="bytes")]
         else:
-            pairs = [*_matched(ends, edge.tensors, where)]
-            named = [(source, _taken_up(placed, edge, source, target, name)) for source, target in pairs]
+            pairs = [*(_of_runs if edge.each_run else _matched)(ends, edge.tensors, where)]
+            named = [(of, _taken_up(placed, edge, of, target, name)) for of, target in pairs]
             ends = placed[edge.from_], placed[edge.to]
-            parts = [_tensor(ends, source, target, lag, where) for source, target in named]
+            parts = [_tensor(ends, of, target, lag, where) for of, target in named]
         parts = [part._replace(edge=name, lag=lag) for part in parts]
         handed += sorted(parts, key=lambda part: max(part.ends[0].written(read) for read in part.reads))
     return handed
@@ -225,7 +231,37 @@ def _weights(ends: tuple[Placed, Placed], stale: int, where: str) -> list[Handed
     return parts
 
 
-def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[str, str]]:
+class Given(NamedTuple):
+    """A tensor that a program gives: which of its runs, and the ranks of which copies.
+
+    Attributes
+    ----------
+    holders
+        Those of the ranks that have it.
+    """
+
+    name: str
+    run: int
+    ranks: Sequence[int]
+    holders: Sequence[int]
+
+
+def _of_runs(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[Given, str]]:
+    """Yield the tensor that each run of each copy gives, and the one that it goes to."""
+    (sender, receiver), size = ends, ends[0].job.ranks
+    copies = [sender.ranks[first : first + size] for first in range(0, len(sender.ranks), size)]
+    for source, pattern in tensors.items():
+        fits, holders = re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, {*sender.holders(source)}
+        targets = [name for name in receiver.names if fits(name)]
+        must, found = "each run of each copy hands a tensor to one", f"{sender.runs} runs of {len(copies)} copies of "
+        found += f"{sender.name}, and {len(targets)} tensors {pattern!r} of {receiver.name}"
+        insist(len(targets) == sender.runs * len(copies), where, must, found, "correct runs, ranks, or the pattern")
+        for index, target in enumerate(targets):
+            run, copy = divmod(index, len(copies))
+            yield Given(source, run, copies[copy], [rank for rank in copies[copy] if rank in holders]), target
+
+
+def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[Given, str]]:
     """Yield the tensors of both programs that patterns name."""
     sender, receiver = ends
     for pattern, other in tensors.items():
@@ -236,36 +272,37 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
         insist(sources, where, must, repr(pattern), nearest(pattern, tuple(sender.names)))
         wanted = {*filter(wants, receiver.names)}
         must = f"a tensor of {receiver.name} that is handed over has a producer in {sender.name}"
-        given = [name for name in receiver.names if name in wanted and receiver.is_input(name)]  # it makes the others
-        odd = next((name for name in [*given, *sources] if name not in sources or name not in wanted), None)
+        taken = [name for name in receiver.names if name in wanted and receiver.is_input(name)]  # it makes the others
+        odd = next((name for name in [*taken, *sources] if name not in sources or name not in wanted), None)
         insist(odd is None, where, must, f"{odd!r} without one, or not there", "correct the patterns")
-        yield from ((source, target) for target, source in sources.items())
+        given = {source: Given(source, -1, sender.ranks, sender.holders(source)) for source in sources.values()}
+        yield from ((given[source], target) for target, source in sources.items())
 
 
-def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: str, target: str, name: str) -> str:
+def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: str, name: str) -> str:
     """Return the tensor that a message goes to: the one that is named, if it exists before the first op.
 
     Else the op that first writes it takes the message up: it reads a tensor of the message's own, as where an embedding
     puts the features of images among those of words.
     """
     sender, receiver = placed[edge.from_], placed[edge.to]
-    if receiver.is_input(target) or not sender.holders(source):
+    if receiver.is_input(target) or not source.holders:
         return target
-    sent_bytes = sender.size_bytes(source) * len(sender.holders(source))
+    sent_bytes = sender.size_bytes(source.name) * len(source.holders)
     size_bytes = max(1, -(-sent_bytes // len(receiver.holders(target))))
     message = Tensor(f"{name}.{target}", size_bytes, TensorKind.INPUT)
     placed[edge.to] = receiver.with_tensor(message, target)
     return message.name
 
 
-def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, where: str) -> Handed:
+def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, where: str) -> Handed:
     """Return how a tensor is handed over: ranks correspond in order, as one, or in equal parts."""
-    (sender, receiver), written = ends, ends[0].written(source)
+    (sender, receiver), source, written = ends, given.name, ends[0].written(given.name)
     found = f"{source!r}, which no op of {sender.name} writes"
     insist(written >= 0, where, "a tensor handed over is written", found)
     must, found = "a receiver reads the tensor before writing it", f"{target!r}, which is not in {receiver.name}"
     insist(receiver.is_input(target), where, must, found, "hand it to a tensor that exists before it is read")
-    froms, to = sender.holders(source), receiver.holders(target)
+    froms, to = given.holders, receiver.holders(target)
     few, many = sorted((len(froms), len(to)))
     must = "ranks that hand a tensor over correspond: one number is a multiple of the other"
     insist(many % few == 0, where, must, f"{len(froms)} with {source!r} and {len(to)} with {target!r}", "correct ranks")
@@ -276,7 +313,9 @@ def _tensor(ends: tuple[Placed, Placed], source: str, target: str, lag: int, whe
     insist(of_few in (of_many, of_many * many // few), where, must, found, "hand over like tensors")
     each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it
     sent = dict.fromkeys(_pairs(froms, to)[::each], min(sizes))
-    return _between(ends, (source, target), sent, lag, is_alike=sizes[0] == sizes[1])
+    waits = given.run >= 0 and {*given.ranks}.issubset(rank for _, rank in sent)
+    handed = _between(ends, (source, target), sent, lag, is_alike=sizes[0] == sizes[1])
+    return handed._replace(run=given.run, waits=waits)
 
 
 def _bytes(placed: dict[str, Placed], edge: JobEdge, name: str, lag: int) -> Handed:

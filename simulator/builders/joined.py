@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from simulator.builders.handed import Handed, Placed, TensorUses, groups, hand_over
@@ -155,9 +156,10 @@ class _Joint:
         self._in_place: set[int] = set()
         self._groups: dict[str, Group] = {}
         self._kept: dict[tuple[str, str], bool] = {}  # of a program, what is one tensor for all runs -> it persists
-        self._same: dict[tuple[str, str], tuple[str, str]] = {}  # what is the tensor of another program -> that
+        self._same: dict[tuple[str, str], tuple[str, str, int]] = {}  # what a run of another program made -> that
+        self._waiting: dict[tuple[str, int], list[tuple[str, int, int]]] = {}  # op of a program -> runs that go before
         self._first: dict[tuple[str, str], int] = {}  # of a program, a tensor -> the first op that names it
-        self._written: dict[tuple[str, str], int] = {}  # and the last one that writes it
+        self._written: dict[tuple[str, str, int], int] = {}  # and the last one of a run that writes it
         self._before: dict[int, list[Op]] = {}  # op, or the index of all -> messages that go before it
 
     def graph(self, name: str, stack: Sequence[tuple[str, int]], messages: Sequence[Message]) -> Graph:
@@ -170,12 +172,16 @@ class _Joint:
             sender, receiver = (end.name for end in part.ends)
             if message.role != "send":
                 self._kept |= {(receiver, name): part.lasts for name in part.writes}
-            for pair in zip(part.reads, part.writes, strict=True) if message.role == "share" else ():
-                source, target = (self._whose(*tensor) for tensor in zip((sender, receiver), pair, strict=True))
-                self._same |= {} if source == target else {target: source}
-        for program, index in stack:
-            for run in range(self._placed[program].runs):
-                self._add(program, index, run)
+            for of, to in zip(part.reads, part.writes, strict=True) if message.role == "share" else ():
+                source, target = self._whose(sender, of, part.run), self._whose(receiver, to)[:2]
+                self._same |= {} if source[:2] == target else {target: source}
+        runs = [(*program, run) for program in stack for run in range(self._placed[program[0]].runs)]
+        ids = {(program, run): self._declared(program, index, run) for program, index, run in runs}
+        self._wait(dict(stack), messages)
+        later = {*chain.from_iterable(self._waiting.values())}
+        for each in runs:
+            if each not in later:
+                self._add(*each, ids)
         if not stack:
             self._ops.append(waiting(name).ops[0])
         self._add_messages(messages)
@@ -186,18 +192,30 @@ class _Joint:
         insist(is_plain, f"job {name}", must, "dynamic reads, or ops of the host, of another program", do)
         return replace(joint, in_place=joint.may_stay_away.intersection(self._in_place))
 
+    def _wait(self, graph_of: dict[str, int], messages: Sequence[Message]) -> None:
+        """Let runs that wait for who needs them go before the first op that does."""
+        soonest = dict[tuple[str, int, int], tuple[str, int]]()
+        for part in (self._handed[message.handed] for message in messages if message.role != "send"):
+            sender, receiver = (end.name for end in part.ends)
+            uses = TensorUses.of(self._placed[receiver].job.graphs[graph_of[receiver]])
+            if part.waits:
+                each = (sender, graph_of[sender], part.run)
+                before = receiver, min(uses.first[uses.ids[name]] for name in part.writes)
+                soonest[each] = min(before, soonest.get(each, before))
+        for each, before in soonest.items():
+            self._waiting.setdefault(before, []).append(each)
+
     def _name(self, program: str, tensor: str, run: int = -1) -> str:
         """Return the name of a tensor in a run of its program, by default the last one."""
-        (of_program, name), runs = self._whose(program, tensor), self._placed[program].runs
-        if of_program != program:
-            return self._name(of_program, name)
+        program, name, run = self._whose(program, tensor, run)
+        runs = self._placed[program].runs
         return f"{program}.{name}" if runs == 1 or (program, name) in self._kept else f"{program}.{run % runs}.{name}"
 
-    def _whose(self, program: str, tensor: str) -> tuple[str, str]:
-        """Return the program whose tensor this is, and its name there."""
+    def _whose(self, program: str, tensor: str, run: int = -1) -> tuple[str, str, int]:
+        """Return the program whose tensor this is, its name there, and in which run."""
         while (program, tensor) in self._same:
-            program, tensor = self._same[program, tensor]
-        return program, tensor
+            program, tensor, run = self._same[program, tensor]
+        return program, tensor, run
 
     def _declare(self, tensor: Tensor) -> int:
         """Return the id of a tensor by its name; add it if there is none."""
@@ -206,21 +224,28 @@ class _Joint:
             self._tensors.append(tensor)
         return self._ids[tensor.name]
 
-    def _add(self, program: str, index: int, run: int) -> None:
-        """Add a run of a program."""
-        placed, base = self._placed[program], len(self._ops)
-        graph, ids = placed.job.graphs[index], list[int]()
-        for tensor in graph.tensors:
+    def _declared(self, program: str, index: int, run: int) -> list[int]:
+        """Declare the tensors of a run of a program; return their ids."""
+        ids = list[int]()
+        for tensor in self._placed[program].job.graphs[index].tensors:
             name, lasts = self._name(program, tensor.name, run), self._kept.get((program, tensor.name), False)
             ids.append(self._declare(replace(tensor, name=name, persistent=lasts)))
-        prefix = f"{program}." if placed.runs == 1 else f"{program}.{run}."
-        for op in graph.ops:
+        return ids
+
+    def _add(self, program: str, index: int, run: int, ids_of: dict[tuple[str, int], list[int]]) -> None:
+        """Add a run of a program, and those that wait until it needs what they make."""
+        placed, ids, places = self._placed[program], ids_of[program, run], list[int]()
+        graph, prefix = placed.job.graphs[index], f"{program}." if placed.runs == 1 else f"{program}.{run}."
+        for position, op in enumerate(graph.ops):
+            for each in self._waiting.get((program, position), ()) if not run else ():
+                self._add(*each, ids_of)
+            places.append(len(self._ops))
             reads, writes = (tuple([ids[t] for t in used]) for used in (op.reads, op.writes))
             met, drawn = op.collective, op.dynamic
             met = met and replace(met, group=f"{program}.{met.group}")
             if drawn:
                 candidates = tuple([ids[t] for t in drawn.candidates])
-                drawn = replace(drawn, revealed_by=base + drawn.revealed_by, candidates=candidates)
+                drawn = replace(drawn, revealed_by=places[drawn.revealed_by], candidates=candidates)
             name = prefix + op.name
             self._ops.append(replace(op, name=name, reads=reads, writes=writes, collective=met, dynamic=drawn))
         for group in map(placed.group, graph.groups):
@@ -229,9 +254,9 @@ class _Joint:
         uses = TensorUses.of(graph)
         for name, t in uses.ids.items():
             if t in uses.first:
-                self._first.setdefault((program, name), base + uses.first[t])
+                self._first.setdefault((program, name), places[uses.first[t]])
             if t in uses.written:
-                self._written[program, name] = base + uses.written[t]
+                self._written[program, name, run] = places[uses.written[t]]
         self._in_place.update(ids[t] for t in graph.in_place)
         self._outputs += [ids[t] for t in graph.outputs if graph.tensors[t].name not in given]
 
@@ -242,7 +267,8 @@ class _Joint:
         parts = [(i, message.role, self._handed[message.handed]) for i, message in enumerate(messages)]
         for i, role, part in parts:
             if role == "send":
-                written = max(self._written[part.ends[0].name, name] for name in part.reads)
+                sender = part.ends[0]
+                written = max(self._written[sender.name, name, part.run % sender.runs] for name in part.reads)
                 places[i] = latest[part.edge] = max(written + 1, latest.get(part.edge, 0))
         for i, role, part in reversed(parts):
             if role in ("recv", "copy"):
@@ -258,7 +284,7 @@ class _Joint:
         part, group, size_bytes = self._handed[message.handed], message.group, message.size_bytes
         sender, receiver = (end.name for end in part.ends)
         name, ops = f"{part.edge}/{part.name}", list[Op]()
-        reads = [self._ids[self._name(sender, of)] for of in part.reads if message.role != "recv"]
+        reads = [self._ids[self._name(sender, of, part.run)] for of in part.reads if message.role != "recv"]
         writes = [self._ids[self._name(receiver, to)] for to in part.writes if message.role != "send"]
         for buffer in range(1, part.lag if writes else 1):
             names = [f"{self._name(receiver, to)}.{buffer}" for to in part.writes]

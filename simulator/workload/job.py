@@ -131,6 +131,9 @@ class JobEdge(Part):
     back
         Of tensors: `to`, which stands before `from` and on other ranks, reads it in the same round, as gradients go
         back to where features came from.
+    each_run
+        Of tensors, in the same round: each run of each copy of `from` hands over, not the last run alone. Run r of copy
+        c, of n copies, gives a tensor that is named without ``*`` to the (r n + c)-th, from 0, of those of `to`.
     """
 
     from_: Key = Field(alias="from")
@@ -140,15 +143,17 @@ class JobEdge(Part):
     bytes_: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="bytes")
     stale: FewOrNone = 0
     back: StrictBool = False
+    each_run: StrictBool = False
 
     def _check(self) -> None:
         must, do = "a program hands something to another one", "name two programs"
         require(self.from_ != self.to, must, repr(self.to), "to", do=do)
         must, stated = "an edge says one of weights, tensors, bytes", [way for way in _WAYS if getattr(self, way)]
         require(len(stated) == 1, must, ", ".join(stated) or "none", do="write weights: true, tensors: {}, or bytes:")
-        for source, target in self.tensors.items():
-            must, found = "both patterns of tensors have as many *", f"{source!r} and {target!r}"
-            require(source.count("*") == target.count("*"), must, found, "tensors", do="correct one")
+        for stars in ([text.count("*") for text in pair] for pair in self.tensors.items()):
+            must = "with each_run one * is in the pattern of to, and else as many in both"
+            fits = stars == [0, 1] if self.each_run else stars[0] == stars[1]
+            require(fits, must, f"{stars[0]} and {stars[1]}", "tensors", do="correct one pattern")
 
 
 class JobDocument(Document):
@@ -200,17 +205,21 @@ class JobDocument(Document):
         for path, name in [(("counts",), self.counts or names[0]), *named.items()]:
             named_in(name, names, "this names a program of the job", *path)
         for name, ranks in placed.items():
-            must, do = "programs share all of their ranks or none", "place them apart, or alike"
+            must, do = "of programs that share ranks one has all ranks of the other", "place them apart, or one within"
             for rank in ranks:
                 other = by_ranks.setdefault(rank, name)
-                found = f"rank {rank} of {other} and {name}, whose ranks differ"
-                require({*placed[other]} == {*ranks}, must, found, "programs", name, "ranks", do=do)
-        must = "only tensors go back, in the same round, to a program before on other ranks"
+                found, fewer = f"rank {rank} of {other} and {name}", min(ranks, placed[other], key=len)
+                require({*fewer} == {*ranks}.intersection(placed[other]), must, found, "programs", name, "ranks", do=do)
+        of_back = "only tensors go back, in the same round, to a program before on other ranks"
+        of_each_run = "runs hand over tensors, in the same round, to a program behind"
         for index, edge in enumerate(self.edges):
-            is_before = names.index(edge.to) < names.index(edge.from_)
+            is_before, is_now = names.index(edge.to) < names.index(edge.from_), bool(edge.tensors) and not edge.stale
             is_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
-            fits = not edge.back or (edge.tensors and not edge.stale and is_apart and is_before)
-            require(fits, must, "another edge", "edges", str(index), "back", do="remove it")
+            for key, fits, must in (
+                ("back", is_now and is_apart and is_before, of_back),
+                ("each_run", is_now and not is_before, of_each_run),
+            ):
+                require(fits or not getattr(edge, key), must, "another edge", "edges", str(index), key, do="remove it")
         both, taken = sorted(by_ranks.keys() & {*self.idle_ranks}), by_ranks.keys() | {*self.idle_ranks}
         require(not both, "an idle rank runs no program", f"rank {both[:1]}", "idle", do="remove it")
         left = sorted({*range(max(taken))} - taken)
@@ -231,8 +240,9 @@ class JobDocument(Document):
 
     @property
     def shares_ranks(self) -> bool:
-        """Whether some programs run one after another on the same ranks."""
-        return len({*self.placed.values()}) < len(self.placed)
+        """Whether some programs run one after another on a rank."""
+        placed = [rank for ranks in self.placed.values() for rank in ranks]
+        return len({*placed}) < len(placed)
 
     @property
     def idle_ranks(self) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ OTHER = f"""\
 edges:
   - {{from: train, to: other, weights: true}}"""
 BAD = {
-    "programs share all of their ranks or none, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
+    "of programs that share ranks one has all ranks of the other, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
     "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),
     "ranks are a multiple of the layout of their program, found 3, and 2": ("    ranks: 2", "    ranks: 3"),
     "an idle rank runs no program, found rank [0]": ("counts: train", "counts: train\nidle: '0'"),
@@ -146,6 +146,8 @@ BAD = {
         "from: train, to: act",
         "from: act, to: train",
     ),
+    "runs hand over tensors, in the same round, to a program behind": ("bytes: 1 kB", "bytes: 1 kB, each_run: true"),
+    "with each_run one * is in the pattern of to": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
     "adapters stay with their trainer": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
     "a receiver of weights holds them whole, found shards in other": ("edges:", OTHER),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),

@@ -18,11 +18,19 @@ MAKE = team("x 40", "make: -> x, 10 ns", groups={})
 USE = team("y 40 input, z 8", "other: -> z, 5 ns", "use: y z ->, 20 ns", groups={})
 
 
-def job(programs: dict[str, tuple[Graph, str | int]], edges: list[dict[str, Any]], **more: Any) -> Job:
-    """The job of these graphs on their ranks, as a document of its own would make it."""
+def job(programs: dict[str, tuple[Graph, str | int]], edges: list[dict[str, Any]], runs: int = 1, **more: Any) -> Job:
+    """The job of these graphs on their ranks, as a document of its own would make it; `runs` are of the first."""
     about = {name: {"workload": {"graph": name}, "ranks": ranks} for name, (_, ranks) in programs.items()}
+    about[next(iter(programs))]["runs"] = runs
     document = JobDocument.model_validate({"name": "j", "programs": about, "edges": edges, "steps": 1, **more})
-    return build_programs(document, lambda work: (Job.of(programs[str(work.graph)][0]), {}))
+    return build_programs(document, lambda work: (_of_all(programs[str(work.graph)][0]), {}))
+
+
+def _of_all(graph: Graph) -> Job:
+    """The job of a graph on all ranks that its groups name."""
+    return Job.of(
+        graph, 1 + max((rank for group in graph.groups for ranks in group.members for rank in ranks), default=0)
+    )
 
 
 def timeline(job: Job, home: str = "") -> list[str]:
@@ -217,3 +225,60 @@ def test_what_a_program_may_read_in_place_stays_so_unless_another_writes_it():
     programs = {"a": (writes, 1), "b": (reads, "a")}
     made = job(programs, [{"from": "a", "to": "b", "tensors": {"w": "w"}}]).graphs[0]
     assert [made.tensors[t].name for t in made.in_place] == ["b.v"]
+
+
+TOWER = team("i 1 persistent, x 10", "see: i -> x, 30 ns", groups={})
+WORDS = team(
+    "w 5 persistent, e0 10, e1 10",
+    "embed0: w -> e0, 5 ns", "use0: e0 ->, 20 ns", "embed1: w -> e1, 5 ns", "use1: e1 ->, 20 ns", groups={},
+)  # fmt: skip
+SEEN = [{"from": "t", "to": "l", "tensors": {"x": "e*"}, "each_run": True}]
+HOMES = "t.i hbm, l.w hbm"
+
+
+def test_each_copy_hands_a_tensor_over_from_its_rank_to_the_one_that_embeds_them():
+    """Rank 1 sees the second image while rank 0 sees the first."""
+    assert timeline(job({"t": (TOWER, 2), "l": (WORDS, "0")}, SEEN), HOMES) == [
+        "0: 0-30 t.see", "0: 30-35 l.embed0", "0: 30-40 t.to.l/t.to.l.e1/recv.0", "0: 35-55 l.use0",
+        "0: 55-60 l.embed1", "0: 60-80 l.use1",
+        "1: 0-30 t.see", "1: 30-40 t.to.l/t.to.l.e1/send.0",
+    ]  # fmt: skip
+
+
+def test_runs_of_the_rank_that_embeds_wait_until_it_does():
+    assert timeline(job({"t": (TOWER, 1), "l": (WORDS, "t")}, SEEN, runs=2), HOMES) == [
+        "0: 0-30 t.0.see", "0: 30-35 l.embed0", "0: 35-55 l.use0",
+        "0: 55-85 t.1.see", "0: 85-90 l.embed1", "0: 90-110 l.use1",
+    ]  # fmt: skip
+
+
+def test_the_copies_take_the_tensors_in_turn_run_by_run():
+    """Four of them: rank 0 sees the first and the third, rank 1 the second and, already before, the last."""
+    four = ["e0", "e1", "e2", "e3"]
+    ops = [f"{name}: w -> {name}, 5 ns" for name in four]
+    words = team("w 5 persistent, " + ", ".join(f"{name} 10" for name in four), *ops, groups={})
+    made = job({"t": (TOWER, 2), "l": (words, "0")}, SEEN, runs=2)
+    first = [op.name for op in made.graph(0).ops]
+    assert [name for name in first if "to.l" not in name] == ["t.0.see", "l.e0", "l.e1", "t.1.see", "l.e2", "l.e3"]
+    reads = {op.name: [made.graph(0).tensors[t].name for t in op.reads] for op in made.graph(0).ops}
+    taken = {name: next(t for t in reads[f"l.{name}"] if t != "l.w") for name in four}
+    assert taken == {"e0": "t.0.x", "e1": "l.t.to.l.e1", "e2": "t.1.x", "e3": "l.t.to.l.e3"}
+    sent = [made.graph(1).tensors[t].name for op in made.graph(1).ops if op.collective for t in op.reads]
+    assert sent == ["t.0.x", "t.1.x"]
+    assert timeline(made, HOMES)[-1] == "1: 75-85 t.to.l/t.to.l.e3/send.0"
+
+
+def test_runs_of_a_copy_that_has_other_ranks_too_wait_for_nobody():
+    """Else its other rank would wait for this one while this one waits for what comes of it."""
+    meet = {"all": ((0, 1),)}
+    pair = team("i 1 persistent, x 10", "see: i -> x, 30 ns", "sum: x -> x, all_reduce all 10", groups=meet)
+    made = job({"t": (pair, 2), "l": (WORDS, "0")}, SEEN, runs=2)
+    ops = [op.name for op in made.graph(0).ops if "to.l" not in op.name]
+    assert ops[:4] == ["t.0.see", "t.0.sum", "t.1.see", "t.1.sum"]
+    assert timeline(made, HOMES)[-1].startswith("1: ")
+
+
+def test_as_many_runs_of_all_copies_as_tensors():
+    for ranks, runs in ((2, 2), (1, 1), (3, 1)):
+        with pytest.raises(ConfigError, match=rf"found {runs} runs of {ranks} copies of t, and 2 tensors 'e\*' of l"):
+            job({"t": (TOWER, ranks), "l": (WORDS, "0")}, SEEN, runs=runs)
