@@ -103,7 +103,7 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
         rows = tuple(rows_named(loaded.scenario, names))
     can_move = isinstance(policies, Mapping) or any(choice.policy != "resident" for choice in rows)
     workers, base, tell = workers or os.cpu_count() or 1, _alone(loaded), progress or silent
-    screened = _screened(partial(_screening, base, axes, can_move=can_move), made, workers, tell)
+    screened = _screened(partial(_screening, base, axes, question, can_move=can_move), made, workers, tell)
     able = [row for row in screened if row["status"] == "estimated"]
     best = sorted(able, key=lambda row: (not row["is_roomy"], -row["estimated_tokens_per_s"]))[: question.replay]
     points, tier = [tuple(row[axis.name] for axis in axes) for row in best], loaded.hardware.compute_tier
@@ -115,8 +115,8 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     return Sweep("layouts", [loaded], replayed, view, {"points": replayed, "layouts": screened}, more)
 
 
-def _listed(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> list[tuple[Point, str]]:
-    """List all layouts, each with the rule that it breaks of the numbers of devices and sequences, if it does."""
+def _listed(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> list[Point]:
+    """List all layouts."""
     is_job, where = isinstance(loaded.workload, JobDocument), loaded.place("layout")
     must, found = "a global batch is stated, but of a job, whose programs state theirs", str(question.global_batch)
     insist((question.global_batch is None) == is_job, where, must, found, "add global_batch, or remove it")
@@ -128,7 +128,7 @@ def _listed(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layou
     return made
 
 
-def _screened(screening: Make, made: Sequence[tuple[Point, str]], workers: int, tell: Progress) -> Rows:
+def _screened(screening: Make, made: Sequence[Point], workers: int, tell: Progress) -> Rows:
     """Estimate layouts in some processes; return a row for each, in order."""
     rows, processes = dict[int, Row](), workers if len(made) > workers > 1 else 0
     with closing(spawned(screening, [*enumerate(made)], processes)) as estimates:
@@ -182,14 +182,9 @@ def _cleared(workload: Workload) -> Workload:
     return workload.model_copy(update={"parallel": workload.parallel.model_copy(update=changes)})
 
 
-def _made(
-    loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts
-) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yield all layouts as points, and the rule that one breaks of the numbers of devices and sequences, if it does.
-
-    Degrees that do not multiply are no layouts, unless it was stated that `data` is one of them.
-    """
-    devices, kinds = question.devices, decoder_of(loaded).kinds
+def _made(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> Iterator[Point]:
+    """Yield all layouts as points; those whose degrees do not multiply only where `data` is stated."""
+    devices, batches, kinds = question.devices, question.global_batch or 0, decoder_of(loaded).kinds
     divisors = [degree for degree in range(1, devices + 1) if devices % degree == 0]
     can_gather = all(isinstance(kind.attention, Gqa) and not kind.attention.chooses for kind in kinds)
     usual = {"tensor": divisors, "pipeline": divisors, "context": divisors if can_gather else [1]}
@@ -197,24 +192,21 @@ def _made(
     for cuts in product(*(listed.get(f"parallel.{name}", each) for name, each in usual.items())):
         data, left = divmod(devices, math.prod(cuts))
         for stated in listed.get("parallel.data", [] if left else [data]):
-            why = _MESH if left or stated != data else ""
             for more in product(*_more(loaded, listed, stated, cuts), *others):
                 expert, sequence, zero, batch, *rest = more
-                usual_micros = [question.global_batch // (stated * batch) if stated else 0]
+                usual_micros = [batches // (stated * batch) if stated else 0]
                 for micros in listed.get("parallel.micro_batches", usual_micros):
-                    is_whole = stated * batch * micros == question.global_batch
-                    point = (stated, *cuts, expert, sequence, zero, batch, micros, *rest)
-                    yield point, why or ("" if is_whole else _BATCH)
+                    yield stated, *cuts, expert, sequence, zero, batch, micros, *rest
 
 
-def _placements(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> Iterator[tuple[Point, str]]:
+def _placements(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> Iterator[Point]:
     """Yield all ways to share the devices out among the programs of a job, each with a layout on its ranks."""
     alone = programs_of(loaded)
     fields = {f"programs.{name}.{key}" for name, key in product(alone, _OF_PROGRAM)}
     others = [values for key, values in listed.items() if key not in fields]
     each = [[*_of_program(name, of.work, listed, question.devices)] for name, of in alone.items()]
     for point, more in product(_shared_out(each, question.devices), [*product(*others)]):
-        yield (*point, *more), ""
+        yield *point, *more
 
 
 def _of_program(
@@ -257,17 +249,17 @@ def _more(
     yield listed.get("batch", [trained(loaded).batch])
 
 
-def _screening(base: Loaded, axes: Sequence[Axis], *, can_move: bool) -> Callable[[tuple[Point, str]], Row]:
+def _screening(base: Loaded, axes: Sequence[Axis], question: Layouts, *, can_move: bool) -> Callable[[Point], Row]:
     """Return the function that estimates a layout, or says why it cannot be."""
     tier, estimated = base.hardware.compute_tier, dict[str, StageTimes]()
+    of_batch = (_BATCH, ("data", "batch", "micro_batches"), question.global_batch)
+    rules = ((_MESH, _DEGREES[:4], question.devices), of_batch) if question.global_batch else ()
 
-    def screen(made: tuple[Point, str]) -> Row:
-        point, why = made
+    def screen(point: Point) -> Row:
         row: Row = {axis.name: value for axis, value in zip(axes, point, strict=True)}
         try:
-            if why:
-                names = _DEGREES[:4] if why == _MESH else ("data", "batch", "micro_batches")
-                insist(not why, "layout", why, f"{math.prod(row[name] for name in names):,}")
+            for rule, names, whole in rules:
+                insist((found := math.prod(row[name] for name in names)) == whole, "layout", rule, f"{found:,}")
             laid = catalog.at(base, dict(zip(axes, point, strict=True)))
             expected = estimate(laid, can_move=can_move, estimated=estimated)
             must, least = f"the homes in {tier} fit there", expected.least_bytes

@@ -55,8 +55,8 @@ def programs_of(loaded: Loaded) -> dict[str, Loaded]:
     must, do = "layouts are searched where each program has ranks of its own", "place programs apart"
     insist(not document.shares_ranks, loaded.place("workload"), must, "programs that share some", do)
     works = {name: program.on(len(document.placed[name])) for name, program in document.programs.items()}
-    must, do, odd = "programs are models", "leave out delays", next((name for name in works if works[name] is None), "")
-    insist(not odd, loaded.place("workload"), must, repr(odd), do)
+    must, do = "layouts are searched where programs are models", "leave out delays"
+    insist(None not in works.values(), loaded.place("workload"), must, "a delay", do)
     alone = {name: replace(loaded, workload=cast(Workload, work)) for name, work in works.items()}
     return {name: replace(each, workload=trained(each)) for name, each in alone.items()}
 

@@ -120,7 +120,7 @@ def test_the_estimate_of_a_job_is_the_way_of_its_data_and_its_bound_that_of_the_
             ("{workload: words.yaml, ranks: 1}\n" + BACK, "{workload: words.yaml, ranks: tower}\nedges:\n"),
             "ranks of its own",
         ),
-        (("edges:", "  tool: {delay: 1 ms, ranks: 1}\nedges:"), "programs are models, found 'tool'"),
+        (("edges:", "  tool: {delay: 1 ms, ranks: 1}\nedges:"), "programs are models, found a delay"),
     ],
 )
 def test_questions_that_have_no_answer(scenario, change, message):
