@@ -151,7 +151,7 @@ class Handed(NamedTuple):
     run
         Which run of the one program made it, -1 the last.
     waits
-        Whether that run waits until the other program, on all its ranks, needs it.
+        Whether that run, on just the ranks that need what it makes, waits until they do.
     """
 
     edge: str
@@ -191,7 +191,8 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
             named = [(of, _taken_up(placed, edge, of, target, name)) for of, target in pairs]
             ends = placed[edge.from_], placed[edge.to]
             parts = [_tensor(ends, of, target, lag, where) for of, target in named]
-        parts = [part._replace(edge=name, lag=lag) for part in parts]
+        is_alone = [other.from_ for other in document.edges].count(edge.from_) == 1
+        parts = [part._replace(edge=name, lag=lag, waits=part.waits and is_alone) for part in parts]
         handed += sorted(parts, key=lambda part: max(part.ends[0].written(read) for read in part.reads))
     return handed
 
@@ -313,7 +314,7 @@ def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, wh
     insist(of_few in (of_many, of_many * many // few), where, must, found, "hand over like tensors")
     each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it
     sent = dict.fromkeys(_pairs(froms, to)[::each], min(sizes))
-    waits = given.run >= 0 and {*given.ranks}.issubset(rank for _, rank in sent)
+    waits = given.run >= 0 and {*given.ranks} == {rank for _, rank in sent}
     handed = _between(ends, (source, target), sent, lag, is_alike=sizes[0] == sizes[1])
     return handed._replace(run=given.run, waits=waits)
 

@@ -8,6 +8,7 @@ another where they do not. What `to` reads in a round was written by `from` in t
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, StrictBool, Tag, model_validator
@@ -200,16 +201,16 @@ class JobDocument(Document):
         return data | {"programs": made} if made else data
 
     def _check(self) -> None:
-        names, placed, by_ranks = tuple(self.programs), self.placed, dict[int, str]()
+        names, placed = tuple(self.programs), self.placed
         named = {("edges", str(i), end): getattr(e, f) for i, e in enumerate(self.edges) for end, f in _ENDS.items()}
         for path, name in [(("counts",), self.counts or names[0]), *named.items()]:
             named_in(name, names, "this names a program of the job", *path)
-        for name, ranks in placed.items():
-            must, do = "of programs that share ranks one has all ranks of the other", "place them apart, or one within"
-            for rank in ranks:
-                other = by_ranks.setdefault(rank, name)
-                found, fewer = f"rank {rank} of {other} and {name}", min(ranks, placed[other], key=len)
-                require({*fewer} == {*ranks}.intersection(placed[other]), must, found, "programs", name, "ranks", do=do)
+        must, do = "of programs that share ranks one has all ranks of the other", "place them apart, or one within"
+        for (other, before), (name, ranks) in combinations(placed.items(), 2):
+            both = {*before}.intersection(ranks)
+            found = f"rank {min(both, default=0)} of {other} and {name}"
+            fits = not both or len(both) == min(len(before), len(ranks))
+            require(fits, must, found, "programs", name, "ranks", do=do)
         of_back = "only tensors go back, in the same round, to a program before on other ranks"
         of_each_run = "runs hand over tensors, in the same round, to a program behind"
         for index, edge in enumerate(self.edges):
@@ -220,8 +221,10 @@ class JobDocument(Document):
                 ("each_run", is_now and not is_before, of_each_run),
             ):
                 require(fits or not getattr(edge, key), must, "another edge", "edges", str(index), key, do="remove it")
-        both, taken = sorted(by_ranks.keys() & {*self.idle_ranks}), by_ranks.keys() | {*self.idle_ranks}
-        require(not both, "an idle rank runs no program", f"rank {both[:1]}", "idle", do="remove it")
+        taken, idle = {rank for ranks in placed.values() for rank in ranks}, {*self.idle_ranks}
+        found = f"rank {sorted(taken & idle)[:1]}"
+        require(taken.isdisjoint(idle), "an idle rank runs no program", found, "idle", do="remove it")
+        taken |= idle
         left = sorted({*range(max(taken))} - taken)
         found, do = f"rank {left[:1]}", "place a program there, or list the rank under idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)

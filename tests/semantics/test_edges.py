@@ -278,6 +278,23 @@ def test_runs_of_a_copy_that_has_other_ranks_too_wait_for_nobody():
     assert timeline(made, HOMES)[-1].startswith("1: ")
 
 
+def test_runs_that_hand_over_more_than_one_edge_wait_for_nobody():
+    """Else who stands before the one that they wait for would read what nobody has written."""
+    between = team("y 10 input, z 8", "other: -> z, 5 ns", "use: y z ->, 20 ns", groups={})
+    programs = {"t": (TOWER, 1), "b": (between, "t"), "l": (WORDS, "t")}
+    made = job(programs, [*SEEN, {"from": "t", "to": "b", "tensors": {"x": "y"}}], runs=2)
+    assert [op.name for op in made.graph(0).ops][:4] == ["t.0.see", "t.1.see", "b.other", "b.use"]
+
+
+def test_copies_of_ranks_that_all_take_what_each_makes_run_beside_one_another():
+    meet = {"all": ((0, 1),)}
+    words = team("w 5 persistent, z 8, e0 20, e1 20", "other: -> z, 5 ns", "e0: w -> e0, 5 ns",
+                 "sum: e0 -> e0, all_reduce all 10", "e1: w -> e1, 5 ns", groups=meet)  # fmt: skip
+    made = job({"t": (TOWER, 2), "l": (words, "t")}, SEEN)
+    assert next(op.name for op in made.graph(1).ops) == "t.see"
+    assert "1: 0-30 t.see" in timeline(made, HOMES)
+
+
 def test_as_many_runs_of_all_copies_as_tensors():
     for ranks, runs in ((2, 2), (1, 1), (3, 1)):
         with pytest.raises(ConfigError, match=rf"found {runs} runs of {ranks} copies of t, and 2 tensors 'e\*' of l"):
