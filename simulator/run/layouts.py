@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
-from typing import Any
+from typing import Any, cast
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded, MistypedError, Named
@@ -42,7 +42,7 @@ _MOST_LAYOUTS = 50_000
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert", "sequence", "zero_stage")
 _FIELDS = (*(f"parallel.{name}" for name in _DEGREES), "batch", "parallel.micro_batches")
 """Fields that make a layout; others may be varied, too."""
-_OF_PROGRAM = ("ranks", *(f"workload.parallel.{name}" for name in (*_DEGREES[:3], "sequence")), "workload.batch")
+_OF_PROGRAM = ("ranks", *(f"workload.parallel.{name}" for name in (*_DEGREES[:3], *_DEGREES[5:])), "workload.batch")
 """The same of a program of a job."""
 _OUTER = re.compile(r"\b(programs|workload|parallel)\.")
 _MESH, _BATCH = "data * context * tensor * pipeline is devices", "data * batch * micro_batches is global_batch"
@@ -167,18 +167,17 @@ def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], 
 
 
 def _alone(loaded: Loaded) -> Loaded:
-    """Return the documents with all ranks and no degree of the layouts that the workload, or its programs, state."""
-    document, works = loaded.workload, {name: _cleared(each.work) for name, each in programs_of(loaded).items()}
+    """Return the documents without what the workload, or each program, states of the degrees that are tried."""
+    document, usual = loaded.workload, {"ranks": "all", "layers": None}
     if not isinstance(document, JobDocument):
-        return replace(loaded, workload=works[""])
+        return replace(loaded, workload=_with(trained(loaded), usual | dict.fromkeys(_DEGREES[:5], 1)))
+    works = {name: _with(each.work, usual) for name, each in programs_of(loaded).items()}
     programs = {name: each.model_copy(update={"workload": works[name]}) for name, each in document.programs.items()}
     return replace(loaded, workload=document.model_copy(update={"programs": programs}))
 
 
-def _cleared(workload: Workload) -> Workload:
-    """Return a workload without what it states of its layout; micro-batches stay where something is handed over."""
-    usual = type(workload.parallel)(ranks="all")
-    changes = {name: getattr(usual, name) for name in (*_DEGREES, "ranks", "layers")}
+def _with(workload: Workload, changes: Mapping[str, Any]) -> Workload:
+    """Return a workload with other fields of its layout."""
     return workload.model_copy(update={"parallel": workload.parallel.model_copy(update=changes)})
 
 
@@ -201,30 +200,33 @@ def _made(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts
 
 def _placements(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> Iterator[Point]:
     """Yield all ways to share the devices out among the programs of a job, each with a layout on its ranks."""
-    alone = programs_of(loaded)
+    alone, document = programs_of(loaded), cast(JobDocument, loaded.workload)
     fields = {f"programs.{name}.{key}" for name, key in product(alone, _OF_PROGRAM)}
-    others = [values for key, values in listed.items() if key not in fields]
-    each = [[*_of_program(name, of.work, listed, question.devices)] for name, of in alone.items()]
+    others, each = [values for key, values in listed.items() if key not in fields], list[list[Point]]()
+    for name, of in alone.items():
+        copies = len(document.placed[name]) // of.work.ranks
+        stated = [listed.get(f"programs.{name}.{key}") for key in _OF_PROGRAM]
+        each.append([*_of_program(of.work, copies, stated, question.devices)])
     for point, more in product(_shared_out(each, question.devices), [*product(*others)]):
         yield *point, *more
 
 
 def _of_program(
-    name: str, work: Workload, listed: Mapping[str, Sequence[Any]], devices: int
+    work: Workload, copies: int, stated: Sequence[Sequence[Any] | None], devices: int
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the layouts of a program on up to so many devices: the fields `_OF_PROGRAM`.
 
     A micro-batch keeps its sequences, so that programs still have what they hand to one another.
     """
-    sequences, usual = work.batch * work.parallel.data, range(1, devices + 1)
-    stated = (listed.get(f"programs.{name}.{key}") for key in _OF_PROGRAM)
-    ranks, data, tensor, pipeline, sequence, batch = stated
+    parallel, usual, sequences = work.parallel, range(1, devices + 1), work.batch * work.parallel.data * copies
+    ranks, data, tensor, pipeline, sequence, zero, batch = stated
     for degrees in product(data or usual, tensor or usual, pipeline or usual):
-        count, each = math.prod(degrees) * work.parallel.context, max(1, sequences // degrees[0])
-        if count > devices or count not in (ranks or [count]) or each * degrees[0] != sequences:
+        count, (each, left) = math.prod(degrees) * parallel.context, divmod(sequences, degrees[0])
+        if left or count > devices or count not in (ranks or [count]) or each not in (batch or [each]):
             continue
-        cuts = sequence or [work.parallel.sequence and degrees[1] > 1]
-        yield from ((count, *degrees, *more) for more in product(cuts, batch or [each]))
+        cuts = sequence or [parallel.sequence and degrees[1] > 1]
+        shards = zero or [parallel.zero_stage * (degrees[0] * parallel.context > 1)]
+        yield from ((count, *degrees, *more, each) for more in product(cuts, shards))
 
 
 def _shared_out(each: Sequence[Sequence[tuple[Any, ...]]], devices: int) -> Iterator[tuple[Any, ...]]:

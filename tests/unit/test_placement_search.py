@@ -75,6 +75,20 @@ def test_all_ways_to_share_the_devices_out_are_tried_and_none_goes_below_its_bou
     assert "tower: tensor divides heads, ffn, vocabulary" in rules, "it says of which program"
 
 
+def test_what_the_document_states_besides_is_kept(scenario):
+    """Copies become replicas; optimizer states stay sharded where there are replicas."""
+    path = scenario.with_name("modules.yaml")
+    path.write_text(path.read_text().replace("tower.yaml, ranks: 1", "tower.yaml, ranks: 2"))
+    words = scenario.with_name("words.yaml")
+    words.write_text(words.read_text().replace("micro", "data: 2, zero_stage: 1, micro"))
+    path.write_text(path.read_text().replace("words.yaml, ranks: 1", "words.yaml, ranks: 2"))
+    over = {"programs.tower.workload.batch": [2, 4]}
+    listed = hosim.layout_search(scenario, workers=1, replay=1, over=over).tables["layouts"]
+    assert {(row["tower.data"], row["tower.batch"]) for row in listed} == {(1, 4), (2, 2)}
+    assert {row["words.data"] * row["words.batch"] for row in listed} == {4}
+    assert {(row["words.data"] > 1, row["words.zero_stage"]) for row in listed} == {(True, 1), (False, 0)}
+
+
 def test_the_longer_module_gets_more_ranks_than_in_like_stages(scenario):
     found = hosim.layout_search(scenario, workers=1, replay=3)
     best, layout = found.rows[0], {"tower": 3, "words": 1}
