@@ -53,6 +53,7 @@ SLOW = {
     "omni_modal",
     "paddle_npu_optimizer_state",
     "scaling_loose_cluster",
+    "vision_language_mpipe",
 }
 """They take more than a second or two; each runs once for this and for its digests."""
 
