@@ -62,7 +62,9 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     whole: bool = False,
     **asked: int | None,
 ) -> Sweep:
-    """Search the layouts of a training step on so many devices: estimate all, and replay the best with every policy.
+    """Search the layouts of a training step, or of the programs of a job, on so many devices, and replay the best.
+
+    All are estimated, and the fastest by the estimate run with every policy.
 
     Parameters
     ----------
@@ -118,8 +120,10 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
 def _listed(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: Layouts) -> list[Point]:
     """List all layouts."""
     is_job, where = isinstance(loaded.workload, JobDocument), loaded.place("layout")
-    must, found = "a global batch is stated, but of a job, whose programs state theirs", str(question.global_batch)
-    insist((question.global_batch is None) == is_job, where, must, found, "add global_batch, or remove it")
+    must, found, do = "a search of layouts states the global batch", "none", "add global_batch"
+    if is_job:
+        must, found, do = "the programs of a job state their batches", str(question.global_batch), "remove global_batch"
+    insist((question.global_batch is None) == is_job, where, must, found, do)
     made = [*islice((_placements if is_job else _made)(loaded, listed, question), _MOST_LAYOUTS + 1)]
     must, do = "some degrees multiply to the devices", "correct devices, or leave degrees out of over"
     insist(made, where, must, f"none to {question.devices:,}", do)

@@ -208,6 +208,11 @@ def test_only_training_has_layouts():
         hosim.layout_search("qwen3_30b_decode_910c", devices=2, global_batch=2, workers=1)
 
 
+def test_the_global_batch_is_stated():
+    with pytest.raises(ConfigError, match="a search of layouts states the global batch, found none"):
+        hosim.layout_search("llama3_8b_2x2x2", devices=8, workers=1)
+
+
 def test_results_do_not_depend_on_processes(scenario, tmp_path):
     one, two = (hosim.layout_search(scenario, workers=workers, replay=2) for workers in (1, 2))
     assert one.json() == two.json()

@@ -128,7 +128,7 @@ def test_the_estimate_of_a_job_is_the_way_of_its_data_and_its_bound_that_of_the_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("devices: 4", "devices: 4, global_batch: 8"), "a global batch is stated, but of a job"),
+        (("devices: 4", "devices: 4, global_batch: 8"), "the programs of a job state their batches, found 8"),
         (("devices: 4", "devices: 1"), "some degrees multiply to the devices, found none to 1"),
         (
             ("{workload: words.yaml, ranks: 1}\n" + BACK, "{workload: words.yaml, ranks: tower}\nedges:\n"),
