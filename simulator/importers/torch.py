@@ -17,6 +17,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from glob import escape
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -295,7 +296,9 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     about = {"name": named(name), "title": f"{kind} of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
     outputs = "freed" if free_early else "kept"
-    workload = Workload.model_validate({**about, "outputs": outputs, "assumed": assumed, **record.batch})
+    remote = [escape(storage.name) for storage in record.below if storage.persistent]
+    more = record.batch | ({"remote": remote} if remote else {})
+    workload = Workload.model_validate({**about, "outputs": outputs, "assumed": assumed, **more})
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 
 
@@ -306,6 +309,7 @@ def _notes(record: Any, graph: Graph) -> Iterator[str]:
     record.batch.update({"batch": record.batch["batch"] * shares} if record.batch else {})
     batch = " and ".join(f"{key} {size:,}" for key, size in record.batch.items())
     apart = sum("/_safe_softmax" in op.name for op in graph.ops)
+    below = [storage.size_bytes for storage in record.below if storage.persistent]
     watch, is_copied = record.watch, record.copied and not record.watch.has_memory
     caches = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == TensorKind.KV_CACHE)
     brought = "Tensors there are copied in where they are read; ops on them run on the accelerator."
@@ -313,6 +317,7 @@ def _notes(record: Any, graph: Graph) -> Iterator[str]:
     grown = "one that grows by copies is one tensor, and its old copy a workspace."
     notes = (
         (left, f"Copies to the host, {len(left):,} of {human(sum(left), 'B')}, are ops of the host. {brought}"),
+        (below, f"Copies from the host, {len(below):,} of {human(sum(below), 'B')}: these tensors are at home below."),
         (watch.compiled, "Functions under torch.compile are captured as eager: ops that it would fuse stand apart."),
         (met, f"All {met:,} ranks do what the first does; {shares:,} of them reduce gradients of their samples."),
         (batch, f"A step is of {batch}: the shape of input_ids, or else of the first input."),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -66,8 +67,20 @@ def on_cpu(value: Any) -> Any:
     return "cpu" if is_cuda(value) else value
 
 
-_ON_CUDA, _ON_HOST = WeakSet[torch.UntypedStorage](), WeakSet[torch.UntypedStorage]()
-"""Storages that code asked to be on CUDA, or on the host, or that were made of such on CUDA."""
+def _names_host(values: Iterable[Any]) -> bool:
+    """Tell whether one of some arguments names the host; a device may be one that stands for CUDA."""
+    return any(isinstance(value, str) and value == "cpu" for value in values)
+
+
+def take_back() -> None:
+    """Forget, between two steps, that copies of what is on the host were on CUDA."""
+    _ON_CUDA.difference_update(_LENT)
+
+
+_MODULES = torch.nn.modules.module.__file__
+_ON_CUDA, _ON_HOST, _LENT = (WeakSet[torch.UntypedStorage]() for _ in range(3))
+"""Storages that code asked to be on CUDA, or on the host, or that were made of such on CUDA; those of which a step has
+a copy on CUDA, and which stay on the host."""
 
 _COPIES = (torch.Tensor.copy_, torch.Tensor.cpu, torch.Tensor.to)
 
@@ -81,13 +94,17 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
         Whether a step runs; an optimizer, for which a value that is not known is 1; a copy to the host.
     is_asked
         Whether the code asked for CUDA, or was given what is there.
+    bring
+        Function that is told of each tensor that a step copies to CUDA.
     """
 
-    in_step = in_update = to_host = is_asked = False
+    in_step = in_update = to_host = is_asked = _is_there = False
+    bring: Callable[[torch.Tensor], object] = staticmethod(id)
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._nn._parse_to:  # what a module hands on to its tensors
-            return func(*args, **(kwargs or {}))
+        if func is torch._C._nn._parse_to:  # what a module hands on to its tensors; the host by name
+            device, *more = func(*args, **(kwargs or {}))
+            return ("cpu" if _names_host((*args, *(kwargs or {}).values())) else device, *more)
         if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__):
             with suppress(DataDependentOutputException):
                 return func(*args)
@@ -97,10 +114,14 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
         is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
         self.is_asked |= is_there
         args, kwargs = tuple(map(on_cpu, args)), {k: on_cpu(v) for k, v in (kwargs or {}).items()}
-        if self.in_step and self._leaves(func, given, values):
+        if self._leaves(func, given, values):
             return self._to_host(func, args, kwargs)
+        if self.in_step and is_there and func in (*_COPIES, torch.Tensor.cuda):
+            self._note_brought(given[-1:] if func is torch.Tensor.copy_ else given, sys._getframe(1))
         is_pinned = bool(kwargs.get("pin_memory")) and kwargs.pop("pin_memory")
+        outer, self._is_there = self._is_there, is_there
         made = self._call(func, args, kwargs, given)
+        self._is_there = outer
         if is_there or is_pinned:
             memories = [tensor.untyped_storage() for tensor in tensors(made)]
             (_ON_HOST if is_pinned else _ON_CUDA).update(memories)
@@ -114,8 +135,15 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
         on_host, memory = [tensor.untyped_storage() in _ON_HOST for tensor in given], given[0].untyped_storage()
         if func is torch.Tensor.copy_:
             return on_host[0] and not all(on_host)
-        is_named = memory in _ON_CUDA and any(value == "cpu" for value in values if isinstance(value, str))
-        return (func is torch.Tensor.cpu or is_named) and not on_host[0]
+        is_named, is_there = func is torch.Tensor.cpu or _names_host(values), memory in _ON_CUDA
+        return is_named and (is_there or (self.in_step and func is torch.Tensor.cpu)) and not on_host[0]
+
+    def _note_brought(self, given: list[torch.Tensor], caller: FrameType) -> None:
+        """Note tensors that a step copies to CUDA; a module that goes there takes its own with it."""
+        for tensor in given:
+            if (memory := tensor.untyped_storage()) not in _ON_CUDA:
+                self.bring(tensor)
+                _LENT.update([memory] if caller.f_code.co_filename != _MODULES else [])
 
     def _to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Copy to the host, whose tensors are apart."""
@@ -151,6 +179,7 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
 
         def pushed(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
             def packed(tensor: Any) -> Any:
+                _ON_CUDA.update([tensor.untyped_storage()] if self._is_there else [])  # what is being made there, too
                 with self:
                     return pack(tensor)
 

@@ -23,7 +23,7 @@ from simulator.graph import HOST, LARGEST_RUN, Collective
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, blocks, unique
-from simulator.importers.torch_machine import Accelerated, Noted, met, number, runs_backward, tensors
+from simulator.importers.torch_machine import Accelerated, Noted, met, number, runs_backward, take_back, tensors
 from simulator.importers.torch_numbers import UPDATES, DispatchedOp, changed_by, numbers, run_as_real, touched
 from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
@@ -114,6 +114,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         counts of steps, which the host keeps.
     replaced
         Storage of a cache that a larger one replaced, which is its tensor -> number of ops before that was made.
+    below
+        Storages that the step copies from the host.
     died
         Storage -> number of ops that had run when PyTorch freed it; storages without an entry outlive the step.
     folded
@@ -145,6 +147,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 if storage.size_bytes and not (kind == "optimizer_state" and tensor.dim() == 0):
                     self.before[storage] = None
         self._caches = {path: self._storage(tensor) for path, _, tensor in caches}
+        self.below = dict[Storage, None]()
+        take_back()
 
     def _cached(self, returned: Any = None) -> list[tuple[str, torch.Tensor]]:
         """Return path and tensor of what caches hold now."""
@@ -182,18 +186,26 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             self._add(memory, Storage(size, "weight"))
         return made
 
+    def _note_brought(self, tensor: torch.Tensor) -> None:
+        for part in tensors([tensor]):
+            self.below[self._storage(part, "constant", "input", persistent=True)] = None
+
     def size_of(self, memory: Any) -> int:
         """Return the size of a storage [B]."""
         return int(memory.nbytes())
 
     def __enter__(self) -> Any:
-        self._resize = torch.UntypedStorage.resize_
+        self._resize, self._bring, Accelerated.bring = (
+            torch.UntypedStorage.resize_,
+            Accelerated.bring,
+            self._note_brought,
+        )
         if number() > 1:
             torch.UntypedStorage.resize_ = lambda memory, size: self._note_resize(memory, int(size))
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize
+        torch.UntypedStorage.resize_, Accelerated.bring = self._resize, self._bring
         super().__exit__(*raised)
         self._by_id.clear()  # storages that still exist outlive the step
 

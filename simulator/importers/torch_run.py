@@ -216,6 +216,10 @@ def mode() -> FakeTensorMode:
 @contextmanager
 def fake_mode(ranks: int | None = None) -> Iterator[None]:
     """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as the first of `ranks`."""
+    if any(isinstance(entered, Accelerated) for entered in torch.overrides._get_current_function_mode_stack()):
+        with alone(ranks):  # all else is as it should be
+            yield
+        return
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
     accelerated, overrides = Accelerated(), torch.overrides.has_torch_function
     run_backward = torch.autograd._engine_run_backward

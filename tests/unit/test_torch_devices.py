@@ -89,3 +89,66 @@ def test_copies_by_name_are_made_once_and_come_back_as_they_are():
     assert ops[1:3] == ["step/fwd/to_host", "step/fwd/mul"]
     (left,) = graph.on_host
     assert graph.ops[left + 1].reads == graph.ops[left].writes
+
+
+def test_what_an_op_makes_and_saves_at_once_is_copied_too():
+    """ReLU saves its result, which hooks see before it is returned."""
+    with hosim.torch.fake():
+        x = torch.randn(8, 4, device="cuda", requires_grad=True)
+
+    def step(x):
+        with saved_tensors_hooks(lambda kept: kept.to("cpu"), lambda kept: kept.to("cuda")):
+            made = torch.relu(x)
+        made.sum().backward()
+
+    graph = hosim.torch.capture(step, x).graph
+    assert [graph.ops[index].name.partition("@")[0] for index in graph.on_host] == ["step/fwd/to_host"]
+
+
+def moving(layer):
+    """Take a layer to the accelerator for its call alone, as ``Module.to`` does."""
+    layer.register_forward_pre_hook(lambda part, _: part.to("cuda") and None)
+    layer.register_forward_hook(lambda part, *_: part.to("cpu") and None)
+
+
+def lending(layer):
+    """Give a layer copies of its weights for its call alone, as hooks of accelerate do."""
+    held = {name: weight.data for name, weight in layer.named_parameters()}
+
+    def give(part, device, copied):
+        for name, weight in held.items():
+            setattr(part, name, nn.Parameter(copied(weight, device), requires_grad=False))
+
+    layer.register_forward_pre_hook(lambda part, _: give(part, "cuda", torch.Tensor.to))
+    layer.register_forward_hook(lambda part, *_: give(part, "meta", lambda x, to: torch.empty_like(x, device=to)))
+
+
+@pytest.mark.parametrize(("hook", "returned"), [(moving, 3), (lending, 0)])
+def test_weights_that_hooks_bring_are_copied_in_by_each_step(hook, returned, quick_plans, tmp_path):
+    with hosim.torch.fake():
+        model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(3))).to(torch.bfloat16)
+        x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
+    for layer in model:
+        hook(layer)
+    found = hosim.torch.capture(model, x, phase="prefill")
+    found.write(tmp_path / "mine.yaml")
+    assert len(found.graph.on_host) == returned
+    assert "Copies from the host, 3 of 1.57 MB: these tensors are at home below." in found.derived
+    policies = ["resident", "static"]
+    for row in hosim.run(hardware="rtx4090_box", workload=tmp_path / "mine.yaml", policies=policies).values():
+        assert (row.status, row.summary["moved_h2d_bytes"]) == ("ok", 3 * 2 * 512 * 512)
+
+
+def test_a_module_that_goes_there_once_is_copied_once():
+    with hosim.torch.fake():
+        model, x = nn.Linear(8, 8), torch.randn(4, 8, device="cuda")
+    found = hosim.torch.capture(lambda x: model.to("cuda")(x).sum().backward(), x)
+    assert not any("Copies from the host" in told for told in found.derived)
+    assert found.workload.remote == ()
+
+
+def test_a_step_is_captured_in_a_context_that_is_fake_as_outside_of_it():
+    step, x = step_with(HOOKS["own, by name"], "cuda")
+    outside = hosim.torch.capture(step, x).graph
+    with hosim.torch.fake():
+        assert hosim.torch.capture(step, x).graph == outside
