@@ -279,7 +279,7 @@ def screened(study: Study, workers: int, progress: Progress | None) -> Study:
     by_key, weights, points = dict(zip(first, built, strict=True)), dict[str, int](), []
     for point, setting in settings.items():
         key, row = _without(setting, _NO_WEIGHTS), by_key[alike[point]]
-        weights[key] = weights.get(key) or builders.weight_bytes(setting.work)
+        weights[key] = weights.get(key) or sum(weight.size_bytes for weight in builders.layouts(setting.work).values())
         peak_bytes = weights[key] + row["besides_bytes"]
         stays = ((peak_bytes - sum(row["kinds"][kind] for kind in kinds), limit) for kinds, limit in limits)
         if least <= peak_bytes <= most and all(held <= limit for held, limit in stays):

@@ -27,7 +27,7 @@ from simulator.workload.job import JobDocument
 
 __all__ = [
     "CachedLayers", "Iteration", "Iterations", "build_job", "cached_layers", "check", "decoder_of", "iteration",
-    "largest_size", "layouts", "least_iteration", "limited_reaches", "of_kinds", "stage_layers", "weight_bytes",
+    "largest_size", "layouts", "least_iteration", "limited_reaches", "of_kinds", "stage_layers",
 ]  # fmt: skip
 
 ReadGraph = Callable[[Path, Literal["reads", "writes"]], Graph]
@@ -141,17 +141,6 @@ def layouts(workload: Workload | JobDocument) -> dict[str, Weight]:
     if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase == "serve":
         return {}
     return lay(workload, workload.decoder).by_name
-
-
-def weight_bytes(workload: Workload) -> int:
-    """Return the size of all weights of a workload's model on a rank [B].
-
-    Raises
-    ------
-    ConfigError
-        If the model cannot be spread over ranks as the workload says.
-    """
-    return sum(weight.size_bytes for weight in layouts(workload).values())
 
 
 def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> None:

@@ -98,7 +98,7 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
         q = t.norm("attn.q_norm", q) if "attn.q_norm" in t.weights[t.block] else q
         q = t.vector("rope.q", [q], saves=False) if attention.rotary else q
         lent = t.last_keys[attention.alike][1]
-        return [q, *(_lent(t, letter, made) for letter, made in zip("kv", lent, strict=False))]
+        return [q, *(t.lent(x, t.block, sums=f"attn.{kind}.lent") for kind, x in zip("kv", lent, strict=False))]
     k = t.linear("attn.k", x)
     v = t.linear("attn.v", x) if attention.values == "own" else t.norm("attn.values", k)
     t.go_back_in_order(3 if attention.values == "own" else 2)
@@ -109,13 +109,6 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
         t.go_back_in_order(2)
     t.last_keys[attention.alike] = t.block, [k, v] if t.is_forward else []
     return [q, k, v, *(block_index_inputs(t, attention.indexer, x) if attention.indexer else [])]
-
-
-def _lent(t: Tape, letter: str, x: str) -> str:
-    """Take keys or values of an earlier layer in training; their gradient is added to that of the layer."""
-    lent = t.alias(x, t.block)
-    t.wanting.update([lent] if t.wants(x) else [])
-    return t.record(lent, lambda dy: t.add_gradients([x], [dy], f"attn.{letter}.lent"))
 
 
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:

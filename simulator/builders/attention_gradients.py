@@ -289,7 +289,9 @@ def _attend_in_views(t: Tape, sparse: Sparse, heads: Heads, x: str) -> str:
     """Attend to compressed, selected and near tokens, and mix the three results by gates, which are made from `x`."""
     sequence, gates = t.workload.sequence, t.linear("attn.gate", x)
     keys_and_values, query = heads.shared or heads.own[1:], heads.own[:1]
-    parts = (_divide_among_views(t, x, sparse.caches) for x in keys_and_values)
+    ends, parts = ("compressed", "selected", "near"), [[y] * 3 for y in keys_and_values]  # whole rows, or thirds
+    if sparse.caches == "own":
+        parts = [t.divided(f"attn.views.{y.rpartition('/')[2]}", y, ends, t.spread[y].width // 3) for y, *_ in parts]
     compress, selected, near = map(list, zip(*parts, strict=True))
     made = _compress(t, sparse.compress, compress)
     blocks = _select_blocks(t, sparse, heads, made)
@@ -304,24 +306,6 @@ def _attend_in_views(t: Tape, sparse: Sparse, heads: Heads, x: str) -> str:
         view("selected", selected, sparse.select.seen(sequence), blocks),
     ]
     return t.vector("attn.mix", [*mixed, gates])
-
-
-def _divide_among_views(t: Tape, x: str, caches: str) -> list[str]:
-    """Divide keys, values or latents among the views: all read whole rows, or each a third; their gradients add up."""
-    if caches == "shared":
-        return [x] * 3
-    parts = [t.alias(x, name, t.spread[x].width // 3) for name in ("compressed", "selected", "near")]
-    t.wanting.update(parts if t.wants(x) else ())
-
-    def back(dy: str) -> None:
-        whole = t.spread[x].layout.whole
-        grads = [t.to(grad, whole) for grad in (dy, *map(t.grads.pop, parts[1:]))]
-        dx = t.add(f"{x}.grad", t.spread[x], whole)
-        t.op(f"attn.views.{x.rpartition('/')[2]}", grads, [dx])
-        t.add_gradients([x], [dx])
-
-    t.record(parts[0], back)
-    return parts
 
 
 def _compress(t: Tape, compress: Compress, seen: list[str]) -> list[str]:

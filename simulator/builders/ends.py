@@ -47,15 +47,7 @@ def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
     """Make the part of each layer of a further row, of a table and of the embedding."""
     made = t.norm("layers.norm", t.linear("layers.in", x))
     both = t.vector("layers.add", [_look_up(t, tokens, "layers.tokens"), made], adds=t.residual)
-    parts = [t.alias(both, block, width) for block in t.layers]
-    t.wanting.update(parts if t.wants(both) else ())
-
-    def back(dy: str) -> None:
-        dx = t.add(f"{both}.grad", t.spread[both])
-        t.op("layers.parts", [dy, *map(t.grads.pop, parts[1:])], [dx])
-        t.add_gradients([both], [dx])
-
-    t.record(parts[0], back)
+    t.divided("layers.parts", both, t.layers, width)
 
 
 def _stem(t: Tape) -> str:

@@ -76,7 +76,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     is_shared = t.layer.attention.beside is not None or t.model.norms == "shared" or t.model.laurel > 0
     t.begin("layer")
     predictions = _with_routed(t, "predict", [x], x) if t.model.predicted else ""
-    x = t.first(predictions, t.model.hidden) if predictions else x
+    x = t.lent(predictions, "first", t.model.hidden) if predictions else x
     normed, made, r = _normalise(t, "norm1", x) if is_shared else x, "", x
 
     def attended() -> str:
@@ -120,7 +120,7 @@ def _with_input(t: Tape, x: str) -> str:
     """Add what a layer makes of the row that it takes beside its input."""
     given, taken, hidden = f"{t.micro}embed/layers.add.out.{t.block}", x, t.model.hidden
     if t.model.predicted:
-        taken = t.joined("residuals.scale", [t.first(x, hidden)], hidden, [t.weight("residuals.scale")])
+        taken = t.joined("residuals.scale", [t.lent(x, "first", hidden)], hidden, [t.weight("residuals.scale")])
     gate = t.linear("input.gate", taken)
     made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
     if t.model.predicted:

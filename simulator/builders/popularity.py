@@ -1,4 +1,4 @@
-"""How many rows of a table its lookups touch, and how many of these a cache lacks: expected values, no draws.
+"""How many rows of a table its lookups touch, or experts tokens choose, and how many rows a cache lacks: no draws.
 
 The r-th most popular of R rows has a share of the lookups proportional to ``r ** -skew``. Neighbouring rows are alike,
 so rows are counted in bins: one for each of the hottest, and bins that grow by a hundredth behind them, with the mean
@@ -18,7 +18,8 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.workload import RowCache
+from simulator.graph import chosen_number
+from simulator.workload import Experts, Parallel, RowCache
 
 _HOTTEST = 1024  # rows that each have a bin of their own, and are summed one by one
 _GROWTH = 100  # part of all before it that a bin has
@@ -108,3 +109,16 @@ def _filling(law: Law, room: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if touched(law, middle) < room else (low, middle)
     return high
+
+
+def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, int]:
+    """Return how many experts a rank is expected to read if so many tokens of each replica choose, and how many it has.
+
+    Expert ranks that are tensor ranks, too, choose for parts of the same tokens.
+    """
+    ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
+    if part.skew:
+        busiest = tuple((1, share) for share in part.likely[::ranks])
+        return math.ceil(touched(busiest, tokens * replicas)), part.places // ranks
+    chosen = chosen_number(part.candidates, tokens * replicas, part.top_k)
+    return -(-chosen * part.places // (part.candidates * ranks)), part.places // ranks

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import compress, takewhile
-from math import ceil, prod
+from math import prod
 from operator import attrgetter
 
-from simulator.builders.popularity import touched
+from simulator.builders.popularity import read_experts
 from simulator.builders.specs import numbered
 from simulator.builders.step_builder import Rows, StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
-from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
-from simulator.workload import Experts, Parallel
+from simulator.workload import Experts
 
 FP32_BYTES = 4
 ID_BYTES = 4
@@ -33,19 +32,6 @@ ID_BYTES = 4
 def part_prefixes(prefix: str, count: int) -> list[str]:
     """Return the name prefixes of parts that repeat: ``mb0/``, ``mb1/`` ...; an empty one for a single part."""
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
-
-
-def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, int]:
-    """Return how many experts a rank is expected to read if so many tokens of each replica choose, and how many it has.
-
-    Expert ranks that are tensor ranks, too, choose for parts of the same tokens.
-    """
-    ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
-    if part.skew:
-        busiest = tuple((1, share) for share in part.likely[::ranks])
-        return ceil(touched(busiest, tokens * replicas)), part.places // ranks
-    chosen = chosen_number(part.candidates, tokens * replicas, part.top_k)
-    return -(-chosen * part.places // (part.candidates * ranks)), part.places // ranks
 
 
 Back = Callable[[str], None]
@@ -153,12 +139,26 @@ class Tape(StepBuilder):
 
         return self.record(out, back)
 
-    def first(self, x: str, width: int) -> str:
-        """Take the first elements of each row, without copying them; their gradient is added to that of the row."""
-        taken = self.alias(x, "first", width)
+    def lent(self, x: str, end: str, width: int = 0, sums: str = "") -> str:
+        """Read a tensor, or the first elements of each row, by another name; its gradient is added to the tensor's."""
+        taken, sums = self.alias(x, end, width), sums or f"{x.rpartition('/')[2].removesuffix('.out')}.{end}"
         self.wanting.update([taken] if self.wants(x) else [])
-        sums = f"{x.rpartition('/')[2].removesuffix('.out')}.first"
         return self.record(taken, lambda dy: self.add_gradients([x], [dy], sums))
+
+    def divided(self, name: str, x: str, ends: Iterable[str], width: int) -> list[str]:
+        """Read parts of each row by names of their own; an op of backward puts their gradients together."""
+        parts = [self.alias(x, end, width) for end in ends]
+        self.wanting.update(parts if self.wants(x) else ())
+
+        def back(dy: str) -> None:
+            whole = self.spread[x].layout.whole
+            grads = [self.to(grad, whole) for grad in (dy, *map(self.grads.pop, parts[1:]))]
+            dx = self.add(f"{x}.grad", self.spread[x], whole)
+            self.op(name, grads, [dx])
+            self.add_gradients([x], [dx])
+
+        self.record(parts[0], back)
+        return parts
 
     def norm(self, name: str, x: str, sums: str = "", made: str = "") -> str:
         """Normalise rows, whole or head by head, into a tensor named after the op or `made`; the layout stays.

@@ -49,8 +49,8 @@ from simulator import metrics
 from simulator.builders import Iteration, Iterations, decoder_of, iteration, least_iteration, limited_reaches
 from simulator.builders.cache import cache_name, parts_of
 from simulator.builders.inference import loaded_name, stored_name
+from simulator.builders.popularity import read_experts
 from simulator.builders.specs import blocks
-from simulator.builders.tape import read_experts
 from simulator.catalog import Loaded
 from simulator.cost import device_of, memory_rate_cap, roofline
 from simulator.cost.collectives import group_ns

@@ -67,6 +67,6 @@ def is_selected(loaded, setting):
     if screens := open_claim(loaded.scenario.name).screens:
         (peak,) = (row for row in rows if row["figure"] == screens)
         ((told),) = count_besides(loaded, setting)
-        ahead = builders.weight_bytes(loaded.workload) + told["besides_bytes"]
+        ahead = sum(weight.size_bytes for weight in builders.layouts(loaded.workload).values()) + told["besides_bytes"]
         assert ahead == pytest.approx((1 + peak["error"]) * 61.2e9, rel=1e-12)
     return all(row["holds"] for row in rows if row["role"] == SELECTS)
