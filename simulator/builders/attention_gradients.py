@@ -41,7 +41,7 @@ gradient; saved are the indices of the blocks (4 bytes each). ``attn.mix`` saves
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads
 from simulator.builders.chosen import of_scores, small_of_pools
@@ -127,16 +127,16 @@ def given_rows(t: Tape) -> str:
 
 def attend_across(t: Tape, x: str) -> str:
     """Let each token attend to all rows of an encoder's output; inference caches their keys and values once a layer."""
-    part, rows, q = t.whole_attention, t.model.encoded, t.linear("attn.across.q", x)
+    part, rows, q = t.whole_attention, t.model.encoded, _across(t, "q", x)
     cached, made = f"{t.block}/kv.across", list[str]()
-    size_bytes = t.workload.batch * rows * t.token_bytes
+    size_bytes = t.workload.batch * rows * cast(Gqa, t.attention).seen_elements * t.workload.dtypes.kv_bytes
     if t.phase == "decode":  # the weights of keys and values stay, for other sequences
         t.declare(cached, size_bytes, "kv_cache")
         for name in t.weights[t.block]:
             t.weight(name)
     elif cached not in t.held:  # chunks after the first one find it
         encoded = given_rows(t)
-        made = [t.linear(f"attn.across.{name}", encoded) for name in "kv"]
+        made = [_across(t, name, encoded) for name in "kv"]
     if t.is_forward and isinstance(part, Gqa):
         return _attend(t, Heads([q, *made], [], part.key_and_value, 2 * t.workload.sequence * rows, view="across"))
     if made:
@@ -150,6 +150,11 @@ def attend_across(t: Tape, x: str) -> str:
         write_bytes=t.made_bytes(out) + size_bytes * bool(made),
     )  # fmt: skip
     return out
+
+
+def _across(t: Tape, name: str, x: str) -> str:
+    made, norm = t.linear(f"attn.across.{name}", x), f"attn.across.{name}_norm"
+    return t.norm(norm, made) if norm in t.weights[t.block] else made
 
 
 def _pairs(t: Tape, heads: Heads, out: str) -> int:

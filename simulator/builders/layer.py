@@ -70,7 +70,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     attend
         Function from that input, normalised, to the input of the output projection.
     """
-    t.block, is_parallel = block, t.model.parallel
+    t.block, is_parallel, across = block, t.model.parallel, t.model.across(t.layers[block])
     if t.model.shared and t.model.is_shared(t.layer):
         return _through_shared(t, x, attend)
     is_shared = t.layer.attention.beside is not None or t.model.norms == "shared" or t.model.laurel > 0
@@ -82,7 +82,7 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     def attended() -> str:
         return attend(normed if is_shared else _normalise(t, "norm1", taken))
 
-    if t.layer.attention.kind != "none":
+    if t.layer.attention.kind != "none" and across != "alone":
         taken = collapsed(t, "residuals1", x)
         t.begin("attention")
         context = attended()
@@ -95,9 +95,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         if t.model.laurel:
             low = t.norm("laurel.norm", t.linear("laurel.out", t.linear("laurel.in", normed)))
             r = t.vector("laurel.add", [r, normed, low], adds=t.residual)
-    if t.model.encoded:
-        across = t.linear("attn.across.o", attend_across(t, _normalise(t, "norm3", r, "add1")))
-        r = t.vector("add3", [r, _normalise(t, "norm3.after", across)], adds=t.residual)
+    if across != "never":
+        seen = t.linear("attn.across.o", attend_across(t, _normalise(t, "norm3", r, "add1")))
+        r = t.vector("add3", [r, _normalise(t, "norm3.after", seen)], adds=t.residual)
         r = _normalise(t, "norm3.sum", r)
     out = r
     if t.layer.feed_forward.kind != "none":
@@ -211,7 +211,9 @@ def _adapted(t: Tape, low: str, made: dict[str, str]) -> list[str]:
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
     has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
-    sum_before = "" if has_other else "add3" if t.model.encoded else "add1"  # where gradients of its input add up
+    sum_before = (
+        "" if has_other else "add1" if t.model.across(t.layer) == "never" else "add3"
+    )  # where gradients of its input add up
     part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=sum_before)
     return _through_experts(t, part, x) if isinstance(part, Experts) else _through_matrices(t, "ffn", x)
 

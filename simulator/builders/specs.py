@@ -147,9 +147,11 @@ def _norms(model: DecoderModel, names: Iterable[str], width: int = 0) -> Specs:
 
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
-    halves = {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind != "none"} | {"norm3"}
+    halves, across = {"norm1", "norm2", "norm3"}, model.across(kind)
+    halves -= {name for name, half in zip(("norm1", "norm2"), kind, strict=True) if half.kind == "none"}
+    halves -= {"alone": {"norm1"}, "never": {"norm3"}}.get(across, set())
     norms = _norms(model, [name for name in model.layer_norms if name.partition(".")[0] in halves])
-    if isinstance(part, (Recurrent, Absent)):
+    if isinstance(part, (Recurrent, Absent)) or across == "alone":
         attention = _recurrent(h, part) if isinstance(part, Recurrent) else {}
     elif isinstance(part, Mqa):
         attention = _mqa(h, part)
@@ -162,8 +164,9 @@ def _layer(model: DecoderModel, kind: Layer) -> Specs:
         {name: norms[name] for name in names if name in norms}
         for names in (["norm1"], ["norm1.after", "norm1.sum", *_ACROSS, "norm2"], ["norm2.after", "norm2.sum"])
     )
-    if model.encoded and isinstance(part, Gqa):
-        plain = part.model_copy(update={"qk_norms": False, "sink_logits": False, "gate": None, "buckets": 0})
+    if across != "never" and isinstance(part, Gqa):
+        has_norms = part.qk_norms if across == "alone" else False
+        plain = part.model_copy(update={"qk_norms": has_norms, "sink_logits": False, "gate": None, "buckets": 0})
         between = {f"attn.across.{name}": spec for name, spec in _gqa(model, plain).items()} | between
     first = (_residuals(model, "residuals1") if "norm1" in halves else {}) | first
     first = (_predicted(model) if model.predicted else {}) | first

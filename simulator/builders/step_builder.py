@@ -131,7 +131,8 @@ class StepBuilder:
     def token_bytes(self) -> int:
         """Size of a token in the KV cache of the current layer, or of that which it reuses, on this rank [B]."""
         part = self.attention
-        return (part.seen_elements if isinstance(part, Gqa) else part.kv_elements) * self.workload.dtypes.kv_bytes
+        elements = part.seen_elements if isinstance(part, Gqa) and part.reuses else part.kv_elements
+        return elements * self.workload.dtypes.kv_bytes
 
     @property
     def keeper(self) -> str:

@@ -83,7 +83,14 @@ def _patches(c: Config, size: str, patch: str) -> int:
 def _sum(c: Config, words: str) -> int:
     """Add up products of numbers and the values of keys."""
     products = (part.split() for part in words.split("+"))
-    return int(sum(prod(float(word) if word[0].isdigit() else c.count(word) for word in part) for part in products))
+    return int(sum(prod(float(word) if word[0].isdigit() else _value(c, word) for word in part) for part in products))
+
+
+def _value(c: Config, word: str) -> int:
+    """Return the value of a key, or an entry of its list (``key.0``)."""
+    key, _, entry = word.partition(".")
+    listed = c.list_of(key, int, int(entry) + 1) if entry else None
+    return listed[int(entry)] if listed else c.count(key)
 
 
 def _model_of(c: Config) -> dict[str, Any]:
@@ -177,7 +184,8 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
         is_near = window and word == "near"
         part |= {"indexer": view.counts("blocks", "model.attention.indexer")} if word == "blocks" else {}
-        part |= {"reuses": True} if keys.get("reuses") else {}
+        part |= {key: keys[key] for key in ("reuses", "across") if key in keys}
+        part |= {"qk_norms": True} if keys.get("across") == "alone" else {}
         return part | ({"window": view.count(c.family.window, path="model.attention.window")} if is_near else {})
 
     return _kinds(words, of_layers, make)

@@ -121,6 +121,9 @@ class Gqa(_Attention):
     reuses
         Whether it attends to the keys and values of the last layer before that has as many, as wide and in the same
         window, and makes and caches none (Gemma 3n and 4).
+    across
+        Whether it attends to an encoder's output (`encoded`) as well (``too``), in place of tokens (``alone``; Llama
+        3.2 with pictures), or ``never``.
     """
 
     kind: Literal["gqa"]
@@ -134,11 +137,12 @@ class Gqa(_Attention):
     rotary: StrictBool = True
     indexer: Indexer | None = None
     reuses: StrictBool = False
+    across: Literal["too", "alone", "never"] = "too"
 
     @property
     def kv_elements(self) -> int:
         """Elements that the KV cache holds per token and layer: a key and a value of each KV head."""
-        return 0 if self.reuses else self.seen_elements
+        return 0 if self.reuses or self.across == "alone" else self.seen_elements
 
     @property
     def seen_elements(self) -> int:

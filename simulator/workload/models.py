@@ -156,7 +156,7 @@ class DecoderModel(Part):
         Learned rows before those of a sequence, which counts them (the class token of ViT, arXiv 2010.11929).
     encoded
         Rows of the output of an encoder, as wide as the residual, that each layer attends to as well, between its own
-        attention and its feed-forward.
+        attention and its feed-forward, unless its attention says otherwise (`across`).
     head
         Whether logits are made of the output.
     merger
@@ -238,6 +238,10 @@ class DecoderModel(Part):
         """Elements that the KV cache holds per token in all layers."""
         return sum(count * part.views * part.kv_elements for (part, _), count in self.kinds.items())
 
+    def across(self, kind: Layer) -> str:
+        """How a layer of a kind attends to an encoder's output, if there is one."""
+        return kind.attention.across if self.encoded and isinstance(kind.attention, Gqa) else "never"
+
     @property
     def layer_norms(self) -> tuple[str, ...]:
         """Names of the norms of a layer beside those of its attention."""
@@ -250,6 +254,7 @@ class DecoderModel(Part):
         part = kind.attention
         alone = part.model_copy(update={"reuses": False}) if isinstance(part, Gqa) else part
         update = {"layers": layers, "others": (), **kind._replace(attention=alone)._asdict()}
+        update |= {"encoded": 0} if self.across(kind) == "never" else {}
         return self.model_copy(update=update)
 
     def is_shared(self, kind: Layer) -> bool:
