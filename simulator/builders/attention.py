@@ -53,7 +53,6 @@ from simulator.builders.chosen import (
     Query,
     attend_chosen,
     attend_to_rows,
-    block_index_inputs,
     index_inputs,
     of_scores,
     pool_inputs,
@@ -108,7 +107,7 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
         q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
         t.go_back_in_order(2)
     t.last_keys[attention.alike] = t.block, [k, v] if t.is_forward else []
-    return [q, k, v, *(block_index_inputs(t, attention.indexer, x) if attention.indexer else [])]
+    return [q, k, v, *(index_inputs(t, attention, attention.indexer, x) if attention.indexer else [])]
 
 
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:

@@ -93,22 +93,18 @@ def attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: l
     return out
 
 
-def index_inputs(t: Tape, mla: Mla, indexer: Indexer, x: str) -> tuple[str, str, str]:
-    """Make the queries, head weights and keys of an indexer, from inputs to which no gradient goes back."""
-    q, weights = _scoring(t, x := t.alias(x, "detached"))
-    k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
-    t.rotate("rope.index.q", q, indexer.heads * mla.qk_rope)
-    t.rotate("rope.index.k", k, mla.qk_rope)
-    return q, weights, k
+def index_inputs(t: Tape, part: Gqa | Mla, indexer: Indexer, x: str) -> list[str]:
+    """Make the queries, perhaps head weights, and keys of an indexer, from inputs to which no gradient goes back."""
+    x, turned = t.alias(x, "detached"), part.qk_rope if isinstance(part, Mla) else indexer.head_size
+    q, *weights = _scoring(t, x) if isinstance(part, Mla) else [_index_row(t, "q", x)]
+    k = _index_row(t, "k", x)
+    t.rotate("rope.index.q", q, indexer.heads * turned)
+    t.rotate("rope.index.k", k, turned)
+    return [q, *weights, k]
 
 
-def block_index_inputs(t: Tape, indexer: Indexer, x: str) -> tuple[str, str]:
-    """Make the queries and the key of an indexer that chooses blocks, from an input to which no gradient goes back."""
-    x = t.alias(x, "detached")
-    q, k = (t.norm(f"attn.index.{name}_norm", t.linear(f"attn.index.{name}", x)) for name in "qk")
-    t.rotate("rope.index.q", q, indexer.heads * indexer.head_size)
-    t.rotate("rope.index.k", k, indexer.head_size)
-    return q, k
+def _index_row(t: Tape, letter: str, x: str) -> str:
+    return t.norm(f"attn.index.{letter}_norm", t.linear(f"attn.index.{letter}", x))
 
 
 def _scoring(t: Tape, x: str) -> tuple[str, str]:

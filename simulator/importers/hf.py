@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -277,17 +278,15 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     if c.defaults_taken:
         defaults = ", ".join(f"{key} {value}" for key, value in c.defaults_taken.items())
         c.derived.insert(0, f"Defaults of {VERSION}, as config.json lacks them: {defaults}.")
-    stated = sorted(path for path in c.origins if _has_field(document, path.split(".")))
+    stated = sorted(path for path in c.origins if reduce(_inside, path.split("."), document) is not None)
     sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
     assumed = [key for key in document if key in _OPTION_FIELDS]
     return {"sources": sources, "assumed": dict.fromkeys(assumed, "chosen when it was imported; change it to yours")}
 
 
-def _has_field(value: Any, path: list[str]) -> bool:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value is not None
+def _inside(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def _validated(document: dict[str, Any], c: Config) -> Workload:

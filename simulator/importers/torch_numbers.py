@@ -33,11 +33,6 @@ _ENTRIES, _OF_ROWS = {_aten.index, *_PUTS}, {_aten.add_, _aten.sparse_mask}
 _GROUPS = {_aten._grouped_mm: 2, _aten._scaled_grouped_mm: 4}
 
 
-def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count the FLOPs of a grouped matmul: its groups of rows, or columns, together are all rows, or columns."""
-    return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
-
-
 def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tensor, *_: Any, **__: Any) -> int:
     """Count the FLOPs of a recurrent layer: each token meets both of its matrices."""
     return 2 * int(first.shape[0] * first.shape[1] * (into.numel() + within.numel()))
@@ -46,7 +41,9 @@ def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tens
 # A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors.
 _RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
 # Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
-_COUNTED = {**flop_registry, **dict.fromkeys(_GROUPS, _grouped_flops), _RECURRENT: _recurrent_flops}
+# Groups of rows, or columns, together are all rows, or columns.
+_COUNTED = {**flop_registry, _RECURRENT: _recurrent_flops}
+_COUNTED |= dict.fromkeys(_GROUPS, lambda x, y, *_, **__: 2 * prod(x.shape[-2:]) * y.shape[-1])
 _COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
 _FLASH = "_scaled_dot_product_flash_attention"
 for _back in ("", "_backward"):

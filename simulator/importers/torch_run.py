@@ -112,7 +112,7 @@ class ModuleWatch:
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
             optimizers.register_optimizer_step_pre_hook(self._enter_update),
-            optimizers.register_optimizer_step_post_hook(self._leave_update),
+            optimizers.register_optimizer_step_post_hook(lambda *_: setattr(Accelerated, "in_update", False)),
         ):
             self._hooks.callback(hook.remove)
         # Compiled code asks for the stance's callback each time that it is called (the stance forces eager).
@@ -157,9 +157,6 @@ class ModuleWatch:
     def _enter_update(self, optimizer: Optimizer, *_: object) -> None:
         self._optimizers[optimizer] = None
         Accelerated.in_update = True
-
-    def _leave_update(self, *_: object) -> None:
-        Accelerated.in_update = False
 
     def is_update(self, frame: FrameType | None) -> bool:
         """Tell whether an optimizer runs, or a caller between this frame and the user's code clips gradients for it."""
