@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from simulator.errors import insist
-from simulator.importers.hf_keys import CAPTURE, PARTS, SETS, WORDS, Config
+from simulator.importers.hf_keys import CAPTURE, FAMILIES, PARTS, SETS, WORDS, Config
 from simulator.importers.hf_layers import Keys, dense_layers, hashed_layers, layer_types, of_layers
 from simulator.workload.models import MOST_OTHERS
 
@@ -42,7 +42,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
         insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)
         more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
-        c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input (--part encoder runs it).")
+        who = " (--part encoder runs it)" if f"{c.data.get('model_type')} encoder" in FAMILIES else ""
+        c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input{who}.")
     if family.merger:
         rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
         more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}

@@ -19,7 +19,7 @@ from simulator.metrics.statistics import grouped
 from simulator.report.tables import aligned, figures
 from simulator.software import Software
 from simulator.units import counted, exact, human
-from simulator.workload import DecoderModel, DlrmModel, Parallel, Workload
+from simulator.workload import DecoderModel, DlrmModel, Gqa, Parallel, Workload
 from simulator.workload.job import JobDocument
 
 Card = dict[str, str]
@@ -107,10 +107,12 @@ def _graph(job: Job) -> tuple[str, dict[str, Any]]:
 def _cache(model: DecoderModel, work: Workload) -> tuple[str, dict[str, Any]]:
     """Write what a rank keeps per token, over all layers, which layers keep only a window, and which a state."""
     token_bytes, near, stateful, dtypes = 0, Counter[int](), Counter[str](), work.dtypes
-    compressed = Counter[int]()
+    compressed, across_bytes = Counter[int](), 0
     whose = " and rank" if work.parallel.tensor > 1 else ""
-    for (whole, _), layers in model.kinds.items():
-        part = whole.of_one(work.parallel.tensor)
+    for kind, layers in model.kinds.items():
+        part = kind.attention.of_one(work.parallel.tensor)
+        if isinstance(part, Gqa) and model.across(kind) != "never":
+            across_bytes += layers * part.seen_elements * dtypes.kv_bytes
         token_bytes += layers * part.views * part.kv_elements * dtypes.kv_bytes
         near[part.window or 0] += layers
         if part.compress:
@@ -122,7 +124,8 @@ def _cache(model: DecoderModel, work: Workload) -> tuple[str, dict[str, Any]]:
     states += ["so that no prefix is found again"] if work.requests and stateful["lasting"] else []
     windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
     windows += [f"{human(size, 'B')} more for every {tokens:,} tokens" for tokens, size in compressed.items()]
-    windows += [f"as much again of {model.encoded:,} rows of the encoder's output"] if model.encoded else []
+    rows = f"{human(across_bytes, 'B')} of each of {model.encoded:,} rows of the encoder's output"
+    windows += [rows] if model.encoded else []
     text = ", ".join((f"{human(token_bytes, 'B')} a token{whose}", *windows, *(states if stateful else ())))
     counts = {"kv_token_bytes": token_bytes, "window_layers": {n: layers for n, layers in near.items() if n}}
     counts |= {"compressed_bytes": dict(compressed)} if compressed else {}

@@ -257,7 +257,7 @@ def test_a_tower_takes_no_words(tmp_path: Path) -> None:
 def test_an_encoder_has_no_cache_and_a_decoder_that_of_its_input(tmp_path: Path) -> None:
     folder = config(tmp_path, model_type="whisper")
     card = hosim.read_hf(folder).card
-    assert card["KV cache"] == "6.14 kB a token, as much again of 1,500 rows of the encoder's output"
+    assert card["KV cache"] == "6.14 kB a token, 6.14 kB of each of 1,500 rows of the encoder's output"
     assert "KV cache" not in hosim.read_hf(folder, part="encoder").card
 
 

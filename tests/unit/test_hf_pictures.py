@@ -1,0 +1,95 @@
+"""Decoders of pictures and text: layers that attend to pictures alone, experts of words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import build
+from parameters import count
+from trained import flops
+
+import simulator as hosim
+from simulator.builders import build_job
+from simulator.errors import ConfigError
+from simulator.workload import DecoderModel
+
+torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2,
+         "pad_token_id": 0}  # fmt: skip
+MLLAMA = {"model_type": "mllama_text_model", "cross_attention_layers": [1, 3]} | SMALL
+ROWS = 512
+
+
+def folder_of(path: Path, **keys: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(keys))
+    return path
+
+
+def test_layers_that_attend_to_pictures_have_no_attention_of_their_own(tmp_path: Path) -> None:
+    found = hosim.read_hf(folder_of(tmp_path, **MLLAMA), phase="decode", sequence=100, batch=2)
+    ops = {op.name for op in build(found.workload).ops}
+    attending = {name.split("/")[0] for name in ops if name.endswith("/attn.core")}
+    across = {name.split("/")[0] for name in ops if name.endswith("/attn.across")}
+    assert (attending, across) == ({"L00", "L02", "L04"}, {"L01", "L03"})
+    kept = {t.name: t.size_bytes for t in build(found.workload).tensors if t.kind == "kv_cache"}
+    assert {name for name in kept if name.endswith("kv.across")} == {"L01/kv.across", "L03/kv.across"}
+    assert {kept[f"L0{layer}/kv"] for layer in (0, 2, 4)} == {2 * 100 * 2 * 2 * 16 * 2}
+    assert kept["L01/kv.across"] == 2 * ROWS * 2 * 2 * 16 * 2
+    assert "L01/kv" not in kept
+    assert found.card["KV cache"] == "384 B a token, 256 B of each of 512 rows of the encoder's output"
+
+
+def test_it_is_the_module_of_transformers_but_for_two_gates_of_each_such_layer(tmp_path: Path) -> None:
+    workload = hosim.read_hf(folder_of(tmp_path, **MLLAMA), phase="train", batch=2, sequence=16).workload
+    assert isinstance(workload.model, DecoderModel)
+    config = hf.MllamaTextConfig(**{key: value for key, value in MLLAMA.items() if key != "model_type"})
+    with hosim.torch.fake():
+        module = hf.MllamaForCausalLM(config).eval()
+        ids, rows = torch.randint(0, 128, (2, 16)), torch.randn(2, ROWS, 64, requires_grad=True)
+        mask = torch.zeros(2, 1, 16, ROWS)
+    assert count(workload.model).total + 2 * 2 == sum(parameter.numel() for parameter in module.parameters())
+    step = hosim.torch.capture(
+        module, input_ids=ids, labels=ids, cross_attention_states=rows, cross_attention_mask=mask,
+        full_text_row_masked_out_mask=torch.ones(2, 1, 16, 1),
+    )  # fmt: skip
+    built = build(workload)
+    assert sum(op.flops for op in step.graph.ops if op.op_class == "matmul") == sum(
+        flops(built, phase, "matmul") for phase in ("forward", "backward")
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor": 2}, {"data": 2, "zero_stage": 3}])
+def test_all_that_is_trained_learns_and_the_rows_of_pictures_too(options: dict[str, int], tmp_path: Path) -> None:
+    workload = hosim.read_hf(folder_of(tmp_path, **MLLAMA), phase="train", sequence=16, **options).workload
+    graph = build_job(workload).graphs[0]
+    updated = {t.name for t in graph.tensors if t.kind == "optimizer_state"}
+    weights = {t.name for t in graph.tensors if t.kind == "weight" and t.persistent}
+    assert updated == {f"{name}.state" for name in weights}
+    back = {op.name for op in graph.ops}
+    assert {f"L0{layer}/bwd/attn.across.{name}.dgrad" for layer in (1, 3) for name in "kv"} < back
+
+
+def test_layers_that_are_not_there_attend_to_nothing(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, **MLLAMA | {"cross_attention_layers": [1, 5]})
+    with pytest.raises(ConfigError, match=r"cross_attention_layers: these are some of 5 layers, found \[1, 5\]"):
+        hosim.read_hf(folder)
+
+
+def test_words_go_through_experts_of_their_own(tmp_path: Path) -> None:
+    """Those of pictures are told, and not counted."""
+    keys = SMALL | {"moe_intermediate_size": [32, 16], "moe_num_experts": 8, "moe_k": 2}
+    keys |= {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [2, 2, 4]}}
+    found = hosim.read_hf(folder_of(tmp_path, model_type="ernie4_5_vl_moe_text", **keys))
+    assert isinstance(found.workload.model, DecoderModel)
+    with torch.device("meta"):
+        module = hf.Ernie4_5_VLMoeTextModel(hf.Ernie4_5_VLMoeTextConfig(**keys))
+    of_words = [p.numel() for name, p in module.named_parameters() if "vision_moe" not in name]
+    chosen = [b.numel() for name, b in module.named_buffers() if "e_score" in name and "vision_moe" not in name]
+    biases = [p for p in chosen if p not in of_words]
+    assert count(found.workload.model).total == sum(of_words) + sum(biases)
+    assert "the experts of tokens of pictures (moe_intermediate_size.1), as many as others" in found.dropped
