@@ -131,7 +131,7 @@ def row_of(name: str) -> Row:
 def reason(error: ConfigError) -> str:
     """Say in few words why a file is refused."""
     if error.must == "a family is one that hosim knows":
-        return f"the family {error.found} is not known"
+        return error.found
     return f"{error.where.rpartition(', ')[2]}: {error.found}"[:90]
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, VERSION, Config, is_irrelevant
+from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, UNBUILT, Config, is_irrelevant
 from simulator.importers.hf_model import whole_model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
@@ -173,8 +173,9 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        found, do = ("none", "add it; ") if kind is None else (repr(kind), "")
-        do += f"{_nearest(inner, str(kind))}; {CAPTURE}"
+        lacks = UNBUILT.get(str(kind), "")
+        found = "none" if kind is None else f"{kind!r}, which {f'has {lacks}' if lacks else 'it does not know'}"
+        do = CAPTURE if lacks else f"{'add it; ' * (kind is None)}{_nearest(inner, str(kind))}; {CAPTURE}"
         raise ConfigError(f"{where}, model_type", "a family is one that hosim knows", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     merged = FAMILIES.get(f"{outer.get('model_type')} vision")
@@ -277,7 +278,7 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     """Return the origin of each figure: a key of the file, a default of transformers, or an option."""
     if c.defaults_taken:
         defaults = ", ".join(f"{key} {value}" for key, value in c.defaults_taken.items())
-        c.derived.insert(0, f"Defaults of {VERSION}, as config.json lacks them: {defaults}.")
+        c.derived.insert(0, f"Defaults of {c.version}, as config.json lacks them: {defaults}.")
     stated = sorted(path for path in c.origins if reduce(_inside, path.split("."), document) is not None)
     sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]

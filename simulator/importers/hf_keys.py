@@ -53,6 +53,8 @@ CAPTURE = "capture a step of it instead (hosim import torch package.module:funct
 """What to do about a model that hosim does not read."""
 _TEXTS = tuple(_TABLE["texts"].split())
 """Endings of keys whose text says nothing of a structure."""
+UNBUILT: dict[str, str] = _TABLE["unbuilt"]
+"""Families that are not built -> what they have that no mechanism here has."""
 TOLD: dict[str, str] = _TABLE["told"]
 """Keys of what is known and not counted, and what they stand for."""
 TOWERS = tuple(_TABLE["towers"])
@@ -89,6 +91,8 @@ class Config:
     where
         The file, for messages.
     """
+
+    version = VERSION
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
