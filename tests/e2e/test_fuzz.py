@@ -14,6 +14,7 @@ import chain
 import documents
 import pytest
 import serving_cases
+from examples import examples
 from mutations import broken, changed, fields, lines, packed
 
 from simulator import formats
@@ -150,6 +151,9 @@ KINDS = {
 }
 
 
+IMPORTED = ("graph", "trace")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the files name lies beside them; a read that hangs, or fills the memory, fails."""
@@ -221,5 +225,6 @@ def test_what_went_wrong_ends_in_a_result_or_a_message(kind: str, folder: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_thousand_reads_of_what_went_wrong(kind: str, folder: Path) -> None:
-    _check(kind, 250, folder)
+def test_many_reads_of_what_went_wrong(kind: str, folder: Path) -> None:
+    """Of what others write, and is imported, more."""
+    _check(kind, examples(10_000) if kind in IMPORTED else 250, folder)
