@@ -120,8 +120,10 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
             self._note_brought(given[-1:] if func is torch.Tensor.copy_ else given, sys._getframe(1))
         is_pinned = bool(kwargs.get("pin_memory")) and kwargs.pop("pin_memory")
         outer, self._is_there = self._is_there, is_there
-        made = self._call(func, args, kwargs, given)
-        self._is_there = outer
+        try:
+            made = self._call(func, args, kwargs, given)
+        finally:
+            self._is_there = outer
         if is_there or is_pinned:
             memories = [tensor.untyped_storage() for tensor in tensors(made)]
             (_ON_HOST if is_pinned else _ON_CUDA).update(memories)
