@@ -22,7 +22,7 @@ from statistics import median_low
 
 from simulator.graph_builder import MOST_STREAMS
 from simulator.importers.recordings import Event, Recording, Storage
-from simulator.units import human
+from simulator.units import counted, human
 
 # Longest time from the end of what a kernel waited for to its start: starts take a few microseconds. A kernel that
 # starts so soon after an activity of another stream has ended is taken to have waited for it.
@@ -113,7 +113,7 @@ def replay(
         step.derived.append(text)
     if host := [part for part in program if part.stream == _HOST]:
         took, synced = human(sum(part.took_ns for part in host), "ns"), sum(bool(part.after) for part in host)
-        text = f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
+        text = f"The host works for {took} from launch to launch; it waits for the device {counted(synced, 'time')}."
         step.derived.append(text)
     if overlap_ns:
         step.derived.append(f"{human(overlap_ns, 'ns')} of overlap on one stream were cut: it runs one at a time.")

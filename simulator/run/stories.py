@@ -297,7 +297,8 @@ def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0, *, peak_bytes:
     """
     step_ns, held_bytes = replay_recording(graph)
     times = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
-    peak = f"peak {human(held_bytes, 'B')}" + (f", recorded {human(peak_bytes, 'B')}" if peak_bytes else "")
+    peak = f"peak {human(held_bytes, 'B')}" if held_bytes else "no memory in it"
+    peak += f", recorded {human(peak_bytes, 'B')}" if peak_bytes else ""
     without = f"; both lack {untimed:,} kernels, copies and fills without a time" if untimed else ""
     contradictions = (
         _contradiction(step_ns, recorded_ns, "ns", "replay and recording of the step", _AGREES),

@@ -153,7 +153,7 @@ def test_what_ships_needs_a_source_for_each_figure(hosim, monkeypatch):
 def test_a_recorded_step_is_replayed_when_it_is_imported(hosim, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = recorded.saved(tmp_path / "profile.json", recorded.profiled().document)
-    replay = "replayed as recorded: 70.0 us a step, recorded 70.0 us (+0.00 %), peak 0 B"
+    replay = "replayed as recorded: 70.0 us a step, recorded 70.0 us (+0.00 %), no memory in it"
     done = hosim("import", "kineto", source, "-o", "mine.yaml")
     assert (done.code, done.err, done.out.splitlines()[-1]) == (0, "", replay)
     told = json.loads(hosim("import", "kineto", source, "-o", "mine.yaml", "--force", "--json").out)
