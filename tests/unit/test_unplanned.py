@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute import comparison  # noqa: E402
+from simulator.execute.accelerator import Processor  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import MemoryTier  # noqa: E402
 from simulator.execute.unplanned import HOOKS, _SavedBelow, run_unplanned  # noqa: E402
@@ -162,7 +163,7 @@ def test_what_was_resident_is_known_though_it_is_gone():
     for size_bytes in (100 << 20, 10 << 20):
         comparison._forget_most()
         bytearray(size_bytes)
-        most.append((comparison._resident_bytes("VmHWM") - comparison._left_bytes()) >> 20)
+        most.append((comparison._resident_bytes("VmHWM") - comparison._in_use(Processor())[0]) >> 20)
     assert most == [pytest.approx(100, abs=5), pytest.approx(10, abs=5)]
 
 
