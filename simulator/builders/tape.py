@@ -242,9 +242,10 @@ class Tape(StepBuilder):
             if self.wants(x):
                 partial_sum = self.lay_out(taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, partial_sum, size, rows)]
-                is_saved = self.workload.dtypes.dequantize == "saved"
-                ready = names[0] if is_saved else self.converted_weight(name, weight)
-                self.op(f"{name}.dgrad", [dy, ready], dx, flops=flops)
+                form = self.workload.dtypes.dequantize
+                ready = [names[0] if form == "saved" else self.converted_weight(name, weight)]
+                ready += [self.to(x, taken)] if form == "inputs" and self.is_packed(weight) else []
+                self.op(f"{name}.dgrad", [dy, *ready], dx, flops=flops)
             if any(held.is_trained for held in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
                 old, new = self.weight_gradients(tokens, *weights)
@@ -258,9 +259,7 @@ class Tape(StepBuilder):
         """Add the output of the adapter beside a linear; linear, adapter and sum go back as one op."""
         must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
         insist(not heads, self.where, must, f"{name}, which is absorbed by heads", do)
-        added = x
-        for part in ADAPTER:
-            added = self.linear(f"{name}.{part}", added)
+        added = self.linear(f"{name}.{ADAPTER[1]}", self.linear(f"{name}.{ADAPTER[0]}", x))
         out = self.vector(f"{name}.lora", [out, added], adds=self.spread[out].layout.whole)
         if not self.is_saving:
             return out

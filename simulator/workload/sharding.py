@@ -67,7 +67,8 @@ class Dtypes(Part):
     dequantize
         Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own
         write each in `compute` ``before`` each use, which kernels then read (default in training); ``saved``: the same,
-        but backward reads what forward made, as PyTorch saves the factors of a product.
+        but backward reads what forward made, as PyTorch saves the factors of a product; ``inputs``: as ``before``, and
+        what such a matrix multiplies is kept until backward, as bitsandbytes before 0.43.2 does.
     arithmetic
         For inference, the data type in which these matrices multiply inputs, which are converted as they are read; a
         machine states its peak. Default: as `compute`.
@@ -96,7 +97,7 @@ class Dtypes(Part):
     gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
-    dequantize: Literal["before", "fused", "saved"] | None = None
+    dequantize: Literal["before", "fused", "saved", "inputs"] | None = None
     arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     states: Literal["bf16", "fp16", "fp32"] = "fp32"
@@ -113,15 +114,15 @@ class Dtypes(Part):
             must, fits = f"{key} is for weights or experts in a smaller format than compute", is_stored_apart
             require(getattr(self, key) is None or fits, must, "none", key, do="state weights, or remove it")
         must, found = "a matrix that was dequantized multiplies in compute", f"{self.dequantize}, and {self.arithmetic}"
-        both = self.arithmetic and self.dequantize in ("before", "saved")
-        require(not both, must, found, "arithmetic", do="remove one of them")
+        fits = not self.arithmetic or self.dequantize in (None, "fused")
+        require(fits, must, found, "arithmetic", do="remove one of them")
 
     def check_inference(self, *, has_scores: bool) -> None:
-        """Refuse scores that no layer holds, and matrices that are saved for a backward that does not come."""
+        """Refuse scores that no layer holds, and what is saved for a backward that does not come."""
         must, do = "scores are of attention to all tokens, or to a window", "remove it"
         require(has_scores or not self.scores_bytes, must, "another", "dtypes", "scores_bytes", do=do)
-        must, do = "matrices are saved for backward in training", "set it to before"
-        require(self.dequantize != "saved", must, "inference", "dtypes", "dequantize", do=do)
+        must, do = "matrices and inputs are saved for backward in training", "set it to before"
+        require(self.dequantize not in ("saved", "inputs"), must, "inference", "dtypes", "dequantize", do=do)
 
     @property
     def element_bytes(self) -> int:

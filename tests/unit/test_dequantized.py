@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from building import build
 from pydantic import ValidationError
-from trained import EXPERTS, GQA, LAYERS, MLA, VIEWS, H, arithmetic, workload
+from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SEQUENCE, VIEWS, H, arithmetic, workload
 
 from simulator.graph import Graph
 
@@ -95,6 +95,18 @@ def test_matrices_that_autograd_saves_are_made_ready_once_and_stay_until_backwar
     assert arithmetic(before) == arithmetic(saved)
 
 
+def test_inputs_of_frozen_matrices_stay_until_backward_where_the_software_saves_them() -> None:
+    """One more tensor for each of them, of which the router has none; wide as the matrix that it is multiplied by."""
+    lora = {"rank": 2, "targets": ["attn.q"]}
+    before, kept = (
+        build(workload(lora=lora, dtypes={"weights": "nf4", "dequantize": way})) for way in ("before", "inputs")
+    )
+    both = [{op.name: op.reads for op in graph.ops if op.name.endswith("ffn.down.dgrad")} for graph in (before, kept)]
+    more = [set(both[1][name]) - set(reads) for name, reads in both[0].items()]
+    assert [{kept.tensors[t].size_bytes for t in each} for each in more] == LAYERS * [{2 * 24 * BATCH * SEQUENCE}]
+    assert arithmetic(before) == arithmetic(kept)
+
+
 def test_scores_are_held_while_attention_runs_of_all_keys_masked_ones_too() -> None:
     """Of 4 heads, each of 2 x 9 new tokens and all 9 of its sequence; in decode, of the one new token and 10."""
     for phase, pairs in (("prefill", 2 * 9 * 9), ("decode", 2 * 10)):
@@ -118,7 +130,7 @@ def test_what_has_no_effect_is_refused() -> None:
         assert must in refusal(phase="decode", dtypes={key: value, "weights": "bf16"})
     saved = {"weights": "int4", "dequantize": "saved"}
     assert refusal(phase="decode", dtypes=saved) == (
-        "matrices are saved for backward in training, found inference; set it to before"
+        "matrices and inputs are saved for backward in training, found inference; set it to before"
     )
     said = refusal(VIEWS[0], phase="prefill", dtypes={"scores_bytes": 4})
     assert said.startswith("scores are of attention to all tokens, or to a window, found another")
