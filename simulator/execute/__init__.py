@@ -139,7 +139,7 @@ def record(step: Callable[..., Any], *inputs: Any, optimizer: Any = None, loss: 
     Returns
     -------
     Imported
-        A graph, whose times are medians, and a workload that runs it; ``.write("mine.yaml")`` writes both.
+        A graph, whose times are medians that add up to the median step, and a workload, which ``.write`` writes.
 
     Raises
     ------

@@ -36,8 +36,10 @@ from simulator.run.sweep import Progress
 from simulator.trace import Trace
 from simulator.units import counted, human
 
-_FIRST = 6
-"""Calls before what is measured: two or three on demand, and three whose ops are timed for the last plan."""
+_TIMED = 5
+"""Steps under a plan whose ops are timed for the last plan: two that are disturbed leave their medians as they are."""
+_FIRST = _TIMED + 3
+"""Calls before what is measured: two or three on demand, and those that are timed."""
 _PREDICTED = ("step_ns", "stall_ns", "peak_bytes", "out_bytes", "in_bytes")
 _IN_USE = {"measured_rss_bytes": "RSS", "measured_allotted_bytes": "allotted"}
 _KEYS = ("policy", "why", "steps", *_PREDICTED, *(f"measured_{key}" for key in _PREDICTED), *_IN_USE,
@@ -179,6 +181,7 @@ class _Running:
         torch.manual_seed(0)
         self.step, args, kwargs = make(policy)
         self.step.keep_traces()
+        self.step.timed = _TIMED
         run = partial(run_unplanned, self.step, policy) if policy in ROWS else self.step
         self._call, self._come_back, device = (
             partial(run, *args, **kwargs),

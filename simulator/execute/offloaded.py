@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from simulator.execute.held import ExecutionError, HeldStorage
 from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep
 from simulator.execute.on_demand import OnDemand, may_leave
-from simulator.execute.planning import Planning
+from simulator.execute.planning import Planning, typical
 from simulator.execute.storages import StepMemory
 from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
@@ -226,7 +225,7 @@ class Offloaded:
         before = self._plannings.get(key)
         with self._watch as watch:
             record = OnDemand(watch, (args, kwargs), self._memory, None if before is None else before.record)
-            positions = {record.storage_of(tensor): n for n, tensor in enumerate(tensors((args, kwargs)))}
+            positions = {record._storage(tensor): n for n, tensor in enumerate(tensors((args, kwargs)))}
             made = self._measured("on demand", record, args, kwargs, self._away)
         must, do = f"a step has tensors on {self.device.name}", "name the device where they are: device="
         insist(self._memory.peak_bytes, f"step {self._name}", must, "none", do)
@@ -262,7 +261,7 @@ class Offloaded:
         elif len(planning.took_ns) < self.timed:
             planning.took_ns.append(mode.took_ns)
             if len(planning.took_ns) == self.timed:
-                self._plan(key, planning, [statistics.median_low(took) for took in zip(*planning.took_ns, strict=True)])
+                self._plan(key, planning, typical(planning.took_ns))
         return made
 
     def _owned(self) -> dict[HeldStorage, str]:
@@ -290,10 +289,9 @@ class Offloaded:
 
     def make_way(self) -> Callable[[], None]:
         """Send below all that may leave, so that another step has the room; return what brings it back."""
-        memory = self._memory
-        before = [*memory.moved.values()]
-        memory.settle([block for block in memory.blocks() if block.is_away or may_leave(block)])
-        return partial(memory.settle, before)
+        before = [*self._memory.moved.values()]
+        self._memory.settle([block for block in self._memory.blocks() if block.is_away or may_leave(block)])
+        return partial(self._memory.settle, before)
 
     def _measured(
         self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any, below: Callable[[], set[HeldStorage]]

@@ -147,10 +147,6 @@ class OnDemand(OpRecorder):
         fits, do = needed_bytes <= memory.budget_bytes, "give it a larger budget"
         insist_step(fits, f"a step within a budget, {func}", rule, human(needed_bytes, "B"), do)
 
-    def storage_of(self, tensor: torch.Tensor) -> Storage:
-        """Return the storage of a tensor."""
-        return self._storage(tensor)
-
     def functions(self) -> list[tuple[Any, int | None]]:
         """Return the functions that were called, and their ops: what steps that are alike have in common."""
         return [(call.func, call.op) for call in self.sequence]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -45,6 +45,16 @@ def write_documents(
         scenario["hardware"] = "machine.yaml"
     (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
     return folder / "scenario.yaml"
+
+
+def typical(took_ns: Sequence[Sequence[int]]) -> list[int]:
+    """Return how long each op takes in a typical one of some steps: its median time, stretched to the median step.
+
+    What disturbs an op makes it longer, each time another one: medians alone would add up to less than any step.
+    """
+    medians, step_ns = [*map(statistics.median, zip(*took_ns, strict=True))], statistics.median(map(sum, took_ns))
+    stretch = step_ns / max(1, sum(medians))
+    return [round(median_ns * stretch) for median_ns in medians]
 
 
 def machine_of(tiers: tuple[str, str], rates: tuple[float, float]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from simulator.execute.held import ExecutionError  # noqa: E402
 from simulator.execute.measured import measured_row  # noqa: E402
 from simulator.execute.mode import look_at  # noqa: E402
 from simulator.execute.on_demand import RecordedCall  # noqa: E402
+from simulator.execute.planning import typical  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
 from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
 from simulator.graph_builder import GraphBuilder  # noqa: E402
@@ -711,6 +712,11 @@ def test_a_plan_of_another_step_is_refused_by_name(tmp_path):
         run(step, x)
     with pytest.raises(ConfigError, match="a plan is a file, found none at"):
         hosim.torch.execute(model, tmp_path / "none.jsonl", optimizer=optimizer)
+
+
+def test_times_of_ops_add_up_to_the_median_step():
+    assert typical([[10, 30, 60], [20, 10, 70], [10, 10, 170]]) == [11, 11, 78]
+    assert typical([[0, 0]]) == [0, 0]
 
 
 def test_a_step_is_recorded_with_the_times_of_its_ops():
