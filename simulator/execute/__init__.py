@@ -96,6 +96,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     parts = ("execute.offloaded", "execute.planning", "importers.torch_run", "execute.accelerator")
     steps, profile, torch_run, devices = map(_part, parts)
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
+    profile.check_policy(where, policy, _part("execute.unplanned").ROWS)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), where, must, "one beside it", do)
     insist(callable(step), where, "a step is a module or a function", repr(step), "give it one")
@@ -242,6 +243,9 @@ def compare(
     insist(callable(make), where, "a function makes the step", repr(make), "give it one")
     named = isinstance(policies, list | tuple) and all(isinstance(policy, str | Mapping) for policy in policies)
     insist(named and policies, where, "policies are a list of at least one", repr(policies), 'such as ["static"]')
+    rows = [policy if isinstance(policy, str) else policy.get("label", policy.get("policy")) for policy in policies]
+    again = next((row for n, row in enumerate(rows) if row in rows[:n]), None)
+    insist(again is None, where, "rows have names of their own", f"{again!r} twice", 'give one a "label"')
     insist(steps >= 1, where, "at least one step is measured", str(steps), "write steps=1 or more")
 
     def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:

@@ -210,15 +210,16 @@ class Offloaded:
         do = "run it where it was made"
         insist(os.getpid() == self._process, where, "it runs in the process that made it", "a fork", do)
         must, do = "one offloaded step runs at a time", "run it after the other"
+        inputs = list(tensors((args, kwargs)))
         insist(_ONE.acquire(blocking=False), where, must, "another in the midst of its run", do)
         try:
-            inputs = list(tensors((args, kwargs)))
             key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
             planning = self._plannings.get(key)
             if planning is None or planning.result is None:
                 return self._run_on_demand(key, args, kwargs)
             return self._run_planned(key, planning, args, kwargs)
         finally:
+            self._memory.let_go(tensor.untyped_storage() for tensor in inputs)
             _ONE.release()
 
     def _run_on_demand(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
@@ -266,8 +267,9 @@ class Offloaded:
 
     def _owned(self) -> dict[HeldStorage, str]:
         """Return what is followed of what modules and optimizers hold, and its kind."""
-        owned = {self._memory.find(tensor.untyped_storage()): kind for _, kind, tensor in self._watch.owned()}
-        return {block: kind for block, kind in owned.items() if block is not None}
+        owned = ((kind, part) for _, kind, tensor in self._watch.owned() for part in tensors([tensor]))
+        blocks = {self._memory.find(part.untyped_storage()): kind for kind, part in owned}
+        return {block: kind for block, kind in blocks.items() if block is not None}
 
     def _away(self) -> set[HeldStorage]:
         return {block for block in self._owned() if block.is_away} if self._scenario.get("homes") else set()

@@ -65,6 +65,7 @@ class OnDemand(OpRecorder):
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         super().__init__(watch, inputs)
+        self._inputs = (), {}  # the caller may let go of them
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
         memory = tensor.untyped_storage()

@@ -24,9 +24,11 @@ from simulator.importers.imported import Imported
 from simulator.importers.recordings import Storage
 from simulator.importers.torch import imported
 from simulator.plan import COPY, NOWHERE
+from simulator.policies import POLICIES
 from simulator.run import run
 from simulator.run.results import Result
 from simulator.scenario import PolicyChoice
+from simulator.units import nearest
 
 
 def write_documents(
@@ -45,6 +47,23 @@ def write_documents(
         scenario["hardware"] = "machine.yaml"
     (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
     return folder / "scenario.yaml"
+
+
+def _choice(row: Any) -> PolicyChoice:
+    return PolicyChoice.model_construct(policy=str(row if isinstance(row, str) else row.get("policy")))
+
+
+def check_policy(where: str, row: Any, others: tuple[str, ...]) -> None:
+    """Refuse a row whose policy there is not, before a step runs; rows of `others` have no plan.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    choice, policies = _choice(row), tuple(dict.fromkeys((*POLICIES, *others)))
+    must, found = "a policy is one that there is, or the file of a plan", repr(choice.policy)
+    insist(choice.is_file or choice.policy in policies, where, must, found, nearest(choice.policy, policies))
 
 
 def typical(took_ns: Sequence[Sequence[int]]) -> list[int]:
@@ -195,8 +214,7 @@ class Planning:
         A plan that exists knows nothing of it.
         """
         (row,), graph = scenario["policies"], self.recorded
-        policy = row if isinstance(row, str) else row.get("policy", "")
-        if PolicyChoice.model_construct(policy=str(policy)).is_file:
+        if _choice(row).is_file:
             return graph
         home = {t: tier for pattern, tier in scenario["homes"].items() for t in graph.matching(pattern)}
         new = {*graph.outputs}.difference(graph.inputs, graph.made_on_host)
@@ -206,12 +224,13 @@ class Planning:
 
 def _unfit(where: str, result: Result, scenario: Mapping[str, Any]) -> ConfigError:
     """Return why a plan does not fit; raise it if it breaks a rule."""
-    must, do = "a plan of the step fits the budget", "give it a larger budget, another policy, or homes below"
     short = result.shortfall and f"{result.shortfall.short_bytes:,} B short"
     why = f"{result.status}: {short}" if short else str(result.summary.get("notes"))
     (row,) = scenario["policies"]
     why = why.replace(row, Path(row).name) if isinstance(row, str) else why  # a long path would hide the reason
-    error = ConfigError(where, must, why, do)
     if result.status == "failed":
-        raise error
-    return error
+        raise ConfigError(
+            where, "a plan is of this step, and keeps the rules", why, "plan the step anew, or correct it"
+        )
+    do = "give it a larger budget, another policy, or homes below"
+    return ConfigError(where, "a plan of the step fits the budget", why, do)

@@ -103,9 +103,18 @@ class StepMemory:
         """Return the block of a storage; None if it is not followed."""
         return self._blocks.get(id(storage))
 
-    def _died(self, key: int, _: object) -> None:
+    def let_go(self, storages: Iterable[Any]) -> None:
+        """Follow some storages that are home no more, as they are the caller's."""
         with self._lock:
-            block = self._blocks.pop(key)
+            for key in {id(storage) for storage in storages} & self._blocks.keys() - self.moved.keys():
+                self._died(key, self._blocks[key].ref)
+
+    def _died(self, key: int, ref: object) -> None:
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is None or block.ref is not ref:  # it is not followed any more
+                return
+            del self._blocks[key]
             self.moved.pop(key, None)
             self._drop_below(block)
             self._hold(block, -block.held_bytes)

@@ -43,7 +43,9 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)
         more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
         who = " (--part encoder runs it)" if f"{c.data.get('model_type')} encoder" in FAMILIES else ""
-        c.derived.append(f"The output of the encoder, {rows:,} rows of it, is an input{who}.")
+        c.derived.append(
+            f"The output of the encoder, {rows:,} rows of it (encoded; set it to yours), is an input{who}."
+        )
     if family.merger:
         rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
         more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}

@@ -149,11 +149,13 @@ class JobEdge(Part):
     def _check(self) -> None:
         must, do = "a program hands something to another one", "name two programs"
         require(self.from_ != self.to, must, repr(self.to), "to", do=do)
-        must, stated = "an edge says one of weights, tensors, bytes", [way for way in _WAYS if getattr(self, way)]
-        require(len(stated) == 1, must, ", ".join(stated) or "none", do="write weights: true, tensors: {}, or bytes:")
+        stated = [way.rstrip("_") for way in _WAYS if getattr(self, way)]
+        must, do = "an edge says one of weights, tensors, bytes", "write weights: true, tensors: {}, or bytes:"
+        require(len(stated) == 1, must, ", ".join(stated) or "none", do=do)
         for stars in ([text.count("*") for text in pair] for pair in self.tensors.items()):
-            must = "with each_run one * is in the pattern of to, and else as many in both"
+            of_runs = "with each_run the pattern of to has one *, and that of from none"
             fits = stars == [0, 1] if self.each_run else stars[0] == stars[1]
+            must = of_runs if self.each_run else "both patterns have as many *"
             require(fits, must, f"{stars[0]} and {stars[1]}", "tensors", do="correct one pattern")
 
 

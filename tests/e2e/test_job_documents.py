@@ -147,7 +147,7 @@ BAD = {
         "from: act, to: train",
     ),
     "runs hand over tensors, in the same round, to a program behind": ("bytes: 1 kB", "bytes: 1 kB, each_run: true"),
-    "with each_run one * is in the pattern of to": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
+    "with each_run the pattern of to has one *": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
     "adapters stay with their trainer": ("batch: 2,", "batch: 2, lora: {rank: 4},"),
     "a receiver of weights holds them whole, found shards in other": ("edges:", OTHER),
     "ranks are a number, a list such as 0-3,6": ("ranks: act", "ranks: acts"),

@@ -566,12 +566,18 @@ def test_nothing_is_left(tmp_path):
         ({"budget": "6 GB/s"}, "6 GB/s"),
         ({"budget": 1000}, "each op's tensors fit the budget of 1.00 kB"),
         ({"folder": "/nowhere"}, "No such file"),
-        ({"policy": "none"}, "none"),
+        ({"policy": "statik"}, r"one that there is, or the file of a plan, found 'statik'; .*did you mean 'static'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options, said):
     with pytest.raises(HosimError, match=said), offloaded(**options) as (step, x, _):
         run(step, x, 4)
+
+
+def test_rows_that_are_compared_have_names_of_their_own():
+    twice = ["static", {"policy": "static", "options": {"recompute": True}}]
+    with pytest.raises(ConfigError, match="rows have names of their own, found 'static' twice"):
+        hosim.torch.compare(make, budget=1, policies=twice)
 
 
 @pytest.mark.slow
@@ -626,6 +632,23 @@ def test_what_lives_below_between_steps_is_there_when_a_step_needs_it(policy, ho
     assert same(expected[1], state(model, optimizer)), "all comes home when it is closed"
 
 
+def test_batches_are_the_callers_who_may_hold_them_or_let_go():
+    """Those of other calls take no room of the budget, and none lives on for the step's sake."""
+    model, optimizer, x = made(Tied)
+    options = {"budget": budget_of(Tied), "tier": "memory", "strict": True}
+    with hosim.torch.offload(model, optimizer=optimizer, **options) as step:
+        batches = [x.clone() for _ in range(3)]
+        for number in range(9):
+            step(batches[number % 3])
+        gone = weakref.ref(batches[0].untyped_storage())
+        del batches
+        assert gone() is None
+        for _ in range(3):
+            step(x.clone())
+        assert all(one.peak_bytes <= options["budget"] for one in step.steps[1:])
+        assert {one.plan for one in step.steps[3:]} == {"static"}
+
+
 def test_gradients_that_are_sparse_are_followed_by_their_parts():
     def embedded():
         torch.manual_seed(1)
@@ -636,10 +659,11 @@ def test_gradients_that_are_sparse_are_followed_by_their_parts():
     options = {"budget": 1_250_000, "tier": "memory", "strict": True, "loss": lambda made: made.square().mean()}
     model, optimizer, x = embedded()
     expected = run(step_of(model, optimizer, options["loss"]), x)
-    model, optimizer, x = embedded()
-    with hosim.torch.offload(model, optimizer=optimizer, **options) as step:
-        assert same(expected, run(step, x))
-        assert step.steps[-1].out_bytes > 0
+    for homes in ({}, {"0.weight": "disk"}):
+        model, optimizer, x = embedded()
+        with hosim.torch.offload(model, optimizer=optimizer, homes=homes, **options) as step:
+            assert same(expected, run(step, x))
+            assert step.steps[-1].out_bytes > 0
 
 
 def test_what_a_step_leaves_is_within_the_budget_when_it_ends():
