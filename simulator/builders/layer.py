@@ -211,9 +211,8 @@ def _adapted(t: Tape, low: str, made: dict[str, str]) -> list[str]:
 def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
     has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
-    sum_before = (
-        "" if has_other else "add1" if t.model.across(t.layer) == "never" else "add3"
-    )  # where gradients of its input add up
+    last = "add1" if t.model.across(t.layer) == "never" else "add3"
+    sum_before = "" if has_other else last  # where gradients of its input add up
     part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=sum_before)
     return _through_experts(t, part, x) if isinstance(part, Experts) else _through_matrices(t, "ffn", x)
 

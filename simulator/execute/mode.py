@@ -235,9 +235,9 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         else:
             memory.wait(block, writes=True)
 
-    def alive(self, tensors: Container[int]) -> set[HeldStorage]:
+    def alive(self, ids: Container[int]) -> set[HeldStorage]:
         """Return what is followed of some tensors, if PyTorch has not freed it."""
-        return {block for t, block in self.blocks.items() if t in tensors and block.ref() is not None}
+        return {block for t, block in self.blocks.items() if t in ids and block.ref() is not None}
 
     def codes(self) -> list[Code]:
         """Return the actions of the step in order, computes among them."""

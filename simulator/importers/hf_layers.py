@@ -34,7 +34,7 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
             keys[c.family.width] = 2 * c.count(c.family.width)
     if c.family.encoded and (alone := c.list_of("cross_attention_layers", int)) is not None:
         where, must = f"{c.where}, cross_attention_layers", f"these are some of {layers} layers"
-        insist({*alone} < {*range(layers)}, where, must, repr(alone))
+        insist(set() < {*alone} < {*range(layers)}, where, must, repr(alone))
         for layer, keys in enumerate(of_layers):
             keys["across"] = "alone" if layer in alone else "never"
     for keys, block in zip(of_layers, c.list_of("block_configs", dict, layers) or (), strict=False):

@@ -195,11 +195,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         return int(memory.nbytes())
 
     def __enter__(self) -> Any:
-        self._resize, self._bring, Accelerated.bring = (
-            torch.UntypedStorage.resize_,
-            Accelerated.bring,
-            self._note_brought,
-        )
+        self._resize, self._bring = torch.UntypedStorage.resize_, Accelerated.bring
+        Accelerated.bring = self._note_brought
         if number() > 1:
             torch.UntypedStorage.resize_ = lambda memory, size: self._note_resize(memory, int(size))
         return super().__enter__()

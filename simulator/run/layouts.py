@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, product
+from itertools import chain, islice, product
+from operator import itemgetter
 from typing import Any, cast
 
 from simulator import catalog
@@ -23,6 +24,7 @@ from simulator.catalog import Axis, Loaded, MistypedError, Named
 from simulator.catalog.text import errors_at
 from simulator.cost.service import NS_PER_S
 from simulator.errors import ConfigError, insist
+from simulator.metrics.statistics import grouped
 from simulator.processes import Make, spawned
 from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
@@ -211,8 +213,8 @@ def _placements(loaded: Loaded, listed: Mapping[str, Sequence[Any]], question: L
         copies = len(document.placed[name]) // of.work.ranks
         stated = [listed.get(f"programs.{name}.{key}") for key in _OF_PROGRAM]
         each.append([*_of_program(of.work, copies, stated, question.devices)])
-    for point, more in product(_shared_out(each, question.devices), [*product(*others)]):
-        yield *point, *more
+    for point in _shared_out(each, question.devices):  # one by one: there may be more than any search takes
+        yield from ((*point, *more) for more in product(*others))
 
 
 def _of_program(
@@ -222,24 +224,33 @@ def _of_program(
 
     A micro-batch keeps its sequences, so that programs still have what they hand to one another.
     """
-    parallel, usual, sequences = work.parallel, range(1, devices + 1), work.batch * work.parallel.data * copies
+    parallel, sequences = work.parallel, work.batch * work.parallel.data * copies
     ranks, data, tensor, pipeline, sequence, zero, batch = stated
-    for degrees in product(data or usual, tensor or usual, pipeline or usual):
+    for degrees in _degrees([data, tensor, pipeline], devices // parallel.context):
         count, (each, left) = math.prod(degrees) * parallel.context, divmod(sequences, degrees[0])
-        if left or count > devices or count not in (ranks or [count]) or each not in (batch or [each]):
-            continue
-        cuts = sequence or [parallel.sequence and degrees[1] > 1]
-        shards = zero or [parallel.zero_stage * (degrees[0] * parallel.context > 1)]
-        yield from ((count, *degrees, *more, each) for more in product(cuts, shards))
+        if not left and count in (ranks or [count]) and each in (batch or [each]):
+            cuts = sequence or [parallel.sequence and degrees[1] > 1]
+            shards = zero or [parallel.zero_stage * (degrees[0] * parallel.context > 1)]
+            yield from ((count, *degrees, *more, each) for more in product(cuts, shards))
 
 
-def _shared_out(each: Sequence[Sequence[tuple[Any, ...]]], devices: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the choices of a layout for each program that take all devices together."""
-    if not each and not devices:
+def _degrees(stated: Sequence[Sequence[int] | None], devices: int) -> Iterator[tuple[int, ...]]:
+    """Yield the degrees, those that are stated or any, whose product is at most so many devices."""
+    if not stated:
         yield ()
-    for layout in each[0] if each else ():
-        if layout[0] <= devices:
-            yield from ((*layout, *others) for others in _shared_out(each[1:], devices - layout[0]))
+    for degree in (stated[0] or range(1, devices + 1)) if stated else ():
+        yield from (
+            ((degree, *others) for others in _degrees(stated[1:], devices // degree)) if degree <= devices else ()
+        )
+
+
+def _shared_out(each: Sequence[Sequence[Point]], devices: int) -> Iterator[Point]:
+    """Yield the choices of a layout for each program that take all devices together."""
+    *before, last = each
+    of_last = grouped(last, itemgetter(0))
+    for chosen in product(*before):
+        left = devices - sum(layout[0] for layout in chosen)
+        yield from (tuple(chain(*chosen, layout)) for layout in of_last.get(left, ()))
 
 
 def _more(

@@ -155,8 +155,8 @@ class DecoderModel(Part):
     registers
         Learned rows before those of a sequence, which counts them (the class token of ViT, arXiv 2010.11929).
     encoded
-        Rows of the output of an encoder, as wide as the residual, that each layer attends to as well, between its own
-        attention and its feed-forward, unless its attention says otherwise (`across`).
+        Rows of the output of an encoder, as wide as the residual, that each layer attends to as well (but see
+        `across`), between its own attention and its feed-forward.
     head
         Whether logits are made of the output.
     merger
@@ -251,11 +251,10 @@ class DecoderModel(Part):
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the model with `layers` layers, all of one kind."""
-        part = kind.attention
-        alone = part.model_copy(update={"reuses": False}) if isinstance(part, Gqa) else part
-        update = {"layers": layers, "others": (), **kind._replace(attention=alone)._asdict()}
-        update |= {"encoded": 0} if self.across(kind) == "never" else {}
-        return self.model_copy(update=update)
+        part, beside = kind.attention, 0 if self.across(kind) == "never" else self.encoded
+        usual = {"reuses": False} | ({} if beside else {"across": "too"})
+        kind = kind._replace(attention=part.model_copy(update=usual) if isinstance(part, Gqa) else part)
+        return self.model_copy(update={"layers": layers, "others": (), "encoded": beside, **kind._asdict()})
 
     def is_shared(self, kind: Layer) -> bool:
         """Tell whether a layer of a kind has weights that others have, too."""
@@ -264,8 +263,7 @@ class DecoderModel(Part):
     @property
     def hands_on(self) -> bool:
         """Whether layers take more than the residual from what is before them."""
-        reuses = any(isinstance(part, Gqa) and part.reuses for part, _ in self.kinds)
-        return bool(self.layer_inputs or self.shared or reuses)
+        return bool(self.layer_inputs or self.shared) or any(getattr(part, "reuses", False) for part, _ in self.kinds)
 
     def _check(self) -> None:
         must, do = "parallel parts have a norm before each, or share one", "set norms to before or shared, or parallel"
@@ -277,9 +275,8 @@ class DecoderModel(Part):
         must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
         found = f"{self.embedding_rows or 0:,} rows"
         require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
-        usual = "both" if self.predicted else "before"
-        alone = self.norms == usual and not self.parallel and not self.encoded and self.head
-        alone &= all(part.beside is None for part, _ in self.kinds)
+        alone = self.norms == ("both" if self.predicted else "before") and not self.parallel and not self.encoded
+        alone &= self.head and all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
         require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
         require(self.mixed or self.residuals > 1, "several residuals are mixed, or not", "one", "mixed", do="remove it")
@@ -289,13 +286,9 @@ class DecoderModel(Part):
         require(fits, must, "others", "predicted", do="remove predicted or laurel")
         must, do = "layers that share weights have norms before each part, and a gate", "change it, or remove shared"
         fits = (self.norms, self.parallel, self.residuals, self.encoded, self.laurel) == ("before", False, 1, 0, 0)
-        fits = self.shared is None or (
-            fits and all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
-        )
-        require(fits, must, "another layer", "shared", do=do)
-        must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
-        fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
-        require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
+        fits &= all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
+        require(fits or self.shared is None, must, "another layer", "shared", do=do)
+        self._check_encoded()
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
         made = set[object]()
@@ -304,14 +297,21 @@ class DecoderModel(Part):
             made |= {attention.alike} if isinstance(attention, Gqa) else set()
             must, do = "a layer reuses keys and values of an earlier one alike", "remove reuses"
             require(fits and (self.causal or not self.hands_on), must, "none", "others", do=do)
-        for kind in self.kinds:
-            absent = [part.kind for part in kind].count("none")
-            must, do = "a layer has an attention or a feed_forward, and both if they are parallel", "set one of them"
+        must, do = "a layer has an attention or a feed_forward, and both if they are parallel", "set one of them"
+        for absent in ([part.kind for part in kind].count("none") for kind in self.kinds):
             require(absent + self.parallel < 2, must, "none", do=do)
         for index, other in enumerate(self.others):
             must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"
             require(any(map(other.holds, range(self.layers))), must, found, "others", str(index), do=do)
+
+    def _check_encoded(self) -> None:
+        must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
+        fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
+        require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
+        ways, do = {getattr(part, "across", "too") for part, _ in self.kinds}, "correct encoded, or across"
+        must, found = "some layer attends to an encoder's output, and none says how (across) without", ", ".join(ways)
+        require(ways != {"never"} if self.encoded else ways == {"too"}, must, found, "encoded", do=do)
 
 
 class LlamaModel(Part):

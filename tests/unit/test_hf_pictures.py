@@ -74,10 +74,21 @@ def test_all_that_is_trained_learns_and_the_rows_of_pictures_too(options: dict[s
     assert {f"L0{layer}/bwd/attn.across.{name}.dgrad" for layer in (1, 3) for name in "kv"} < back
 
 
-def test_layers_that_are_not_there_attend_to_nothing(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, **MLLAMA | {"cross_attention_layers": [1, 5]})
-    with pytest.raises(ConfigError, match=r"cross_attention_layers: these are some of 5 layers, found \[1, 5\]"):
+@pytest.mark.parametrize("layers", [[1, 5], []])
+def test_layers_that_are_not_there_attend_to_nothing(layers: list[int], tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, **MLLAMA | {"cross_attention_layers": layers})
+    with pytest.raises(ConfigError, match=r"cross_attention_layers: these are some of 5 layers, found \["):
         hosim.read_hf(folder)
+
+
+@pytest.mark.parametrize(("encoded", "way"), [(0, "alone"), (0, "never"), (8, "never")])
+def test_layers_say_how_they_attend_to_what_there_is(encoded: int, way: str) -> None:
+    """Without an encoder's output, such a layer would cache nothing of the tokens that it attends to."""
+    attention = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 16, "across": way}
+    model = {"family": "decoder", "layers": 2, "hidden": 64, "vocabulary": 128, "attention": attention,
+             "feed_forward": {"kind": "dense", "width": 96}, "encoded": encoded}  # fmt: skip
+    with pytest.raises(ValueError, match="some layer attends to an encoder's output"):
+        DecoderModel.model_validate(model)
 
 
 def test_words_go_through_experts_of_their_own(tmp_path: Path) -> None:

@@ -113,6 +113,12 @@ def test_a_row_of_the_search_is_that_of_the_layout_alone(scenario):
     assert [alone[key] for key in figures] == [row[key] for key in figures]
 
 
+def test_placements_that_are_too_many_are_not_listed_first(scenario):
+    """There are millions of them on so many devices."""
+    with pytest.raises(ConfigError, match="at most 50,000 layouts are estimated, found 50,001 or more"):
+        hosim.layout_search(scenario, devices=2048, workers=1)
+
+
 def test_the_estimate_of_a_job_is_the_way_of_its_data_and_its_bound_that_of_the_longest_program(scenario):
     loaded = catalog.resolve(scenario)
     both, estimated = estimate(loaded, can_move=False), {}
