@@ -152,12 +152,13 @@ def estimate(loaded: Loaded, *, can_move: bool, estimated: dict[str, StageTimes]
     """
     made, estimated = dict[str, StageTimes](), {} if estimated is None else estimated
     for name, program in programs_of(loaded).items():
-        key = f"{name} {program.work.model_dump_json()}"
+        key = name and f"{name} {program.work.model_dump_json()}"  # a search of one model meets none again
         try:
-            made[name] = estimated[key] = estimated.get(key) or _stage_times(program, name, can_move=can_move)
+            made[name] = estimated.get(key) or _stage_times(program, name, can_move=can_move)
         except ConfigError as error:
             rule = f"{name}: {error.must}" if name else error.must
             raise ConfigError(error.where, rule, error.found, error.do) from None
+        estimated |= {key: made[name]} if key else {}
     alone = [of.alone for of in made.values()]
     lengths = (_way_ns([made[name] for name in way]) for way in ways(loaded.workload))
     return Estimate(
