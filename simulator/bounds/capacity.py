@@ -234,15 +234,17 @@ def raise_advice(hardware: Hardware, budget_bytes: int | None, room: Mapping[str
     room
         Tier -> what must be usable of it [B].
     """
-    parts = []
+    raised = list[tuple[str, int | float, int]]()
     for name, wanted in room.items():
         tier = hardware.tiers[name]
         if wanted > tier.usable_bytes:
-            to = _exactly(tier.capacity_for(wanted))
-            parts.append(f"raise the capacity of {name} by {human(wanted - tier.usable_bytes, 'B')} to {to}")
+            raised.append((f"the capacity of {name}", wanted - tier.usable_bytes, tier.capacity_for(wanted)))
         if name == hardware.compute_tier and budget_bytes is not None:
-            parts.append(f"raise the budget in {name} by {human(wanted - budget_bytes, 'B')} to {_exactly(wanted)}")
-    return " and ".join(parts)
+            raised.append((f"the budget in {name}", wanted - budget_bytes, wanted))
+    return " and ".join(
+        f"raise {limit} by {human(by, 'B')} to {human(to, 'B')}" + f" ({to:,} B)" * (to >= 1000)
+        for limit, by, to in raised
+    )
 
 
 def staging_text(hardware: Hardware, tier: str) -> str:
@@ -257,7 +259,3 @@ def staging_text(hardware: Hardware, tier: str) -> str:
     links = [name for name, link in hardware.links.items() if tier in (stage.source for stage in link.stages[1:])]
     verb = "keeps" if len(links) == 1 else "keep"
     return f"{' and '.join(links)} {verb} {human(kept, 'B')} of {tier} for chunks under way" if links else ""
-
-
-def _exactly(size_bytes: int) -> str:
-    return human(size_bytes, "B") + (f" ({size_bytes:,} B)" if size_bytes >= 1000 else "")
