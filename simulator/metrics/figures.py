@@ -170,7 +170,8 @@ FIGURES = registered(
     Figure("gap_fraction", "share", "gap at most", "The most by which the step exceeds the best plan: `step_ns / "
            "bound_ns - 1`; for a bound of the mean step, `makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
     Figure("paced_by", "text", "paced by", "The resource that is busy, or waited for, most of the step: it selects "
-           "the published measurements of such steps. Kernels include issuing and meeting.", of="real"),
+           "the published measurements of such steps. Kernels include issuing and meeting; for `measured kernels`, "
+           "whose time the graph states, there are none.", of="real"),
     Figure("real_low_ns", "ns", "real step from", "`step_ns` times the first decile of the ratios of real to predicted "
            "time in published measurements of such steps, each record with the same weight.", of="real"),
     Figure("real_high_ns", "ns", "real step to", "The same with the ninth decile: 80 % of the measurements lie between "

@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import lcm
 from typing import Any, NamedTuple
 
-from simulator.graph import Graph
+from simulator.graph import Graph, OpKind
 from simulator.units import decimal
 
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
@@ -29,6 +29,8 @@ KERNELS = {
     "update": "training kernels",
 }
 """Phase of a graph -> the kind of its steps where kernels pace them; the last one that is there counts."""
+MEASURED = "measured kernels"
+"""Kernels most of whose time a graph states: it was not predicted, so no ratio of predicted times applies."""
 LOW, HIGH = 0.1, 0.9
 """The quantiles between which 80 % of real steps of a kind lie."""
 
@@ -72,6 +74,9 @@ def pace_of(
     phases = {op.phase for op in graph.ops}
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
     shown, kinds = kernels[0] if len(kernels) == 1 else "kernels", tuple(kernels)
+    computes = [op for index, op in enumerate(graph.ops) if op.kind is OpKind.COMPUTE and index not in graph.on_host]
+    if 2 * sum(op.duration_ns or 0 for op in computes) > row["compute_ns"]:
+        shown, kinds = MEASURED, ()
     busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
     busy_ns |= {Pacer(f"copies over {name}", COPIES[is_pinned]): row[f"busy_{name}_ns"] for name in links}
     busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0

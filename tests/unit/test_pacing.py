@@ -56,6 +56,14 @@ def test_no_measurement_is_like_a_wait_for_the_delays_of_a_peer() -> None:
     assert real_figures(row, pacer, RATIOS) == {"paced_by": "peers", "real_low_ns": None, "real_high_ns": None}
 
 
+def test_no_ratio_applies_to_kernels_whose_times_are_stated() -> None:
+    ops = [Op(f"op{i}", phase="decode", duration_ns=ns) for i, ns in enumerate((60, None))]
+    assert pace_of(Graph("g", (), tuple(ops)), LINKS, FIGURES, is_pinned=None) == ("measured kernels", ())
+    assert pace_of(Graph("g", (), tuple(ops)), LINKS, FIGURES | {"compute_ns": 120}, is_pinned=None).kinds
+    copying = FIGURES | {"busy_h2d_ns": 101}
+    assert pace_of(Graph("g", (), tuple(ops)), LINKS, copying, is_pinned=True).kinds == ("pinned copies",)
+
+
 def test_kernels_of_an_unknown_phase_are_like_all_kernels() -> None:
     assert real("") == ("kernels", 1500, 1700)
 
