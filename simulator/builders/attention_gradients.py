@@ -45,9 +45,9 @@ from typing import NamedTuple, cast
 
 from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads
 from simulator.builders.chosen import of_scores, small_of_pools
-from simulator.builders.specs import BATCH
+from simulator.builders.specs import BATCH, FP32_BYTES, ID_BYTES
 from simulator.builders.states import go_through
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.tape import Tape
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse
 
@@ -111,7 +111,7 @@ def _attend_ungated(t: Tape, x: str) -> str:
     if attention.sparse or (attention.indexer and attention.indexer.top < sequence):
         return _attend_to_latents(t, attention, q, latent, index, x)
     k, v = t.linear("attn.k_b", latent), t.linear("attn.v_b", latent)
-    if t.workload.kernels != "eager":
+    if not t.is_eager:
         return _attend(t, Heads([q, k, v], [latent], attention.key_and_value, pairs, index))
     context = _attend(t, Heads([q, _whole_keys(t, attention, k, latent), v], [], attention.key_and_value, pairs, index))
     return t.vector("attn.copy", [context], saves=False)  # heads stand before tokens, as in what was put together

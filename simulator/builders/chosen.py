@@ -28,8 +28,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, own_bytes
+from simulator.builders.specs import ID_BYTES
 from simulator.builders.states import kept_states
-from simulator.builders.tape import ID_BYTES, Tape
+from simulator.builders.tape import Tape
 from simulator.layout import Weight
 from simulator.reach import Reach
 from simulator.workload import Gqa, Indexer, Mla, Mqa, Pool

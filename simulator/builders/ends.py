@@ -12,8 +12,8 @@ from functools import partial
 
 from simulator.builders.attention_gradients import given_rows
 from simulator.builders.layer import collapsed
-from simulator.builders.specs import TABLES, TENSOR, numbered
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.specs import FP32_BYTES, ID_BYTES, TABLES, TENSOR, numbered
+from simulator.builders.tape import Tape
 from simulator.graph_builder import OpFields
 
 _REDUCED = 3

@@ -60,8 +60,8 @@ from simulator.builders.cache import (
 )
 from simulator.builders.ends import embed, finish, sample_tokens
 from simulator.builders.layer import forward
-from simulator.builders.specs import BATCH, numbered
-from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
+from simulator.builders.specs import BATCH, ID_BYTES, numbered, part_prefixes
+from simulator.builders.tape import Tape
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job, Op, Tensor, check_sums

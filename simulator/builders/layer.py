@@ -47,8 +47,8 @@ from functools import partial
 from math import ceil
 
 from simulator.builders.attention_gradients import attend_across
-from simulator.builders.specs import TENSOR, numbered
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.specs import FP32_BYTES, ID_BYTES, TENSOR, numbered
+from simulator.builders.tape import Tape
 from simulator.builders.weights import is_matrix
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields

@@ -39,6 +39,8 @@ _ACROSS = ("norm3", "norm3.after", "norm3.sum")
 _COLUMN: tuple[Axes, ...] = ((), TENSOR)
 _ROW: tuple[Axes, ...] = (TENSOR, ())
 _WHOLE: tuple[Axes, ...] = ((), ())
+FP32_BYTES = 4
+ID_BYTES = 4
 
 
 class Spec(NamedTuple):
@@ -73,6 +75,11 @@ def numbered(prefix: str, count: int, digits: int = 1) -> tuple[str, ...]:
     """Return names with numbers of equal width, at least `digits`, so that they sort."""
     width = max(digits, len(str(count - 1)))
     return tuple([f"{prefix}{i:0{width}d}" for i in range(count)])
+
+
+def part_prefixes(prefix: str, count: int) -> list[str]:
+    """Return the name prefixes of parts that repeat: ``mb0/``, ``mb1/`` ...; an empty one for a single part."""
+    return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
 def blocks(layers: int) -> tuple[str, ...]:

@@ -84,7 +84,8 @@ from itertools import accumulate, pairwise
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.ends import embed, loss
 from simulator.builders.layer import forward
-from simulator.builders.tape import ID_BYTES, Tape, part_prefixes
+from simulator.builders.specs import ID_BYTES, part_prefixes
+from simulator.builders.tape import Tape
 from simulator.builders.turns import Turn, pairs, stage_layers, turns
 from simulator.builders.weights import Laid, is_matrix, passes_on
 from simulator.graph import HOST, CollectiveKind, Graph, Job

@@ -47,7 +47,8 @@ from itertools import chain
 from typing import NamedTuple, cast
 
 from simulator.builders.cache import Cache, own_bytes
-from simulator.builders.tape import FP32_BYTES, Tape
+from simulator.builders.specs import FP32_BYTES
+from simulator.builders.tape import Tape
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
 from simulator.reach import Reach, TokenSpan

@@ -17,22 +17,15 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
+from simulator.builders.eager import norm_traffic, turn_traffic
 from simulator.builders.popularity import read_experts
-from simulator.builders.specs import numbered
+from simulator.builders.specs import FP32_BYTES
 from simulator.builders.step_builder import Rows, StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
+from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Experts
-
-FP32_BYTES = 4
-ID_BYTES = 4
-
-
-def part_prefixes(prefix: str, count: int) -> list[str]:
-    """Return the name prefixes of parts that repeat: ``mb0/``, ``mb1/`` ...; an empty one for a single part."""
-    return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
-
 
 Back = Callable[[str], None]
 """Function that makes the gradients of an op's inputs from that of its output."""
@@ -62,7 +55,14 @@ class Tape(StepBuilder):
     # ops with gradients
 
     def vector(
-        self, name: str, reads: list[str], *, saves: bool = True, adds: Layout | None = None, size: int = 0
+        self,
+        name: str,
+        reads: list[str],
+        *,
+        saves: bool = True,
+        adds: Layout | None = None,
+        size: int = 0,
+        turns: bool = False,
     ) -> str:
         """Add an elementwise op, in the layout of its inputs that is cut most.
 
@@ -76,12 +76,15 @@ class Tape(StepBuilder):
             Layout of the sum, if it adds its inputs up; the gradient of each is that of the sum.
         size
             Size of an element of its output [B]; default: that of the model's data type.
+        turns
+            Whether it is a rotary embedding, which may run op by op.
         """
         target = adds or max([self.spread[x].layout.whole for x in reads], key=attrgetter("parts"))
         taken = [self.to(x, target) for x in reads]
         rows, width, *_ = self.spread[taken[0]]
         out = self.tensor(f"{name}.out", width, target, size, rows)
-        self.op(name, taken, [out])
+        moved = turn_traffic(self.spread[out].size_bytes) if turns and self.is_eager else {}
+        self.op(name, taken, [out], **moved.get("forward", {}))
 
         def back(dy: str) -> None:
             if adds:
@@ -92,21 +95,14 @@ class Tape(StepBuilder):
             wanted = [x for x in reads if self.wants(x)]
             layout = self.spread[dy].layout
             grads = [self.add(f"{x}.grad", self.spread[x], layout) for x in wanted]
-            self.op(name, [dy, *saved], grads)
+            self.op(name, [dy, *saved], grads, **moved.get("backward", {}))
             wholes = (self.spread[x].layout.whole for x in wanted)
             self.add_gradients(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
 
         return self.record(out, back)
 
     def joined(
-        self,
-        name: str,
-        reads: list[str],
-        width: int,
-        weights: Iterable[Weight] = (),
-        *,
-        flops: int = 0,
-        rows: Rows = (),
+        self, name: str, reads: list[str], width: int, weights: Iterable[Weight] = (), flops: int = 0, rows: Rows = ()
     ) -> str:
         """Add an op on whole rows that makes rows of another width, and saves its inputs.
 
@@ -169,20 +165,22 @@ class Tape(StepBuilder):
         rows, width, layout, *_ = self.spread[x]
         held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
-        is_composed = self.workload.kernels == "eager" and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
+        is_composed = self.is_eager and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
+        scales, trains = bool(weights), any(weight.is_trained for weight in weights)
+        moved = norm_traffic(self.spread[x].elements, self.element_bytes, scales=scales, trains=trains)
+        moved = moved if is_composed else {}
         if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
-            is_trained = any(weight.is_trained for weight in weights)
-            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if is_trained else []
-        self.op(name, [x, *held], [out, *(y for y in saved if y != x)])
+            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if trains else []
+        self.op(name, [x, *held], [out, *(y for y in saved if y != x)], **moved.get("forward", {}))
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
             dx = [self.tensor(f"{name}.in.grad", width, layout, rows=rows) for x in wanted]
             old, new = self.weight_gradients(layout.cut, *weights)
             held = [self.held[weight.name] for weight in weights]  # of a layer that is gathered again, its copy
-            self.op(name, [*saved, dy, *held, *old], [*dx, *new])
+            self.op(name, [*saved, dy, *held, *old], [*dx, *new], **moved.get("backward", {}))
             self.add_gradients(wanted, dx, sums or name)
 
         return self.record(out, back)
@@ -191,12 +189,14 @@ class Tape(StepBuilder):
         """Apply the rotary embedding to `width` elements of each row in place; the gradient is turned back in place."""
         spread = self.spread[x]
         turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
+        fused = OpFields(read_bytes=turned_bytes, write_bytes=turned_bytes)
+        moved = turn_traffic(turned_bytes) if self.is_eager else {}
 
-        def turn(y: str) -> str:
-            self.op(name, [y], [y], read_bytes=turned_bytes, write_bytes=turned_bytes)
+        def turn(y: str, phase: str) -> str:
+            self.op(name, [y], [y], **moved.get(phase, fused))
             return y
 
-        self.record(turn(x), lambda dy: self.add_gradients([x], [turn(dy)]))
+        self.record(turn(x, "forward"), lambda dy: self.add_gradients([x], [turn(dy, "backward")]))
 
     def linear(self, name: str, x: str, weight: Weight | None = None, *, heads: int = 0) -> str:
         """Multiply rows, or their first elements, by a weight; the output is cut, or a partial sum, as that is cut.

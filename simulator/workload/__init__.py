@@ -77,8 +77,9 @@ class Workload(Document):
         Data types of weights, gradients, states and caches.
     kernels
         In training: ``fused`` norms and latent attention are single kernels that save their inputs; ``eager`` ones run
-        op by op, as Hugging Face transformers does in PyTorch: a norm saves its input in fp32 and the normalised one,
-        each head of latent attention has a full key, and its output is copied.
+        op by op, as Hugging Face transformers does in PyTorch: a norm of scale alone saves its input in fp32 and the
+        normalised one, each head of latent attention has a full key, and its output is copied; and each op of such a
+        norm, and of a rotary embedding, goes through memory.
     parallel
         Degrees of parallelism of the model, or the number of replicas that run the graph, and their sharding.
     chunk

@@ -1,0 +1,67 @@
+"""What goes through memory where PyTorch runs a norm, or a rotary embedding, op by op: each op reads and writes it all.
+
+Counted from `LlamaRMSNorm` and `apply_rotary_pos_emb` of Hugging Face transformers, and what autograd runs of them; a
+test counts again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.builders.specs import FP32_BYTES
+from simulator.graph_builder import OpFields
+
+_NORM = {
+    "forward": (
+        ("casts", 1, 0, 0, 1),
+        ("", 0, 1, 0, 1),  # squares
+        ("", 0, 1, 0, 0),  # their mean
+        ("", 0, 1, 0, 1),  # divided by its root
+        ("casts", 0, 1, 1, 0),
+        ("scales", 1, 0, 1, 0),
+    ),
+    "backward": (
+        ("scales", 1, 0, 1, 0),
+        ("trains", 2, 0, 1, 0),
+        ("trains", 1, 0, 0, 0),  # the sum over rows
+        ("casts", 1, 0, 0, 1),
+        ("", 0, 2, 0, 1),  # gradient of the root, of each element
+        ("", 0, 1, 0, 1),  # the gradient divided by the root
+        ("", 0, 1, 0, 0),  # gradient of the root
+        ("", 0, 0, 0, 1),  # that of the mean, spread over its elements
+        ("", 0, 1, 0, 1),  # first power
+        ("", 0, 1, 0, 1),  # twice
+        ("", 0, 2, 0, 1),  # times the gradient of the squares
+        ("", 0, 2, 0, 1),  # both ways added up
+        ("casts", 0, 1, 1, 0),
+    ),
+}
+"""When an op runs (always, where elements are narrower than fp32, where the norm has a weight, where that is trained);
+for each element, elements of its type and of fp32 that the op reads, and that it writes."""
+_TURN = {"forward": (11, 9), "backward": (15, 13)}
+"""Halves of a tensor that are read and written: times cosine, half negated, joined, times sine, added; and back."""
+
+
+def norm_traffic(elements: int, element_bytes: int, *, scales: bool, trains: bool) -> dict[str, OpFields]:
+    """Return what all ops of a norm read and write, forward and backward.
+
+    Parameters
+    ----------
+    elements, element_bytes
+        How many elements are normalised, and the size of one [B].
+    scales, trains
+        Whether the norm has a weight, and whether that is trained.
+    """
+    runs = {"": True, "casts": element_bytes < FP32_BYTES, "scales": scales, "trains": trains}
+    moved = dict[str, OpFields]()
+    for phase, ops in _NORM.items():
+        counts = np.sum([counts for where, *counts in ops if runs[where]], 0).reshape(2, 2)
+        read, written = (elements * counts @ [element_bytes, FP32_BYTES]).tolist()
+        moved[phase] = OpFields(read_bytes=read, write_bytes=written)
+    return moved
+
+
+def turn_traffic(turned_bytes: int) -> dict[str, OpFields]:
+    """Return what all ops of a rotary embedding of so many bytes read and write, forward and backward."""
+    sides = {phase: [turned_bytes * halves // 2 for halves in of_phase] for phase, of_phase in _TURN.items()}
+    return {phase: OpFields(read_bytes=read, write_bytes=written) for phase, (read, written) in sides.items()}
