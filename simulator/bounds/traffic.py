@@ -63,7 +63,10 @@ class Traffic:
         rest_ns = _rest_ns(timing, may_repeat=demand.may_repeat)
         self._rest_ns = rest_ns or 0
         self._moves = _moves(timing, demand) if rest_ns is not None else []
-        self._alone_ns = {name: self._moves_ns(name) for name in self.hardware.links}
+        self._alone_ns = dict[str, int]()  # of all transfers of whole tensors that must pass a link
+        for name, link in self.hardware.links.items():
+            sizes = Counter(chain(*(sizes for *_, sizes in self._moves_over({name}))))
+            self._alone_ns[name] = sum(count * transfer_ns(size, link) for size, count in sizes.items())
         self._pinned_bytes, self._kept_sizes = _kept_sizes(timing, demand)
         self._loaded = _loaded(timing, demand)
 
@@ -139,11 +142,6 @@ class Traffic:
         links = zip(self.hardware.links, self.hardware.hops, strict=True)
         ways = [hop for name, hop in links if name not in names]
         return [move for move in self._moves if move[1] not in reachable(move[0], ways)]
-
-    def _moves_ns(self, name: str) -> int:
-        """Return the time of all transfers of whole tensors that must pass a link, one after another [ns]."""
-        sizes = Counter(chain(*(sizes for *_, sizes in self._moves_over({name}))))
-        return sum(count * transfer_ns(size, self.hardware.links[name]) for size, count in sizes.items())
 
 
 def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:

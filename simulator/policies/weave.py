@@ -122,7 +122,9 @@ class Weaver:
                 writer.copy(a, b, c)
         elif kind == DETACH:
             self._believed.detach(a, b)
-            if writer.place(a, b) != ABSENT and not (b == self._tier and self._is_needed(a)):
+            last = self._last_on_host.get(a)
+            is_needed = b == self._tier and last is not None and last not in self._ran
+            if writer.place(a, b) != ABSENT and not is_needed:
                 if self._is_awaited(a):
                     self._bring(a)
                 writer.detach(a, b)

@@ -171,7 +171,12 @@ class Writer:
         """
         persistent = (t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent)
         for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._compute_tier):
-            self._go_home(tensor)
+            home = self.homes[tensor]
+            if self.place(tensor, home) != VALID:
+                self.move(tensor, home)
+            for tier in range(self._width):
+                if tier != home and self.place(tensor, tier) != ABSENT:
+                    self.detach(tensor, tier)
         for tensor, fields in enumerate(self.problem.graph.tensors):
             if not fields.persistent:
                 self.release(tensor)
@@ -179,14 +184,6 @@ class Writer:
             if self.peak_bytes[tier] > capacity:
                 raise CapacityError(self._shortfall(tier))
         return Plan(self.policy, self.problem.tiers, self.homes, self.steps, self.problem.graph.steps, notes)
-
-    def _go_home(self, tensor: int) -> None:
-        home = self.homes[tensor]
-        if self.place(tensor, home) != VALID:
-            self.move(tensor, home)
-        for tier in range(self._width):
-            if tier != home and self.place(tensor, tier) != ABSENT:
-                self.detach(tensor, tier)
 
     def move(self, tensor: int, target: int) -> None:
         """Copy the tensor into a tier from the nearest one where it is valid, over other tiers if it must."""
