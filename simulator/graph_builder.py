@@ -316,15 +316,10 @@ class GraphBuilder:
             raise self._error("op", op, must, repr(fields["stream"]), "correct it")
         if fields.get("phase") and fields["phase"] not in PHASES:
             raise self._choice_error("op", op, "phase", fields["phase"], PHASES[1:])
-        if "device" in fields:
-            self._check_device(op, kind, fields)
-
-    def _check_device(self, op: str, kind: str, fields: OpFields) -> None:
-        """Refuse an op of an unknown device, and one of the host that does what no host does here."""
-        if fields["device"] not in DEVICES:
-            raise self._choice_error("op", op, "device", fields["device"], DEVICES)
-        odd = kind if kind != "compute" else "dynamic" if fields.get("dynamic") else ""
-        if fields["device"] == HOST and odd:
+        device = fields.get("device", DEVICES[0])
+        if device not in DEVICES:
+            raise self._choice_error("op", op, "device", device, DEVICES)
+        if device == HOST and (odd := kind if kind != "compute" else "dynamic" if fields.get("dynamic") else ""):
             must = "an op of the host is of kind compute, and has no dynamic reads"
             raise self._error("op", op, must, odd, "run it on the accelerator, or remove that")
 

@@ -103,8 +103,16 @@ class Writer:
         tier
             Target tier; default: the best tier that has room.
         """
-        if not self._is_away(tensor):
-            self.move(tensor, self._room_away(tensor) if tier is None else tier)
+        if self._is_away(tensor):
+            return
+        if tier is None:
+            tiers, size = self.problem.away(tensor), self.problem.sizes[tensor]
+            if not tiers:
+                self._refuse("store", "a stored tensor may leave the compute tier", tensor)
+            left = [capacity - live for capacity, live in zip(self.problem.capacities, self._live, strict=True)]
+            fits = (t for t in tiers if size <= left[t] or self.place(tensor, t) != ABSENT)
+            tier = next(fits, tiers[0])
+        self.move(tensor, tier)
 
     def store(self, tensor: int) -> None:
         """Copy the tensor out, unless another tier has a valid copy already, and free its place in the compute tier."""
@@ -201,14 +209,6 @@ class Writer:
 
     def _is_away(self, tensor: int) -> bool:
         return any(state[tensor] == VALID for state in self._state if state is not self.in_compute_tier)
-
-    def _room_away(self, tensor: int) -> int:
-        tiers = self.problem.away(tensor)
-        if not tiers:
-            self._refuse("store", "a stored tensor may leave the compute tier", tensor)
-        left = [capacity - live for capacity, live in zip(self.problem.capacities, self._live, strict=True)]
-        fits = (t for t in tiers if self.problem.sizes[tensor] <= left[t] or self.place(tensor, t) != ABSENT)
-        return next(fits, tiers[0])
 
     def _hold(self, tensor: int, tier: int) -> None:
         self._live[tier] += self.problem.sizes[tensor]

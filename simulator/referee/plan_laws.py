@@ -360,22 +360,21 @@ class PlanWalk:
     def _refuse_end(self, moment: str) -> None:
         """Blame each place that differs from its state between steps, or the detach of its last valid copy."""
         for place, (state, between) in enumerate(zip(self._state, self._between, strict=True)):
-            if state != between:
-                self._refuse_place(*divmod(place, self._tiers), moment)
-                self._put(place, between)
-
-    def _refuse_place(self, tensor: int, tier: int, moment: str) -> None:
-        home, state = self._plan.home[tensor], self._state[tensor * self._tiers + tier]
-        if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
-            found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
-            must, do = "a tensor used later keeps a valid copy", "copy it to its home first"
-            self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
-            return
-        must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
-        at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
-        found = f"{self._name(tensor)}{at_home} {_STATES[state]} in {self._plan.tiers[tier]}"
-        do = "copy it home, if it has one, and detach its other copies"
-        self._tell_error(("not as the step began", tensor), must, found, do, moment)
+            if state == between:
+                continue
+            tensor, tier = divmod(place, self._tiers)
+            if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
+                found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
+                must, do = "a tensor used later keeps a valid copy", "copy it to its home first"
+                self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
+            else:
+                must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
+                home, tiers = self._plan.home[tensor], self._plan.tiers
+                at_home = f" (home {tiers[home]})" if home != NOWHERE else ""
+                found = f"{self._name(tensor)}{at_home} {_STATES[state]} in {tiers[tier]}"
+                do = "copy it home, if it has one, and detach its other copies"
+                self._tell_error(("not as the step began", tensor), must, found, do, moment)
+            self._put(place, between)
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)

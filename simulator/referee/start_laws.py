@@ -299,7 +299,10 @@ def _line_allows(facts: Facts, taken: Ints) -> Ints:
     """
     computes, tier = facts.kind == COMPUTE, np.where(facts.kind == COPY, facts.c, NONE)
     tier[computes] = facts.program.tier_of[facts.a[computes]]
-    last, needed, allows = _last_compute(facts), _needed_copies(facts), np.full(len(facts.kind), NONE)
+    issue, kind, place, _reads, makes = facts.accesses
+    brought = facts.latest(np.where(makes & (kind == COPY), facts.start[issue], NONE), place)
+    needed = facts.by_issue(issue[kind == COMPUTE], brought[kind == COMPUTE])  # copies of what a compute names
+    last, allows = _last_compute(facts), np.full(len(facts.kind), NONE)
     stream = np.where(computes, facts.b, np.where(last == NONE, 0, facts.b[last]))
     for of in np.unique(facts.program.tier_of):
         is_compute, latest = (
@@ -311,14 +314,6 @@ def _line_allows(facts: Facts, taken: Ints) -> Ints:
             latest = np.where(stream == track, np.maximum(latest, others), latest)
         allows = np.where((tier == of) & (~computes | (taken > 0)), latest, allows)
     return allows
-
-
-def _needed_copies(facts: Facts) -> Ints:
-    """Return, by issue, when the last copies into the compute tier of what a compute names had started."""
-    issue, kind, place, _reads, makes = facts.accesses
-    brought = facts.latest(np.where(makes & (kind == COPY), facts.start[issue], NONE), place)
-    named = kind == COMPUTE
-    return facts.by_issue(issue[named], brought[named])
 
 
 def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:

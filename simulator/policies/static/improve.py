@@ -143,7 +143,10 @@ class Improver:
         while self._goes_on() and patience:
             left_before = self.left
             self._climb(start, self._orders, self._changes)
-            start = self._kick()
+            start = self.best
+            for _ in range(3):  # the best state, changed three times at random, to start again from there
+                changes = [] if start is None else [*self._orders(start), *self._changes(start)]
+                start = (self._try(self._random.choice(changes)()) if changes else None) or start
             patience = _PATIENCE if self.left < left_before else patience - 1
 
     def _goes_on(self) -> bool:
@@ -160,14 +163,6 @@ class Improver:
                 trial = next((other for other in tried if other is not None and other.cost < start.cost), None)
                 if trial is not None:
                     break
-
-    def _kick(self) -> Trial | None:
-        """Change the best state three times at random, to start again from there."""
-        start = self.best
-        for _ in range(3):
-            changes = [] if start is None else [*self._orders(start), *self._changes(start)]
-            start = (self._try(self._random.choice(changes)()) if changes else None) or start
-        return start
 
     def _elsewhere(self) -> Iterator[State]:
         """Yield states whose homes promise most, each a step away from others, while replays may be spent on them."""
