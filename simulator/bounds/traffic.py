@@ -82,6 +82,8 @@ class Traffic:
         def needs(names: Iterable[str], rate: int | float, times: int = 1) -> int:
             return time_ns(times * self._forced_bytes(names, crossing), rate)
 
+        away, rest = self._loaded  # what must enter the compute tier, or be loaded: see the module
+        loads = max(away, int(max(0, away + rest - max(0, budget_bytes - self._pinned_bytes))))
         terms = {}
         for name, bus in hardware.caps.items():
             passing = hardware.passing(bus.links)
@@ -95,16 +97,11 @@ class Traffic:
             terms[f"queue {name}"] = ceil_div(sum(busy), min(links[link].channels for link in served))
         for cut in demand.cuts:
             for way, names in (("into", cut.into), ("out of", cut.out_of)):
-                loaded = self._loaded_bytes(budget_bytes) if cut is demand.cuts[0] and names is cut.into else 0
+                loaded = loads if cut is demand.cuts[0] and names is cut.into else 0
                 if len(names) > 1 or loaded:
                     size = self._forced_bytes(names, crossing) + loaded
                     terms[f"links {way} {cut.name}"] = time_ns(size, rate_of(names, hardware))
         return {term: ns + self._rest_ns if ns else 0 for term, ns in terms.items()}
-
-    def _loaded_bytes(self, budget_bytes: int | float) -> int:
-        """Return what must enter the compute tier, or be loaded, of what may be read in place: see the module."""
-        away, rest = self._loaded
-        return max(away, int(max(0, away + rest - max(0, budget_bytes - self._pinned_bytes))))
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
         """Return the time of copies of persistent tensors that do not fit a budget [B] together; 0 if they do [ns]."""

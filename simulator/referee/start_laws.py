@@ -141,14 +141,6 @@ def _last_compute(facts: Facts) -> Ints:
 
 def _computes_ended(facts: Facts, _: Switches) -> Ints:
     """Return when all computes issued before a detach of an output's only valid copy had ended."""
-    ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))
-    parting = _last_copy_detaches(facts)
-    facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
-    return facts.by_issue(parting, ended[parting])
-
-
-def _last_copy_detaches(facts: Facts) -> Ints:
-    """Return the detaches that leave no valid copy of an output that is not persistent."""
     program, rows, parting = facts.program, facts.accesses, list[int]()
     valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
     for place in program.valid_homes.tolist():
@@ -163,7 +155,10 @@ def _last_copy_detaches(facts: Facts) -> Ints:
             places.discard(place)
         else:
             valid[place // program.tiers] = {place} if kind == COMPUTE else places | {place}
-    return np.array(parting, np.int64)
+    last = np.array(parting, np.int64)
+    ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))[last]
+    facts.end[last] = np.where(facts.start[last] == NONE, ended, facts.end[last])
+    return facts.by_issue(last, ended)
 
 
 def _in_order(facts: Facts, _: Switches) -> Ints:
