@@ -208,7 +208,16 @@ class Rank:
         self.on_change()
         yield from self._transfer(copy, link, size)
         link.channels.release(channel)
-        self._end_copy(copy)
+        copy.queue.running.remove(copy)
+        heappush(link.free, copy.channel)
+        self._record_span(copy, COPY, tensor, link.index, copy.channel)
+        self.valid[link.target][tensor] = True
+        under_way = self.transfers[tensor]
+        under_way.remove(copy)
+        if not under_way:
+            del self.transfers[tensor]
+        copy.end()
+        self._change(tensor)
 
     def is_early(self, copy: CopyAction) -> bool:
         """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
@@ -253,20 +262,6 @@ class Rank:
             yield self.clock.end_after(lead)
         if needed or not lead:
             yield self.network.flow(link.path, link.cap(size), needed, copy.key)
-
-    def _end_copy(self, copy: CopyAction) -> None:
-        """End a copy: its target is valid."""
-        link, tensor = copy.link, copy.tensor
-        copy.queue.running.remove(copy)
-        heappush(link.free, copy.channel)
-        self._record_span(copy, COPY, tensor, link.index, copy.channel)
-        self.valid[link.target][tensor] = True
-        under_way = self.transfers[tensor]
-        under_way.remove(copy)
-        if not under_way:
-            del self.transfers[tensor]
-        copy.end()
-        self._change(tensor)
 
     # detaches
 
