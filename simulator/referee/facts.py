@@ -103,7 +103,7 @@ class Facts:
         self.row, self.track, self.channel, self.issued_ns, self.start_ns, self.end_ns = by_issue
         has_begun, computes = self.row != NONE, self.ran(COMPUTE)
         unrun = np.flatnonzero((self.kind == COMPUTE) & ~has_begun & (not complete))
-        heads = unrun[np.unique(self.b[unrun], return_index=True)[1]]
+        heads = unrun[np.unique(self.b[unrun], return_index=True)[1]]  # the first on each stream that never began
         self.met, self.unmet = (issues[self.program.meets[self.a[issues]]] for issues in (computes, heads))
         self.arrived_ns = self._arrivals_ns()
         times = self.issued_ns, self.start_ns, self.end_ns, self.arrived_ns
