@@ -54,7 +54,7 @@ class Writer:
         self._last_op: int | None = None
         for tensor, tier in enumerate(self.homes):
             if tier != NOWHERE:
-                self._hold(tensor, tier)
+                self._hold(tier, problem.sizes[tensor])
 
     def place(self, tensor: int, tier: int) -> int:
         """Return the state of a place as issued: `ABSENT`, `VALID` or `STALE`."""
@@ -76,9 +76,9 @@ class Writer:
             self._refuse(f"op {node.name!r}", "a tensor that an op reads is in the tier of its device", missing)
         for tensor in node.writes:
             if self._state[tier][tensor] == ABSENT:
-                self._hold(tensor, tier)
+                self._hold(tier, self.problem.sizes[tensor])
             self._places.write((tensor,), tier)
-        self._note_peak(tier, node.workspace_bytes)
+        self._hold(tier, 0, node.workspace_bytes)
         self.steps.append(COMPUTE, op, self.problem.streams[op])
         self._last_op = op
         for tensor in () if again else self.problem.lifetimes.dead_after[op]:
@@ -152,7 +152,7 @@ class Writer:
             tiers = self.problem.tiers
             self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", broken_rule, tensor)
         if takes_room:
-            self._hold(tensor, target)
+            self._hold(target, self.problem.sizes[tensor])
         self.steps.append(COPY, tensor, source, target)
 
     def sync(self, tensor: int) -> None:
@@ -210,13 +210,11 @@ class Writer:
     def _is_away(self, tensor: int) -> bool:
         return any(state[tensor] == VALID for state in self._state if state is not self.in_compute_tier)
 
-    def _hold(self, tensor: int, tier: int) -> None:
-        self._live[tier] += self.problem.sizes[tensor]
-        self._note_peak(tier, 0)
-
-    def _note_peak(self, tier: int, extra_bytes: int) -> None:
-        if self._live[tier] + extra_bytes > self.peak_bytes[tier]:
-            self.peak_bytes[tier] = self._live[tier] + extra_bytes
+    def _hold(self, tier: int, size_bytes: int, workspace_bytes: int = 0) -> None:
+        """Count what a tier holds from now on, and its peak with the workspace of an op."""
+        self._live[tier] += size_bytes
+        if self._live[tier] + workspace_bytes > self.peak_bytes[tier]:
+            self.peak_bytes[tier] = self._live[tier] + workspace_bytes
             self._peak_position[tier] = len(self.steps)
 
     def _refuse(self, where: str, must: str, tensor: int) -> None:
