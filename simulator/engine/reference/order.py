@@ -218,9 +218,10 @@ class Order:
     def detach(self, tensor: int, tier: int) -> Action:
         """Lay out a detach."""
         detach = self.sync(tensor)
-        valid = (place for place, state in enumerate(self.issued.state) if state[tensor] == VALID)
-        if tensor in self._columns.outputs and [*valid] == [tier]:
-            detach.after = self._unended_computes(self._last)  # rule 6
+        if tensor in self._columns.outputs:
+            valid = [place for place, state in enumerate(self.issued.state) if state[tensor] == VALID]
+            if valid == [tier]:  # rule 6
+                detach.after = self._unended_computes(self._last)
         if broken_rule := self.issued.detach(tensor, tier):
             self.refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor] = [detach]
