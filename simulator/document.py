@@ -310,7 +310,7 @@ class Document(Part):
         return {kind: kinds.count(kind) for kind in ("cited", "assumed", "fitted", _MINE)}
 
     def field_errors(self, *, is_strict: bool = True) -> Iterator[FieldError]:
-        """Iterate over faults of origins: entries that name no stated field, and figures without an origin.
+        """Iterate over faults of origins: figures without one, entries of no stated field, ranges beside their figure.
 
         Parameters
         ----------
@@ -329,18 +329,14 @@ class Document(Part):
                     must = "an entry here names a field that the document states"
                     do = did_you_mean(path, stated, "correct the path, or remove the entry")
                     yield FieldError(must, repr(path), do, (table, path))
-        yield from self._range_errors()
-
-    def _range_errors(self) -> Iterator[FieldError]:
-        """Iterate over ranges of citations that do not hold the figure that they are of."""
         ranged = {path: cited for path, cited in self.sources.items() if any(citation.range for citation in cited)}
         data = self.model_dump(mode="json", by_alias=True) if ranged else {}
         for path, cited in ranged.items():
-            stated: Any = data
+            figure: Any = data
             for key in self._keys(path):
-                stated = stated.get(key) if isinstance(stated, Mapping) else None
+                figure = figure.get(key) if isinstance(figure, Mapping) else None
             for index, ends in ((index, citation.range) for index, citation in enumerate(cited) if citation.range):
-                units, values = zip(*map(amount, (ends[0], stated, ends[1])), strict=True)
+                units, values = zip(*map(amount, (ends[0], figure, ends[1])), strict=True)
                 is_number = len({*units}) == 1 and all(isinstance(value, int | float) for value in values)
                 if not (is_number and [*values] == sorted(values)):
                     must, do = "a range goes from a value to a larger one, around its figure", "correct its ends"

@@ -261,16 +261,23 @@ class GraphBuilder:
             raise ConfigError(self._where, "a graph has a name", found, "rename it")
         insist(bool(self._ops), self._where, "a graph has at least one op", "none", "add an op")
         if self._early:
-            t, (op, self.line) = next(iter(self._early.items()))
+            t, (name, self.line) = next(iter(self._early.items()))
             must = "a tensor that an op reads is written by an earlier op, persistent, or of kind input"
             do = "put the ops in program order, add the op that writes it, or mark the tensor persistent"
-            raise self._error("op", op, must, repr(self._tensors[t].name), do)
+            raise self._error("op", name, must, repr(self._tensors[t].name), do)
         ids = self._ids("", outputs)
         for t in filterfalse(self._present.__contains__, ids):
             must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
             raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
+        streams = {op.stream for op in self._ops if op.device != HOST}
+        for op in self._ops:
+            if op.device == HOST and op.stream in streams - {0}:
+                must, do = "ops of one stream are of one device", "name another stream, or none"
+                raise self._error("op", op.name, must, f"stream {op.stream}, of the accelerator, too", do)
+        free = 1 + max(op.stream for op in self._ops)  # for ops of the host that name no stream
+        ops = tuple([replace(op, stream=free) if op.device == HOST and not op.stream else op for op in self._ops])
         tensors, groups = tuple(self._tensors), tuple(self.groups.values())
-        graph = Graph(self._name, tensors, self._streamed(), ids, groups=groups).repeated(steps, self._where)
+        graph = Graph(self._name, tensors, ops, ids, groups=groups).repeated(steps, self._where)
         check_sums(graph, self._where)
         return graph
 
@@ -316,15 +323,10 @@ class GraphBuilder:
             raise self._error("op", op, must, repr(fields["stream"]), "correct it")
         if fields.get("phase") and fields["phase"] not in PHASES:
             raise self._choice_error("op", op, "phase", fields["phase"], PHASES[1:])
-        if "device" in fields:
-            self._check_device(op, kind, fields)
-
-    def _check_device(self, op: str, kind: str, fields: OpFields) -> None:
-        """Refuse an op of an unknown device, and one of the host that does what no host does here."""
-        if fields["device"] not in DEVICES:
-            raise self._choice_error("op", op, "device", fields["device"], DEVICES)
-        odd = kind if kind != "compute" else "dynamic" if fields.get("dynamic") else ""
-        if fields["device"] == HOST and odd:
+        device = fields.get("device", DEVICES[0])
+        if device not in DEVICES:
+            raise self._choice_error("op", op, "device", device, DEVICES)
+        if device == HOST and (odd := kind if kind != "compute" else "dynamic" if fields.get("dynamic") else ""):
             must = "an op of the host is of kind compute, and has no dynamic reads"
             raise self._error("op", op, must, odd, "run it on the accelerator, or remove that")
 
@@ -337,16 +339,6 @@ class GraphBuilder:
         if (spread := fields.get("spread")) and (must := spread.fault(takes_ns)):
             raise self._error("op", op, must, f"{spread.distribution!r}, {spread.deviation_ns!r}", "correct its spread")
         return {"read_bytes": 0, "write_bytes": 0, "repeatable": False}
-
-    def _streamed(self) -> tuple[Op, ...]:
-        """Return the ops, those of the host that name no stream on the first one beside all others."""
-        streams = {op.stream for op in self._ops if op.device != HOST}
-        free = 1 + max((op.stream for op in self._ops), default=0)
-        for op in self._ops:
-            if op.device == HOST and op.stream in streams - {0}:
-                must, do = "ops of one stream are of one device", "name another stream, or none"
-                raise self._error("op", op.name, must, f"stream {op.stream}, of the accelerator, too", do)
-        return tuple([replace(op, stream=free) if op.device == HOST and not op.stream else op for op in self._ops])
 
     def _check_dynamic_reads(self, op: str, dynamic: DynamicReads, kind: str, reads: tuple[int, ...],
                              writes: tuple[int, ...]) -> None:  # fmt: skip

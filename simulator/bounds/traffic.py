@@ -63,7 +63,10 @@ class Traffic:
         rest_ns = _rest_ns(timing, may_repeat=demand.may_repeat)
         self._rest_ns = rest_ns or 0
         self._moves = _moves(timing, demand) if rest_ns is not None else []
-        self._alone_ns = {name: self._moves_ns(name) for name in self.hardware.links}
+        self._alone_ns = dict[str, int]()  # of all transfers of whole tensors that must pass a link
+        for name, link in self.hardware.links.items():
+            sizes = Counter(chain(*(sizes for *_, sizes in self._moves_over({name}))))
+            self._alone_ns[name] = sum(count * transfer_ns(size, link) for size, count in sizes.items())
         self._pinned_bytes, self._kept_sizes = _kept_sizes(timing, demand)
         self._loaded = _loaded(timing, demand)
 
@@ -79,6 +82,8 @@ class Traffic:
         def needs(names: Iterable[str], rate: int | float, times: int = 1) -> int:
             return time_ns(times * self._forced_bytes(names, crossing), rate)
 
+        away, rest = self._loaded  # what must enter the compute tier, or be loaded: see the module
+        loads = max(away, int(max(0, away + rest - max(0, budget_bytes - self._pinned_bytes))))
         terms = {}
         for name, bus in hardware.caps.items():
             passing = hardware.passing(bus.links)
@@ -92,16 +97,11 @@ class Traffic:
             terms[f"queue {name}"] = ceil_div(sum(busy), min(links[link].channels for link in served))
         for cut in demand.cuts:
             for way, names in (("into", cut.into), ("out of", cut.out_of)):
-                loaded = self._loaded_bytes(budget_bytes) if cut is demand.cuts[0] and names is cut.into else 0
+                loaded = loads if cut is demand.cuts[0] and names is cut.into else 0
                 if len(names) > 1 or loaded:
                     size = self._forced_bytes(names, crossing) + loaded
                     terms[f"links {way} {cut.name}"] = time_ns(size, rate_of(names, hardware))
         return {term: ns + self._rest_ns if ns else 0 for term, ns in terms.items()}
-
-    def _loaded_bytes(self, budget_bytes: int | float) -> int:
-        """Return what must enter the compute tier, or be loaded, of what may be read in place: see the module."""
-        away, rest = self._loaded
-        return max(away, int(max(0, away + rest - max(0, budget_bytes - self._pinned_bytes))))
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
         """Return the time of copies of persistent tensors that do not fit a budget [B] together; 0 if they do [ns]."""
@@ -139,11 +139,6 @@ class Traffic:
         links = zip(self.hardware.links, self.hardware.hops, strict=True)
         ways = [hop for name, hop in links if name not in names]
         return [move for move in self._moves if move[1] not in reachable(move[0], ways)]
-
-    def _moves_ns(self, name: str) -> int:
-        """Return the time of all transfers of whole tensors that must pass a link, one after another [ns]."""
-        sizes = Counter(chain(*(sizes for *_, sizes in self._moves_over({name}))))
-        return sum(count * transfer_ns(size, self.hardware.links[name]) for size, count in sizes.items())
 
 
 def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:

@@ -90,8 +90,11 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
         t.rotate("rope.k", latent, attention.qk_rope)
         return [q, latent, *(pool_inputs(t, attention, attention.pool, x) if attention.pool else [])]
     if isinstance(attention, Mla):
-        inputs, indexer = _latents(t, attention, x), attention.indexer
-        return [*inputs, *(index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
+        q, latent, indexer = _query(t, x), _latent(t, x), attention.indexer
+        if attention.rotary:
+            t.rotate("rope.q", q, attention.heads * attention.qk_rope)
+            t.rotate("rope.k", latent, attention.views * attention.qk_rope)
+        return [q, latent, *(index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]
     q = t.linear("attn.q", x)
     if attention.reuses:
         q = t.norm("attn.q_norm", q) if "attn.q_norm" in t.weights[t.block] else q
@@ -182,15 +185,6 @@ def _absorbed_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Que
     seen_bytes = own_bytes(t, cache, latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
-
-
-def _latents(t: Tape, mla: Mla, x: str) -> tuple[str, str]:
-    """Make the queries of all heads, and each token's latent with the rotary part of its key; rope is in place."""
-    q, latent = _query(t, x), _latent(t, x)
-    if mla.rotary:
-        t.rotate("rope.q", q, mla.heads * mla.qk_rope)
-        t.rotate("rope.k", latent, mla.views * mla.qk_rope)
-    return q, latent
 
 
 def _query(t: Tape, x: str) -> str:

@@ -85,14 +85,9 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    return gated_output(t, _attend_ungated(t, x), x)
-
-
-def _attend_ungated(t: Tape, x: str) -> str:
-    attention, sequence = t.whole_attention, t.workload.sequence
-    inputs = attention_inputs(t, x)
+    attention, sequence, inputs = t.whole_attention, t.workload.sequence, attention_inputs(t, x)
     if isinstance(attention, Recurrent):
-        return go_through(t, inputs)
+        return gated_output(t, go_through(t, inputs), x)
     most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
     if not t.model.causal:  # a window is half before a token and half behind it
@@ -103,17 +98,31 @@ def _attend_ungated(t: Tape, x: str) -> str:
         if (indexer := attention.indexer) and indexer.top * indexer.block < sequence:
             chosen, pairs = _choose_tokens(t, indexer, index)
         heads = Heads(inputs[:3], [], attention.key_and_value, pairs, index, chosen)
-        return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
-    if isinstance(attention, Mqa):
-        return _attend_to_rows(t, attention, inputs, pairs)
-    q, latent, *scoring = inputs
+        out = _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
+    elif isinstance(attention, Mqa):
+        out = _attend_to_rows(t, attention, inputs, pairs)
+    else:
+        out = _attend_to_latents(t, attention, inputs, pairs, x)
+    return gated_output(t, out, x)
+
+
+def _attend_to_latents(t: Tape, mla: Mla, inputs: list[str], pairs: int, x: str) -> str:
+    """Attend with a key and a value for each head, made from the latents; or to the latents themselves (absorbed).
+
+    The latter in three views, or to the tokens that an indexer chooses.
+    """
+    (q, latent, *scoring), indexer = inputs, mla.indexer
     index = tuple([t.to(score, t.cut()) for score in scoring])
-    if attention.sparse or (attention.indexer and attention.indexer.top < sequence):
-        return _attend_to_latents(t, attention, q, latent, index, x)
+    if mla.sparse or (indexer and indexer.top < t.workload.sequence):
+        chosen, pairs = _choose_tokens(t, indexer, index) if indexer else ((), 0)
+        q = t.linear("attn.k_b", q, heads=mla.heads * mla.latent)
+        heads = Heads([q], [latent], (mla.latent, mla.kv_lora_rank), pairs, index, chosen)
+        context = _attend_in_views(t, mla.sparse, heads, x) if mla.sparse else _attend(t, heads)
+        return t.linear("attn.v_b", context, heads=mla.width)
     k, v = t.linear("attn.k_b", latent), t.linear("attn.v_b", latent)
     if not t.is_eager:
-        return _attend(t, Heads([q, k, v], [latent], attention.key_and_value, pairs, index))
-    context = _attend(t, Heads([q, _whole_keys(t, attention, k, latent), v], [], attention.key_and_value, pairs, index))
+        return _attend(t, Heads([q, k, v], [latent], mla.key_and_value, pairs, index))
+    context = _attend(t, Heads([q, _whole_keys(t, mla, k, latent), v], [], mla.key_and_value, pairs, index))
     return t.vector("attn.copy", [context], saves=False)  # heads stand before tokens, as in what was put together
 
 
@@ -210,15 +219,6 @@ def _whole_keys(t: Tape, mla: Mla, k: str, latent: str) -> str:
 
 
 # chosen tokens
-
-
-def _attend_to_latents(t: Tape, mla: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
-    """Attend to the latents themselves (absorbed): in three views, or to the tokens that an indexer chooses."""
-    chosen, pairs = _choose_tokens(t, mla.indexer, index) if mla.indexer else ((), 0)
-    q = t.linear("attn.k_b", q, heads=mla.heads * mla.latent)
-    heads = Heads([q], [latent], (mla.latent, mla.kv_lora_rank), pairs, index, chosen)
-    context = _attend_in_views(t, mla.sparse, heads, x) if mla.sparse else _attend(t, heads)
-    return t.linear("attn.v_b", context, heads=mla.width)
 
 
 def _attend_to_rows(t: Tape, part: Mqa, inputs: list[str], pairs: int) -> str:

@@ -36,18 +36,13 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
         t.record(encoded, lambda dy: t.add_gradients([encoded], [t.to(dy, t.whole_rows)]))
     x = t.norm("norm", x) if t.model.embedding_norm else x
     x = t.linear("in", x) if t.model.embedding_width and is_late else x
-    if t.model.layer_inputs:
-        _give_layers(t, x, tokens, t.model.layer_inputs.width)
+    if t.model.layer_inputs:  # each layer takes its part of a row of a further table and of the embedding
+        normed = t.norm("layers.norm", t.linear("layers.in", x))
+        both = t.vector("layers.add", [_look_up(t, tokens, "layers.tokens"), normed], adds=t.residual)
+        t.divided("layers.parts", both, t.layers, t.model.layer_inputs.width)
     t.embedded[t.micro] = x
     made = [t.linear("residuals", x)] if t.model.predicted else []
     return t.joined("residuals.all", [x, *made], t.model.residuals * t.model.hidden) if t.model.residuals > 1 else x
-
-
-def _give_layers(t: Tape, x: str, tokens: list[str] | None, width: int) -> None:
-    """Make the part of each layer of a further row, of a table and of the embedding."""
-    made = t.norm("layers.norm", t.linear("layers.in", x))
-    both = t.vector("layers.add", [_look_up(t, tokens, "layers.tokens"), made], adds=t.residual)
-    t.divided("layers.parts", both, t.layers, width)
 
 
 def _stem(t: Tape) -> str:

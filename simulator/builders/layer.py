@@ -129,16 +129,9 @@ def _with_input(t: Tape, x: str) -> str:
 
 
 def _through_shared(t: Tape, x: str, attend: Callable[[str], str]) -> str:
-    """Attend with the embedding beside the residual, then feed forward, without a residual between."""
-    context = attend(_normalise(t, "norm1", _with_embedding(t, x)))
-    made = feed_forward(t, t.to(t.linear("attn.o", context), t.residual))
-    return t.vector("add2", [x, t.linear("block", made)], adds=t.residual)
-
-
-def _with_embedding(t: Tape, x: str) -> str:
-    """Put the row of the embedding behind that of the residual."""
-    both, out = [x, t.embedded[t.micro]], t.tensor("joined.out", 2 * t.model.hidden, t.residual)
-    t.op("joined", both, [out])
+    """Attend with the embedding behind the residual in each row, then feed forward, without a residual between."""
+    both, joined = [x, t.embedded[t.micro]], t.tensor("joined.out", 2 * t.model.hidden, t.residual)
+    t.op("joined", both, [joined])
 
     def back(dy: str) -> None:
         wanted = [name for name in both if t.wants(name)]
@@ -147,7 +140,9 @@ def _with_embedding(t: Tape, x: str) -> str:
         for position, (name, grad) in enumerate(zip(wanted, grads, strict=True)):
             t.add_gradients([name], [grad], f"joined.{position}")
 
-    return t.record(out, back)
+    context = attend(_normalise(t, "norm1", t.record(joined, back)))
+    made = feed_forward(t, t.to(t.linear("attn.o", context), t.residual))
+    return t.vector("add2", [x, t.linear("block", made)], adds=t.residual)
 
 
 def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:

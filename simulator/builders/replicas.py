@@ -189,7 +189,7 @@ class _Replicas:
             self.meet((last[bucket[-1]], _BEHIND), CollectiveKind.ALL_GATHER, bucket, (bucket, bucket))
 
     def shard_weights(self) -> None:
-        """Keep weights in shards, and gather them for each pass."""
+        """Keep weights in shards, and gather them for each pass, a unit at a time and some ahead."""
         whole = {*self.last_writes(_WEIGHTS, by_update=False), *self.graph.candidates}
         marked = {t for t, tensor in enumerate(self.graph.tensors) if tensor.kind in _WEIGHTS}
         shards = {t for t in marked - whole if self.tensors[t].persistent and not self.tensors[t].shared}
@@ -206,16 +206,13 @@ class _Replicas:
             order = sorted(due, key=due.__getitem__)
             if now - 1 in final and unit_of[final[now - 1]] == order[0]:
                 self.held |= {(now, t): self.held[now - 1, t] for t in units[order.pop(0)]}
-            self._gather(now, [(due[unit], units[unit]) for unit in order])
-
-    def _gather(self, now: int, due: list[tuple[int, list[int]]]) -> None:
-        """Gather units in a pass, some ahead; all but the first once what is computed then has what it reads."""
-        end = ("gathered", "gathered.bwd")[now] if now < 2 else f"gathered.{now}"
-        for order, (_, unit) in enumerate(due):
-            first = due[max(0, order - self.parallel.gathers_ahead)][0]
-            waits_for = [t for t in self.graph.ops[first].reads if order and not self.graph.tensors[t].persistent]
-            made = [self.hold(now, t, end) for t in unit]
-            self.meet((first, _BEFORE), CollectiveKind.ALL_GATHER, unit, ([*unit, *waits_for], made))
+            end = ("gathered", "gathered.bwd")[now] if now < 2 else f"gathered.{now}"
+            for turn, unit in enumerate(order):
+                near, of = due[order[max(0, turn - self.parallel.gathers_ahead)]], units[unit]
+                # all but the first wait until what is computed then has what it reads
+                waits_for = [t for t in self.graph.ops[near].reads if turn and not self.graph.tensors[t].persistent]
+                made = [self.hold(now, t, end) for t in of]
+                self.meet((near, _BEFORE), CollectiveKind.ALL_GATHER, of, ([*of, *waits_for], made))
 
     def build(self) -> Graph:
         """Build the graph."""

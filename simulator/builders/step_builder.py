@@ -178,8 +178,8 @@ class StepBuilder:
         By default rows are cut along the batch, and are all tokens; `size` is that of an element [B], by default of the
         model's data type.
         """
-        layout, size = layout or self.whole_rows, size or self.element_bytes
-        return self._add(self.name(name), rows or self.rows, width, layout, size)
+        spread = Spread(rows or self.rows, width, layout or self.whole_rows, size or self.element_bytes)
+        return self.add(self.name(name), spread)
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with `width` elements a row for this rank's heads; return its name."""
@@ -188,14 +188,12 @@ class StepBuilder:
 
     def add(self, name: str, spread: Spread, layout: Layout | None = None) -> str:
         """Add an activation by its full name and its spread, perhaps in another layout; return the name."""
-        return self._add(name, spread.rows, spread.width, layout or spread.layout, spread.element_bytes, spread.origin)
-
-    def _add(self, name: str, rows: Rows, width: int, layout: Layout, size: int, origin: str = "") -> str:
-        elements = prod(layout.local_shape((*rows, width), self.where, name))
-        self.spread[name] = Spread(rows, width, layout, size, origin, elements)
+        layout = layout or spread.layout
+        elements = prod(layout.local_shape((*spread.rows, spread.width), self.where, name))
+        made = self.spread[name] = spread._replace(layout=layout, elements=elements)
         if self.phase != "again":  # else it is declared once its op is known to run again
             kind = self.kinds.get(name.rpartition("/")[2], "activation") if self.kinds else "activation"
-            self.graph.tensor(name, elements * size, kind)
+            self.graph.tensor(name, made.size_bytes, kind)
         return name
 
     def alias(self, name: str, end: str, width: int = 0) -> str:

@@ -167,8 +167,9 @@ class Tape(StepBuilder):
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
         is_composed = self.is_eager and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
         scales, trains = bool(weights), any(weight.is_trained for weight in weights)
-        moved = norm_traffic(self.spread[x].elements, self.element_bytes, scales=scales, trains=trains)
-        moved = moved if is_composed else {}
+        sizes, moved = (self.spread[x].elements, self.element_bytes), dict[str, OpFields]()
+        if is_composed:
+            moved = norm_traffic(*sizes, scales=scales, trains=trains)
         if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]

@@ -232,8 +232,11 @@ def question(loaded: Loaded, kind: type[Asked], given: Mapping[str, Any]) -> Ask
         insist(asked.get("of"), where("of"), must, "nothing", do)
         asked["of"] = "scenario.budget" if asked["of"] == "budget" else asked["of"]
         with errors_at(where("of")):
-            asked["start"] = _documented_value(loaded, str(asked["of"]))
-            asked["is_burden"] = _is_burden(loaded, str(asked["of"]))
+            field = str(asked["of"])
+            asked["start"] = _documented_value(loaded, field)
+            units = {unit_of(value) for path in Frontier.paths_of(field) for _, value in loaded.fields(path)}
+            takes_room = field.rsplit(".", maxsplit=1)[-1] in {"reserved", "lost", "taken"}
+            asked["is_burden"] = units == {"ns"} or takes_room
         start, unit = asked["start"], unit_of(asked["start"])
         if not (start if unit is None else parse(start, unit)):  # no factor leads from zero
             asked["start"] = asked.get("at_least") or start
@@ -263,12 +266,6 @@ def _documented_value(loaded: Loaded, field: str) -> Any:
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
     return value if value != "inf" else "1 TB" if paths[-1].endswith("capacity") else "1 TB/s"
-
-
-def _is_burden(loaded: Loaded, field: str) -> bool:
-    """Whether more of a field makes a step longer, or leaves less room."""
-    units = {unit_of(value) for path in Frontier.paths_of(field) for _, value in loaded.fields(path)}
-    return units == {"ns"} or field.rsplit(".", maxsplit=1)[-1] in {"reserved", "lost", "taken"}
 
 
 def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:

@@ -221,20 +221,17 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
         rule, where = "only a scenario that names software can change it", loaded.place("software")
         insist(not changes, where, rule, "none", "name it")
         return replace(loaded, hardware=machine, software=None, undriven=None)
-    loaded = loaded if loaded.software else _read_software(loaded, named)
+    if loaded.software is None:  # a path is relative to the scenario, or to who changed it
+        with errors_at(loaded.place("software")):
+            base = None if ("scenario", "software") in loaded.asked else loaded.scenario_dir
+            path = path_of(named, "software", base)
+        entry = load(path, "software")
+        paths, entries = {**loaded.paths, "software": path}, {**loaded.entries, "software": entry}
+        digests = {**loaded.sha256, "software": entry.sha256}
+        loaded = replace(loaded, software=entry.document, paths=paths, sha256=digests, entries=entries)
     software = apply(cast(Software, loaded.software), changes or {})
     hardware = drive(machine, software, loaded.workload, partial(loaded.place, of="software"))
     return replace(loaded, hardware=hardware, software=software, undriven=machine)
-
-
-def _read_software(loaded: Loaded, named: str) -> Loaded:
-    """Read the software that the scenario, or who changed it, names; a path is relative to the one or the other."""
-    with errors_at(loaded.place("software")):
-        path = path_of(named, "software", None if ("scenario", "software") in loaded.asked else loaded.scenario_dir)
-    entry = load(path, "software")
-    paths, digests = {**loaded.paths, "software": path}, {**loaded.sha256, "software": entry.sha256}
-    entries = {**loaded.entries, "software": entry}
-    return replace(loaded, software=entry.document, paths=paths, sha256=digests, entries=entries)
 
 
 class BudgetError(ConfigError):

@@ -136,8 +136,15 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
         where = f"{shown(path)}:{data.count(10, 0, error.start) + 1}"
         found = f"the byte 0x{data[error.start]:02x}"
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
-    is_strict = is_strict or path.is_relative_to(_root())
-    document = _document_in(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
+    is_strict, model = is_strict or path.is_relative_to(_root()), _model_of(tree, kind)
+    try:
+        document = model.model_validate(tree.data, by_alias=True, by_name=False)
+        wrong = list(document.field_errors(is_strict=is_strict))
+    except ValidationError as error:
+        wrong = faults(error, tree.data)
+    if wrong:
+        wrong.sort(key=lambda fault: tree.line_of(fault.path))
+        raise to_error(wrong, shown(path), tree.place)
     entry = Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
     return _with_workloads(entry, is_strict=is_strict) if isinstance(document, JobDocument) else entry
 
@@ -261,15 +268,3 @@ def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     if (wanted, stated) == ("scenario", _schema_key(Workload)):
         do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"
     raise ConfigError(tree.place("schema"), rule, in_yaml(stated), do)
-
-
-def _document_in(tree: YamlTree, model: type[Document], file: str, *, is_strict: bool) -> Document:
-    try:
-        document = model.model_validate(tree.data, by_alias=True, by_name=False)
-        wrong = list(document.field_errors(is_strict=is_strict))
-    except ValidationError as error:
-        wrong = faults(error, tree.data)
-    if wrong:
-        wrong.sort(key=lambda fault: tree.line_of(fault.path))
-        raise to_error(wrong, file, tree.place)
-    return document

@@ -9,7 +9,7 @@ from fnmatch import translate
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -151,12 +151,8 @@ class Graph:
         """
         if not self.on_host or vars(self).get("_whole"):
             return self
-        if "on accelerator" not in self.known:
-            self.known["on accelerator"] = self._as_accelerator_sees()
-        view: Self = self.known["on accelerator"]
-        return view
-
-    def _as_accelerator_sees(self) -> Self:
+        if "on accelerator" in self.known:
+            return cast(Self, self.known["on accelerator"])
         ops, made = list(self.ops), self.made_on_host
         written = frozenset(chain.from_iterable(self.ops[index].writes for index in self.on_host))
         for index, op in enumerate(ops):
@@ -167,7 +163,7 @@ class Graph:
         used = frozenset(chain.from_iterable((*op.reads, *op.writes) for op in ops))
         tensors = [replace(tensor, persistent=tensor.persistent or t in made) for t, tensor in enumerate(self.tensors)]
         outputs = tuple(t for t in self.outputs if t in used or tensors[t].persistent)
-        view = replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
+        view = self.known["on accelerator"] = replace(self, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
         vars(view)["_whole"] = self
         return view
 

@@ -186,16 +186,11 @@ def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
     if trace.status != "ok":
         return row | dict.fromkeys(("collective_ns", *_SHARES))
     first, step = row["warmup_ns"], row["step_ns"]
-    row["collective_ns"], row["masked_ns"] = _masked_ns(graph, trace, (first, first + step))
-    return row | _shares([row], step)
-
-
-def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:
-    """Count the time in the window with a collective under way, and how much of it compute masks [ns]."""
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
-    computes = (spans["kind"] == COMPUTE) & ~meets & ~np.isin(spans["item"], [*graph.on_host, *graph.delays])
-    start, end = spans["start_ns"], spans["end_ns"]
-    return exposed_ns((start[meets], end[meets]), (start[computes], end[computes]), window)
+    masks = (spans["kind"] == COMPUTE) & ~meets & ~np.isin(spans["item"], [*graph.on_host, *graph.delays])
+    collectives, computes = ((spans["start_ns"][flags], spans["end_ns"][flags]) for flags in (meets, masks))
+    row["collective_ns"], row["masked_ns"] = exposed_ns(collectives, computes, (first, first + step))
+    return row | _shares([row], step)
 
 
 class Crowd(NamedTuple):

@@ -135,16 +135,12 @@ def measured(graph: Graph, ran: RankRun) -> Window:
     main = min(by_stream) if has_line else max(by_stream, key=lambda stream: (by_stream[stream].max(), -stream))
     if graph.steps == 1:
         return Window(main, ran.starts[-1], _NEVER, 0, ran.makespan_ns)
-    ends = np.maximum.accumulate(by_stream[main])
-    last = _last_counted(ends, ran.trace.until_ns)
+    ends, until_ns = np.maximum.accumulate(by_stream[main]), ran.trace.until_ns
+    # The last step after the first that ended while all ranks were at work; the last of all if none did.
+    at_work = len(ends) if until_ns is None else int(np.searchsorted(ends, until_ns, "right"))
+    last = (at_work if at_work > 1 else len(ends)) - 1
     after = ran.starts[last + 1] if last + 1 < len(ran.starts) else _NEVER
     return Window(main, ran.starts[last], after, int(ends[last - 1]), int(ends[last]))
-
-
-def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
-    """Return the last step after the first that ended while all ranks were at work; the last of all if none did."""
-    at_work = len(ends_ns) if until_ns is None else int(np.searchsorted(ends_ns, until_ns, "right"))
-    return (at_work if at_work > 1 else len(ends_ns)) - 1
 
 
 def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window) -> dict[str, Any]:

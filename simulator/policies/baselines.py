@@ -108,7 +108,9 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     for tensor in (*problem.visitors, *sorted(made, key=lifetimes.first_use.__getitem__)):
         if tensor not in visitors and live.peak(0, ops - 1) <= problem.budget_bytes:
             break
-        intervals = _long_intervals(problem, tensor, select_distance)
+        uses = lifetimes.uses[tensor]
+        intervals = [IdleInterval(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
+        intervals += _intervals_at_ends(problem, tensor) if tensor in lifetimes.inputs else []
         moved += bool(intervals) and tensor not in visitors
         for idle in intervals:
             comes = idle.before < ops and (idle.after != NEVER or problem.comes_in(tensor))
@@ -122,13 +124,6 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     moves += [Move(back, Writer.fetch, idle.tensor) for idle, back in away if back < ops]
     note = f"select_distance {select_distance}, distance {distance}: {counted(moved, 'tensor')} that ops make moved"
     return write(problem, "lookahead", moves, (note,))
-
-
-def _long_intervals(problem: Problem, tensor: int, select_distance: int) -> list[IdleInterval]:
-    """List idle intervals longer than a distance; a tensor with its home elsewhere is away at the ends, too."""
-    uses = problem.lifetimes.uses[tensor]
-    intervals = [IdleInterval(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
-    return [*intervals, *_intervals_at_ends(problem, tensor)] if tensor in problem.lifetimes.inputs else intervals
 
 
 def _intervals_at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:

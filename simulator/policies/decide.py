@@ -201,14 +201,14 @@ def unblocked(problem: Problem, decide: Policy) -> Plan:
         return plan
     whole = int(problem.budget_bytes)
 
-    def replay_in_whole(reduced: Problem, plan: Plan) -> Replay:
-        """Replay a plan for a smaller budget in the whole one."""
-        return problem.trial(replace(reduced, budget_bytes=whole), plan)
-
     @cache
     def smaller(parts: int) -> Plan | None:
-        """Return a plan for a budget that is smaller by so many parts, if it runs in the whole one."""
-        reduced = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=replay_in_whole)
+        """Return a plan for a budget that is smaller by so many parts, if it runs in the whole one, as do its tries."""
+        reduced = replace(
+            problem,
+            budget_bytes=whole - whole * parts // _PARTS,
+            trial=lambda tried, plan: problem.trial(replace(tried, budget_bytes=whole), plan),
+        )
         try:
             plan = decide(reduced)
             return plan if problem.replay(plan).status == "ok" else None

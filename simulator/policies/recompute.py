@@ -272,11 +272,12 @@ class RecomputePass:
     def _true_rank(self, tensor: int, next_use: int) -> Rank | None:
         """Return the rank of the tensor in the queue; None if it cannot be recomputed."""
         dies, places = self._dies, self._places
-
-        def will_be_there(other: int) -> bool:
-            return places[other] == VALID and dies[other] >= next_use and other != tensor
-
-        ops = self._remaker.chain((tensor,), next_use, will_be_there, _LONGEST_CHAIN)
+        ops = self._remaker.chain(
+            (tensor,),
+            next_use,
+            lambda other: places[other] == VALID and dies[other] >= next_use and other != tensor,  # it will be there
+            _LONGEST_CHAIN,
+        )
         return None if ops is None else self._rank_for(tensor, next_use, self._time_ns(ops))
 
     def _rank_for(self, tensor: int, next_use: int, cost_ns: int) -> Rank:

@@ -122,7 +122,9 @@ class Weaver:
                 writer.copy(a, b, c)
         elif kind == DETACH:
             self._believed.detach(a, b)
-            if writer.place(a, b) != ABSENT and not (b == self._tier and self._is_needed(a)):
+            last = self._last_on_host.get(a)  # op of the host that uses it; it may not have run in this step
+            is_needed = b == self._tier and last is not None and last not in self._ran
+            if writer.place(a, b) != ABSENT and not is_needed:
                 if self._is_awaited(a):
                     self._bring(a)
                 writer.detach(a, b)
@@ -194,11 +196,6 @@ class Weaver:
         """Return whether an op of the host that has not run in this step reads what a tensor holds by now."""
         ran, pairs = self._ran, self._readers.get(tensor, ())
         return any(reader not in ran and (maker == NONE or maker in ran) for maker, reader in pairs)
-
-    def _is_needed(self, tensor: int) -> bool:
-        """Return whether an op of the host that has not run in this step uses a tensor."""
-        last = self._last_on_host.get(tensor)
-        return last is not None and last not in self._ran
 
     def _end_step(self) -> None:
         """Release what the host made and outputs have kept, and begin the next step."""

@@ -54,7 +54,7 @@ class Writer:
         self._last_op: int | None = None
         for tensor, tier in enumerate(self.homes):
             if tier != NOWHERE:
-                self._hold(tensor, tier)
+                self._hold(tier, problem.sizes[tensor])
 
     def place(self, tensor: int, tier: int) -> int:
         """Return the state of a place as issued: `ABSENT`, `VALID` or `STALE`."""
@@ -76,9 +76,9 @@ class Writer:
             self._refuse(f"op {node.name!r}", "a tensor that an op reads is in the tier of its device", missing)
         for tensor in node.writes:
             if self._state[tier][tensor] == ABSENT:
-                self._hold(tensor, tier)
+                self._hold(tier, self.problem.sizes[tensor])
             self._places.write((tensor,), tier)
-        self._note_peak(tier, node.workspace_bytes)
+        self._hold(tier, 0, node.workspace_bytes)
         self.steps.append(COMPUTE, op, self.problem.streams[op])
         self._last_op = op
         for tensor in () if again else self.problem.lifetimes.dead_after[op]:
@@ -103,8 +103,16 @@ class Writer:
         tier
             Target tier; default: the best tier that has room.
         """
-        if not self._is_away(tensor):
-            self.move(tensor, self._room_away(tensor) if tier is None else tier)
+        if self._is_away(tensor):
+            return
+        if tier is None:
+            tiers, size = self.problem.away(tensor), self.problem.sizes[tensor]
+            if not tiers:
+                self._refuse("store", "a stored tensor may leave the compute tier", tensor)
+            left = [capacity - live for capacity, live in zip(self.problem.capacities, self._live, strict=True)]
+            fits = (t for t in tiers if size <= left[t] or self.place(tensor, t) != ABSENT)
+            tier = next(fits, tiers[0])
+        self.move(tensor, tier)
 
     def store(self, tensor: int) -> None:
         """Copy the tensor out, unless another tier has a valid copy already, and free its place in the compute tier."""
@@ -144,7 +152,7 @@ class Writer:
             tiers = self.problem.tiers
             self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", broken_rule, tensor)
         if takes_room:
-            self._hold(tensor, target)
+            self._hold(target, self.problem.sizes[tensor])
         self.steps.append(COPY, tensor, source, target)
 
     def sync(self, tensor: int) -> None:
@@ -171,7 +179,12 @@ class Writer:
         """
         persistent = (t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent)
         for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._compute_tier):
-            self._go_home(tensor)
+            home = self.homes[tensor]
+            if self.place(tensor, home) != VALID:
+                self.move(tensor, home)
+            for tier in range(self._width):
+                if tier != home and self.place(tensor, tier) != ABSENT:
+                    self.detach(tensor, tier)
         for tensor, fields in enumerate(self.problem.graph.tensors):
             if not fields.persistent:
                 self.release(tensor)
@@ -179,14 +192,6 @@ class Writer:
             if self.peak_bytes[tier] > capacity:
                 raise CapacityError(self._shortfall(tier))
         return Plan(self.policy, self.problem.tiers, self.homes, self.steps, self.problem.graph.steps, notes)
-
-    def _go_home(self, tensor: int) -> None:
-        home = self.homes[tensor]
-        if self.place(tensor, home) != VALID:
-            self.move(tensor, home)
-        for tier in range(self._width):
-            if tier != home and self.place(tensor, tier) != ABSENT:
-                self.detach(tensor, tier)
 
     def move(self, tensor: int, target: int) -> None:
         """Copy the tensor into a tier from the nearest one where it is valid, over other tiers if it must."""
@@ -205,21 +210,11 @@ class Writer:
     def _is_away(self, tensor: int) -> bool:
         return any(state[tensor] == VALID for state in self._state if state is not self.in_compute_tier)
 
-    def _room_away(self, tensor: int) -> int:
-        tiers = self.problem.away(tensor)
-        if not tiers:
-            self._refuse("store", "a stored tensor may leave the compute tier", tensor)
-        left = [capacity - live for capacity, live in zip(self.problem.capacities, self._live, strict=True)]
-        fits = (t for t in tiers if self.problem.sizes[tensor] <= left[t] or self.place(tensor, t) != ABSENT)
-        return next(fits, tiers[0])
-
-    def _hold(self, tensor: int, tier: int) -> None:
-        self._live[tier] += self.problem.sizes[tensor]
-        self._note_peak(tier, 0)
-
-    def _note_peak(self, tier: int, extra_bytes: int) -> None:
-        if self._live[tier] + extra_bytes > self.peak_bytes[tier]:
-            self.peak_bytes[tier] = self._live[tier] + extra_bytes
+    def _hold(self, tier: int, size_bytes: int, workspace_bytes: int = 0) -> None:
+        """Count what a tier holds from now on, and its peak with the workspace of an op."""
+        self._live[tier] += size_bytes
+        if self._live[tier] + workspace_bytes > self.peak_bytes[tier]:
+            self.peak_bytes[tier] = self._live[tier] + workspace_bytes
             self._peak_position[tier] = len(self.steps)
 
     def _refuse(self, where: str, must: str, tensor: int) -> None:

@@ -95,7 +95,25 @@ class Facts:
         self.kind, self.a, self.b, self.c = (tables["issued"][name] for name in ISSUED)
         self.spans, self.waits, self.residencies = (dict(tables[name]) for name in ("spans", "waits", "residencies"))
         self._check_spans_match_issued()
-        self._lay_out()
+        spans, waits, n = self.spans, self.waits, len(self.kind)
+        names = ("row", "track", "channel", "issued_ns", "start_ns", "end_ns")
+        fills = np.array([NONE, NONE, NONE, 0, 0, 0])
+        by_issue = np.repeat(fills[:, None], n, axis=1)
+        by_issue[:, spans["issue"]] = [spans[name] for name in names]
+        self.row, self.track, self.channel, self.issued_ns, self.start_ns, self.end_ns = by_issue
+        has_begun, computes = self.row != NONE, self.ran(COMPUTE)
+        unrun = np.flatnonzero((self.kind == COMPUTE) & ~has_begun & (not complete))
+        heads = unrun[np.unique(self.b[unrun], return_index=True)[1]]  # the first on each stream that never began
+        self.met, self.unmet = (issues[self.program.meets[self.a[issues]]] for issues in (computes, heads))
+        self.arrived_ns = self._arrivals_ns()
+        times = self.issued_ns, self.start_ns, self.end_ns, self.arrived_ns
+        moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], [0]
+        self.clock = distinct(np.concatenate((*times, *moments)))
+        self.never, self.stride = len(self.clock), len(self.clock) + 2
+        self.issued, self.start, self.end, self.arrived = (np.where(has_begun, self.at(ns), self.never) for ns in times)
+        self.arrived[self.unmet] = self.at(self.arrived_ns[self.unmet])
+        self.waits |= {"start": self.at(waits["start_ns"]), "end": self.at(waits["end_ns"])}
+        self.residencies |= {"at": self.at(self.residencies["time_ns"])}
         self.accesses = self._accesses()
 
     def _check_spans_match_issued(self) -> None:
@@ -109,33 +127,6 @@ class Facts:
         forward = (spans["issued_ns"] <= spans["start_ns"]) & (spans["start_ns"] <= spans["end_ns"])
         law = "an action is issued, then starts, then ends"
         self.check(forward, law, "spans", spans, "issued_ns", "start_ns", "end_ns")
-
-    def _lay_out(self) -> None:
-        spans, waits, n = self.spans, self.waits, len(self.kind)
-        names = ("row", "track", "channel", "issued_ns", "start_ns", "end_ns")
-        fills = np.array([NONE, NONE, NONE, 0, 0, 0])
-        by_issue = np.repeat(fills[:, None], n, axis=1)
-        by_issue[:, spans["issue"]] = [spans[name] for name in names]
-        self.row, self.track, self.channel, self.issued_ns, self.start_ns, self.end_ns = by_issue
-        has_begun, computes = self.row != NONE, self.ran(COMPUTE)
-        self.met, self.unmet = computes[self.program.meets[self.a[computes]]], self._unmet()
-        self.arrived_ns = self._arrivals_ns()
-        times = self.issued_ns, self.start_ns, self.end_ns, self.arrived_ns
-        moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], [0]
-        self.clock = distinct(np.concatenate((*times, *moments)))
-        self.never, self.stride = len(self.clock), len(self.clock) + 2
-        self.issued, self.start, self.end, self.arrived = (np.where(has_begun, self.at(ns), self.never) for ns in times)
-        self.arrived[self.unmet] = self.at(self.arrived_ns[self.unmet])
-        self.waits |= {"start": self.at(waits["start_ns"]), "end": self.at(waits["end_ns"])}
-        self.residencies |= {"at": self.at(self.residencies["time_ns"])}
-
-    def _unmet(self) -> Ints:
-        """Return the first compute of each stream that never began, where it is a collective."""
-        if self.complete:
-            return np.empty(0, np.int64)
-        unrun = np.flatnonzero((self.kind == COMPUTE) & (self.row == NONE))
-        heads = unrun[np.unique(self.b[unrun], return_index=True)[1]]
-        return np.asarray(heads[self.program.meets[self.a[heads]]])
 
     def _arrivals_ns(self) -> Ints:
         """Return, by issue, when a collective arrived, to wait for peers; if it never began, when its stream ended."""

@@ -148,7 +148,8 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
     for rank, plan in enumerate(plans):
         key = id(plan), job.graph_of[rank]
         if key not in lines:
-            lines[key] = _collectives(by_graph[key[1]], plan)
+            calls, codes = by_graph[key[1]].calls, plan.fixed.codes() if plan.fixed is not None else ()
+            lines[key] = [(op, stream) for kind, op, stream, _ in codes if kind == COMPUTE and op in calls]
         roles, met, before = by_graph[key[1]], Counter[Call](), dict[int, tuple[_Meeting, str]]()
         for op, stream in lines[key]:
             call = roles.calls[op]
@@ -162,12 +163,6 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
         order.prepare()
     except CycleError as error:
         raise _circle(job, plans, [steps[pair] for pair in pairwise(error.args[1])]) from None
-
-
-def _collectives(roles: Roles, plan: Plan) -> list[tuple[int, int]]:
-    """Return the collectives of one repeat of a fixed plan, each with its stream."""
-    codes = plan.fixed.codes() if plan.fixed is not None else ()
-    return [(op, stream) for kind, op, stream, _ in codes if kind == COMPUTE and op in roles.calls]
 
 
 def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -> PlanError:

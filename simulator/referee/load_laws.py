@@ -21,32 +21,32 @@ class Loads(NamedTuple):
     size: Ints
 
 
-def loads_of(facts: Facts) -> Loads:
-    """Find what each compute that ran loads, from what was issued alone."""
+def check_loads(facts: Facts, rows: Block) -> Loads:
+    """Check that the trace says what each compute loads, within the compute, and no faster than kernels load alone.
+
+    What each compute that ran loads, which is returned, follows from what was issued alone.
+    """
     program, (issue, kind, place, *_), sizes = facts.program, facts.accesses, Counter[tuple[int, int]]()
     (tensor, tier), ran = np.divmod(place, program.tiers), (kind == COMPUTE) & (facts.row[issue] != NONE)
     away = np.flatnonzero(ran & (tier != program.tier_of[np.where(ran, facts.a[issue], 0)]))
     for compute, source, size in zip(issue[away], tier[away], program.sizes[tensor[away]], strict=True):
         sizes[int(compute), int(source)] += int(size)
-    ops = [program.graph.ops[facts.a[compute]] for compute, _ in sizes]
-    loads = zip(sizes.items(), ops, strict=True)
-    rows = [(compute, program.loads[source], loaded_bytes(op, size)) for ((compute, source), size), op in loads]
-    return Loads(*np.array(sorted(rows), np.int64).reshape(-1, 3).T)
-
-
-def check_loads(facts: Facts, loads: Loads, rows: Block) -> None:
-    """Check that the trace says what each compute loads, within the compute, and no faster than kernels load alone."""
-    shown = ("issue", "link", "size_bytes")
+    due = [
+        (compute, program.loads[source], loaded_bytes(program.graph.ops[facts.a[compute]], size))
+        for (compute, source), size in sizes.items()
+    ]
+    loads, shown = Loads(*np.array(sorted(due), np.int64).reshape(-1, 3).T), ("issue", "link", "size_bytes")
     order = np.lexsort((rows["link"], rows["issue"]))
     if not all(np.array_equal(rows[name][order], column) for name, column in zip(shown, loads, strict=True)):
         found = f"{len(order):,} rows for {len(loads.issue):,}, or others"
         raise facts.broken("a compute loads in place all of each tensor that is valid only elsewhere", "loads", found)
-    issue, links, hardware = rows["issue"], [*facts.program.hardware.links.values()], facts.program.hardware
+    issue, links, hardware = rows["issue"], [*program.hardware.links.values()], program.hardware
     inside = (rows["start_ns"] >= facts.start_ns[issue]) & (rows["end_ns"] <= facts.end_ns[issue])
     facts.check(inside, "a compute loads while it runs", "loads", rows, *shown, "start_ns", "end_ns")
     loaded = zip(facts.a[issue].tolist(), rows["size_bytes"].tolist(), rows["link"].tolist(), strict=True)
-    ops = facts.program.graph.ops
+    ops = program.graph.ops
     alone = np.array([load_ns(ops[op], size, links[link], hardware) for op, size, link in loaded], np.int64)
     took = facts.end_ns[issue] - facts.start_ns[issue]
     law = "a compute that loads takes its launch, the latency of the link, and its bytes over the rate of loads"
     facts.check_actions(issue, took >= alone, law, ("takes ns", took), ("alone ns", alone))
+    return loads

@@ -186,8 +186,20 @@ class PlanWalk:
 
     def finish(self, training_steps: int) -> None:
         """Check the end of the plan, which must have run so many training steps."""
-        if self._steps_done < training_steps or self._unlike or self._cached:
-            self._explain_end(training_steps)
+        is_short = self._steps_done < training_steps
+        missing = [op for op in range(len(self._graph.ops)) if op not in self._ran] if is_short else []
+        if missing:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            found = f"no compute of op {self._graph.ops[missing[0]].name!r}{more}"
+            found += f" in training step {self._steps_done + 1} of {training_steps}"
+            self._tell_error(("op left out", NOWHERE), "every op runs in every training step", found, "add it", _END)
+        elif is_short and self._values.unlike and not self._unlike:
+            must = "a tensor that outlasts a training step ends it with its value in program order"
+            unlike = self._values.first_unlike()
+            do = "run the op that makes this value last"
+            self._tell_error(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
+        elif is_short or self._unlike or self._cached:
+            self._refuse_end(_END)
         if (overwritten := self._values.first_made()) is not None:
             must = "no op after the last training step changes a tensor that outlasts it"
             found = f"that one writes {self._name(overwritten)} again"
@@ -341,41 +353,24 @@ class PlanWalk:
         self._owed.add(tensor * self._tiers + tier)
         self._put(tensor * self._tiers + tier, VALID)
 
-    def _explain_end(self, training_steps: int) -> None:
-        missing = [op for op in range(len(self._graph.ops)) if op not in self._ran]
-        if missing and self._steps_done < training_steps:
-            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            found = f"no compute of op {self._graph.ops[missing[0]].name!r}{more}"
-            found += f" in training step {self._steps_done + 1} of {training_steps}"
-            self._tell_error(("op left out", NOWHERE), "every op runs in every training step", found, "add it", _END)
-            return
-        if self._steps_done < training_steps and self._values.unlike and not self._unlike:
-            must = "a tensor that outlasts a training step ends it with its value in program order"
-            unlike = self._values.first_unlike()
-            do = "run the op that makes this value last"
-            self._tell_error(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
-            return
-        self._refuse_end(_END)
-
     def _refuse_end(self, moment: str) -> None:
         """Blame each place that differs from its state between steps, or the detach of its last valid copy."""
         for place, (state, between) in enumerate(zip(self._state, self._between, strict=True)):
-            if state != between:
-                self._refuse_place(*divmod(place, self._tiers), moment)
-                self._put(place, between)
-
-    def _refuse_place(self, tensor: int, tier: int, moment: str) -> None:
-        home, state = self._plan.home[tensor], self._state[tensor * self._tiers + tier]
-        if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
-            found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
-            must, do = "a tensor used later keeps a valid copy", "copy it to its home first"
-            self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
-            return
-        must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
-        at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
-        found = f"{self._name(tensor)}{at_home} {_STATES[state]} in {self._plan.tiers[tier]}"
-        do = "copy it home, if it has one, and detach its other copies"
-        self._tell_error(("not as the step began", tensor), must, found, do, moment)
+            if state == between:
+                continue
+            tensor, tier = divmod(place, self._tiers)
+            if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
+                found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
+                must, do = "a tensor used later keeps a valid copy", "copy it to its home first"
+                self._tell_error(("detach before the store", tensor), must, found, do, self._lost_at.pop(tensor))
+            else:
+                must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
+                home, tiers = self._plan.home[tensor], self._plan.tiers
+                at_home = f" (home {tiers[home]})" if home != NOWHERE else ""
+                found = f"{self._name(tensor)}{at_home} {_STATES[state]} in {tiers[tier]}"
+                do = "copy it home, if it has one, and detach its other copies"
+                self._tell_error(("not as the step began", tensor), must, found, do, moment)
+            self._put(place, between)
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)

@@ -141,14 +141,6 @@ def _last_compute(facts: Facts) -> Ints:
 
 def _computes_ended(facts: Facts, _: Switches) -> Ints:
     """Return when all computes issued before a detach of an output's only valid copy had ended."""
-    ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))
-    parting = _last_copy_detaches(facts)
-    facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
-    return facts.by_issue(parting, ended[parting])
-
-
-def _last_copy_detaches(facts: Facts) -> Ints:
-    """Return the detaches that leave no valid copy of an output that is not persistent."""
     program, rows, parting = facts.program, facts.accesses, list[int]()
     valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
     for place in program.valid_homes.tolist():
@@ -163,7 +155,10 @@ def _last_copy_detaches(facts: Facts) -> Ints:
             places.discard(place)
         else:
             valid[place // program.tiers] = {place} if kind == COMPUTE else places | {place}
-    return np.array(parting, np.int64)
+    last = np.array(parting, np.int64)
+    ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))[last]
+    facts.end[last] = np.where(facts.start[last] == NONE, ended, facts.end[last])
+    return facts.by_issue(last, ended)
 
 
 def _in_order(facts: Facts, _: Switches) -> Ints:
@@ -299,7 +294,10 @@ def _line_allows(facts: Facts, taken: Ints) -> Ints:
     """
     computes, tier = facts.kind == COMPUTE, np.where(facts.kind == COPY, facts.c, NONE)
     tier[computes] = facts.program.tier_of[facts.a[computes]]
-    last, needed, allows = _last_compute(facts), _needed_copies(facts), np.full(len(facts.kind), NONE)
+    issue, kind, place, _reads, makes = facts.accesses
+    brought = facts.latest(np.where(makes & (kind == COPY), facts.start[issue], NONE), place)
+    needed = facts.by_issue(issue[kind == COMPUTE], brought[kind == COMPUTE])  # copies of what a compute names
+    last, allows = _last_compute(facts), np.full(len(facts.kind), NONE)
     stream = np.where(computes, facts.b, np.where(last == NONE, 0, facts.b[last]))
     for of in np.unique(facts.program.tier_of):
         is_compute, latest = (
@@ -311,14 +309,6 @@ def _line_allows(facts: Facts, taken: Ints) -> Ints:
             latest = np.where(stream == track, np.maximum(latest, others), latest)
         allows = np.where((tier == of) & (~computes | (taken > 0)), latest, allows)
     return allows
-
-
-def _needed_copies(facts: Facts) -> Ints:
-    """Return, by issue, when the last copies into the compute tier of what a compute names had started."""
-    issue, kind, place, _reads, makes = facts.accesses
-    brought = facts.latest(np.where(makes & (kind == COPY), facts.start[issue], NONE), place)
-    named = kind == COMPUTE
-    return facts.by_issue(issue[named], brought[named])
 
 
 def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:

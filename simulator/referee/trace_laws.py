@@ -13,7 +13,7 @@ from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.referee.facts import Facts, RankPlan, broken
 from simulator.referee.findings import Findings, findings_of, merged
-from simulator.referee.load_laws import Loads, check_loads, loads_of
+from simulator.referee.load_laws import Loads, check_loads
 from simulator.referee.meeting_laws import check_meetings, check_peers, meetings
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
@@ -78,8 +78,7 @@ def check_trace(
     loads = dict[int, Loads]()
     for facts in _facts(job, hardware, ran, trace):
         rank, of_rank = facts.rank, ran[facts.rank]
-        loads[rank] = loads_of(facts)
-        check_loads(facts, loads[rank], _by_rank(trace.loads.whole(), len(ran))[rank])
+        loads[rank] = check_loads(facts, _by_rank(trace.loads.whole(), len(ran))[rank])
         requests[rank], findings[rank] = _check_rank(facts, of_rank, switches, loads[rank])
         check_addresses(facts, trace, of_rank.allocator, rooms[rank])
         del facts.accesses  # the largest of its columns, which no law over ranks asks for

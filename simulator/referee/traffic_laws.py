@@ -101,7 +101,7 @@ def check_bandwidth(
     ids = dict(zip(names, range(len(names)), strict=True))
     rows = np.concatenate([*_carried(ranks, ids, loads), *_computed(ranks, ids), *_sent(hardware, met, ids)], axis=1)
     sharing, contended = hardware.topology.sharing, [facts for facts in ranks if facts.program.is_contended]
-    for carrier in (*_carriers(hardware, ports), *_of_devices(contended, ports)):
+    for carrier in _carriers(hardware, ports, contended):
         times = np.array([carrier.passing.get(name, 0) for name in names])
         instance, counts = instances(sharing[carrier.scope], stands_in)
         passes = times[rows[0]] > 0
@@ -114,8 +114,8 @@ def check_bandwidth(
             _check_stretches(carrier, int(carrier.rate), np.stack(stretches))
 
 
-def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[_Carrier]:
-    """Yield all that has a bandwidth or a peak."""
+def _carriers(hardware: Hardware, ports: Mapping[str, int | float], contended: Sequence[Facts]) -> Iterator[_Carrier]:
+    """Yield all that has a bandwidth or a peak; memories that kernels share are one where their rates are alike."""
     for name, link in hardware.links.items():
         passing = hardware.passing((name,))
         passing[_LOADED + name] = 1
@@ -132,22 +132,16 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float]) -> Iterator[
     for unit in _UNITS if cores else ():
         scope = hardware.tiers[cores.tier].scope if cores else "device"
         yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
-
-
-def _of_devices(contended: Sequence[Facts], ports: Mapping[str, int | float]) -> Iterator[_Carrier]:
-    """Yield the memories and the units of devices that kernels share, those with the same bandwidth as one."""
-    by_rate: dict[int | float, list[int]] = {}
+    tier, by_rate = hardware.compute_tier, dict[int | float, list[int]]()
     for facts in contended:
-        hardware = facts.program.hardware
-        rate = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
-        by_rate.setdefault(math.inf if rate is None else rate, []).append(facts.rank)
+        shared = facts.program.hardware.tiers[tier].bandwidth_bytes_per_s
+        by_rate.setdefault(math.inf if shared is None else shared, []).append(facts.rank)
     for rate, ranks in by_rate.items():
-        ends = [name for name, link in hardware.links.items() if hardware.compute_tier in (link.source, link.target)]
+        ends = [name for name, link in hardware.links.items() if tier in (link.source, link.target)]
         passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
-        yield _Carrier(f"memory {hardware.compute_tier!r} of device", "device", rate, passing, ranks)
+        yield _Carrier(f"memory {tier!r} of device", "device", rate, passing, ranks)
     for unit in _UNITS:
-        all_ranks = [facts.rank for facts in contended]
-        yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, all_ranks)
+        yield _Carrier(f"{unit} unit of rank", "device", _PER_NS * NS_PER_S, {unit: 1}, [f.rank for f in contended])
 
 
 def _carried(ranks: Sequence[Facts], ids: Mapping[str, int], loads: Mapping[int, Loads]) -> Iterator[Ints]:

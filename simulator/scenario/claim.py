@@ -182,14 +182,10 @@ class Expectation(Part):
         require(is_printed, "only a printed figure is fitted, shown or missed", "none", "printed", do="add printed")
         must, found = "only a predicted figure is missed", f"kind: {self.kind}"
         require(self.kind == "predicted" or not self.missed, must, found, "missed", do="drop kind, or missed")
-        self._check_shown()
-
-    def _check_shown(self) -> None:
-        """Refuse a range, or `agrees_if`, of a figure that is more than shown, and a range that ours is not in."""
-        key = "agrees_if" if self.range is None else "range"
-        must, do = f"{key} is of a figure that is only shown", "write kind: shown, or drop it"
+        shown = "agrees_if" if self.range is None else "range"
+        must, do = f"{shown} is of a figure that is only shown", "write kind: shown, or drop it"
         is_right = self.kind == "shown" or not (self.range or self.agrees_if)
-        require(is_right, must, f"kind: {self.kind}", key, do=do)
+        require(is_right, must, f"kind: {self.kind}", shown, do=do)
         ends, ours, found = self.ends("range"), self.ends("about"), f"about: {self.about}, printed: {self.printed}"
         must, do = "a range holds ours, beside one printed number", "write about, a range around it, and a number"
         is_held = not ends or bool(ours and ends[0] <= ours[0] <= ends[1] and len(self.ends("printed")) == 1)  # type: ignore[operator]

@@ -76,10 +76,9 @@ class Workload(Document):
     dtypes
         Data types of weights, gradients, states and caches.
     kernels
-        In training: ``fused`` norms and latent attention are single kernels that save their inputs; ``eager`` ones run
-        op by op, as Hugging Face transformers does in PyTorch: a norm of scale alone saves its input in fp32 and the
-        normalised one, each head of latent attention has a full key, and its output is copied; and each op of such a
-        norm, and of a rotary embedding, goes through memory.
+        In training: ``fused`` norms and latent attention are kernels that save their inputs; ``eager`` ones run op by
+        op, as in transformers: a norm of scale alone saves its input in fp32 and the normalised one, each of its ops,
+        and of a rotary embedding, goes through memory; heads of latent attention have full keys, and copy outputs.
     parallel
         Degrees of parallelism of the model, or the number of replicas that run the graph, and their sharding.
     chunk

@@ -345,10 +345,6 @@ class Parallel(Part):
         wanted = self.pipeline * self.chunks
         stages, must = wanted if self.layers is None else len(self.layers), "layers says how many each stage has"
         require(stages == wanted, must, f"{stages} for {wanted} stages", "layers")
-        self._check_schedule()
-
-    def _check_schedule(self) -> None:
-        """Refuse chunks without their schedule, and numbers of micro-batches that it cannot run."""
         is_interleaved = self.schedule == "interleaved"
         must, found = "interleaved stages have several chunks, and others one", f"{self.chunks} with {self.schedule}"
         require(is_interleaved == (self.chunks > 1), must, found, "chunks", do="correct chunks or schedule")

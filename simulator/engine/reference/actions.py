@@ -79,10 +79,6 @@ class RankLink:
         self.lead_ns = cache(partial(lead_ns, link=link))
         self.cap = cache(partial(rate_cap, link=link))
 
-    def share_queue(self, other: RankLink) -> None:
-        """Share the line and the channels of another link."""
-        self.queue, self.channels, self.free = other.queue, other.channels, other.free
-
 
 @dataclass(slots=True, eq=False)
 class Action:

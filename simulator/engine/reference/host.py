@@ -63,7 +63,9 @@ class HostThread:
             kind, a, b, c = code
             if kind == COMPUTE:
                 if self._unstarted >= self._depth:
-                    yield from self._wait_for_queue()
+                    self._half_empty = self._clock.event()
+                    rank.on_change()
+                    yield self._half_empty
                 self._unstarted += 1
                 rank.streams[b].append(order.compute(a, b))
             elif kind == COPY:
@@ -93,12 +95,6 @@ class HostThread:
         self.rank.on_change()
         yield self._clock.end_after(price_ns)
         self.pays = False
-
-    def _wait_for_queue(self) -> Steps:
-        """Wait until half of a full queue has started."""
-        self._half_empty = self._clock.event()
-        self.rank.on_change()
-        yield self._half_empty
 
     def note_start(self) -> None:
         """Count a compute that starts, and go on if half of a full queue has."""

@@ -218,8 +218,10 @@ class Order:
     def detach(self, tensor: int, tier: int) -> Action:
         """Lay out a detach."""
         detach = self.sync(tensor)
-        if tensor in self._columns.outputs and self._valid_in(tensor) == [tier]:
-            detach.after = self._unended_computes(self._last)  # rule 6
+        if tensor in self._columns.outputs:
+            valid = [place for place, state in enumerate(self.issued.state) if state[tensor] == VALID]
+            if valid == [tier]:  # rule 6
+                detach.after = self._unended_computes(self._last)
         if broken_rule := self.issued.detach(tensor, tier):
             self.refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor] = [detach]
@@ -232,13 +234,6 @@ class Order:
         sync.after = self._unended_computes(self._uses[tensor])
         sync.moves[tensor] = self._unended(tensor)
         return sync
-
-    def is_settled(self, tensor: int) -> bool:
-        """Return whether every issued action that names the tensor has ended."""
-        return not self._unended(tensor) and not self._unended_computes(self._uses[tensor])
-
-    def _valid_in(self, tensor: int) -> list[int]:
-        return [tier for tier, of in enumerate(self.issued.state) if of[tensor] == VALID]
 
     def _unended(self, tensor: int) -> list[Action]:
         """Return the moves of a tensor that have not ended."""

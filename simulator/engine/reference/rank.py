@@ -132,7 +132,8 @@ class Rank:
         if compute.lacked is None:
             named = {tensor for tensor in compute.reads if not valid[tensor]}
             named.update(tensor for tensor, moves in compute.moves.items() if not _all_ended(moves))
-            compute.lacked = sorted(((self._last_copy(t, compute.key), t) for t in named), reverse=True)
+            copies = {t: [copy.key for copy in self.transfers.get(t, ()) if copy.key < compute.key] for t in named}
+            compute.lacked = sorted(((max(keys, default=NO_COPY), t) for t, keys in copies.items()), reverse=True)
         while compute.lacked:
             tensor = compute.lacked[-1][1]
             valid = self.valid[sources.get(tensor, compute.tier)]
@@ -140,10 +141,6 @@ class Rank:
                 return tensor
             compute.lacked.pop()
         return None
-
-    def _last_copy(self, tensor: int, before: int) -> int:
-        """Return the key of the last copy of the tensor that was issued before and has not ended, or `NO_COPY`."""
-        return max((copy.key for copy in self.transfers.get(tensor, ()) if copy.key < before), default=NO_COPY)
 
     def ahead_in_line(self, compute: ComputeAction) -> list[ComputeAction | CopyAction]:
         """Return what must have started before a compute that takes room, and has not."""
@@ -205,10 +202,22 @@ class Rank:
         size = self.columns.size_bytes[tensor]
         if size and not self.held[link.target][tensor]:
             yield self.rooms[link.target].ask(RoomClaim(copy.key, [(tensor, size)], link.gate, is_copy=True))
-        self._begin_copy(copy)
+        copy.channel, copy.point = heappop(link.free), None  # the lowest free channel
+        self.hold((tensor,), link.target)
+        copy.queue.start_first(self.clock.now)
+        self.on_change()
         yield from self._transfer(copy, link, size)
         link.channels.release(channel)
-        self._end_copy(copy)
+        copy.queue.running.remove(copy)
+        heappush(link.free, copy.channel)
+        self._record_span(copy, COPY, tensor, link.index, copy.channel)
+        self.valid[link.target][tensor] = True
+        under_way = self.transfers[tensor]
+        under_way.remove(copy)
+        if not under_way:
+            del self.transfers[tensor]
+        copy.end()
+        self._change(tensor)
 
     def is_early(self, copy: CopyAction) -> bool:
         """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
@@ -243,13 +252,6 @@ class Rank:
                 return writer.ended(clock)
         return self.change_of(copy.tensor) if self.lacks_source(copy) else None
 
-    def _begin_copy(self, copy: CopyAction) -> None:
-        """Let a copy start, in the lowest free channel."""
-        copy.channel, copy.point = heappop(copy.link.free), None
-        self.hold((copy.tensor,), copy.link.target)
-        copy.queue.start_first(self.clock.now)
-        self.on_change()
-
     def _transfer(self, copy: CopyAction, link: RankLink, size: int) -> Steps:
         """Let the bytes of a copy cross: alone, or after its latency (and fill) as a flow beside others."""
         if link.path is None:
@@ -260,20 +262,6 @@ class Rank:
             yield self.clock.end_after(lead)
         if needed or not lead:
             yield self.network.flow(link.path, link.cap(size), needed, copy.key)
-
-    def _end_copy(self, copy: CopyAction) -> None:
-        """End a copy: its target is valid."""
-        link, tensor = copy.link, copy.tensor
-        copy.queue.running.remove(copy)
-        heappush(link.free, copy.channel)
-        self._record_span(copy, COPY, tensor, link.index, copy.channel)
-        self.valid[link.target][tensor] = True
-        under_way = self.transfers[tensor]
-        under_way.remove(copy)
-        if not under_way:
-            del self.transfers[tensor]
-        copy.end()
-        self._change(tensor)
 
     # detaches
 

@@ -73,8 +73,9 @@ class Machine:
         for link, path in zip(links.values(), of_rank, strict=True):
             link.path = None if path == NOTHING else self.path(path)
         for first, *others in hardware.queues:
-            for other in others:
-                links[other].share_queue(links[first])
+            shared = links[first]
+            for link in (links[other] for other in others):
+                link.queue, link.channels, link.free = shared.queue, shared.channels, shared.free
         rank = Rank(self.network, self.recorder, rank_id, columns, rooms, list(links.values()))
         if columns.in_place:
             loads = hardware.loads.items()

@@ -174,19 +174,15 @@ class _View:
             if kind == SYNC:
                 self._unsynced = {op: named for op, named in self._unsynced.items() if operand not in named}
             elif kind == COMPUTE and operand in self._issues:
-                self._check_reads(operand, position)
+                if not self._is_revealed(operand):  # all that it may read is in place, then
+                    candidates = self._graph.candidates.intersection(self._graph.ops[operand].reads)
+                    if self._places_after(position).missing(candidates, self._tier) is not None:
+                        self._give_up()
                 self._issues[operand] += 1
             if kind == COMPUTE and operand in self._reveals:
                 op = self._graph.ops[operand]
                 self._reveals[operand] += 1
                 self._unsynced[operand] = frozenset((*op.reads, *op.writes))
-
-    def _check_reads(self, op: int, position: int) -> None:
-        """Give up if an op is issued while its choice may not be known, and not all that it may read is in place."""
-        if not self._is_revealed(op):
-            candidates = self._graph.candidates.intersection(self._graph.ops[op].reads)
-            if self._places_after(position).missing(candidates, self._tier) is not None:
-                self._give_up()
 
     def _places_after(self, actions: int) -> PlacesAsIssued:
         """Return the places as so many actions leave them, which are no fewer than the last time."""

@@ -268,17 +268,13 @@ class ScheduleModel:
         moments, sizes, made = zip(*changes, strict=True)
         budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
         self.model.add_reservoir_constraint_with_active(moments, sizes, made, 0, budget)
-        for op in (op for op, took_ns in enumerate(self._durations) if not took_ns):
-            self._add_budget_at(op, budget)
-
-    def _add_budget_at(self, op: int, budget_bytes: int) -> None:
-        """Keep the budget while an op of 0 ns runs, which a reservoir does not see."""
-        held_bytes = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
-        absent: list[LinearExpr] = []
-        for idle in (idle for idle in self.idle if idle.after < op < idle.before):
-            later = () if idle.back is None else (idle.back.start >= self.starts[op],)
-            absent.append(self._sizes[idle.tensor] * self._holds(idle.left <= self.starts[op], *later, given=idle.away))
-        self.model.add(sum(absent, start=self._zero) >= held_bytes - budget_bytes)
+        for op in (op for op, took_ns in enumerate(self._durations) if not took_ns):  # a reservoir does not see it
+            held_bytes, start = self._start_bytes + sum(self._taken_bytes[: op + 1]), self.starts[op]
+            absent: list[LinearExpr] = []
+            for idle in (idle for idle in self.idle if idle.after < op < idle.before):
+                later = () if idle.back is None else (idle.back.start >= start,)
+                absent.append(self._sizes[idle.tensor] * self._holds(idle.left <= start, *later, given=idle.away))
+            self.model.add(sum(absent, start=self._zero) >= held_bytes - sum(self._freed_bytes[:op]) - budget)
 
     def _holds(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
         """Make a variable that implies these facts and another variable."""

@@ -143,7 +143,10 @@ class Improver:
         while self._goes_on() and patience:
             left_before = self.left
             self._climb(start, self._orders, self._changes)
-            start = self._kick()
+            start = self.best
+            for _ in range(3):  # the best state, changed three times at random, to start again from there
+                changes = [] if start is None else [*self._orders(start), *self._changes(start)]
+                start = (self._try(self._random.choice(changes)()) if changes else None) or start
             patience = _PATIENCE if self.left < left_before else patience - 1
 
     def _goes_on(self) -> bool:
@@ -160,14 +163,6 @@ class Improver:
                 trial = next((other for other in tried if other is not None and other.cost < start.cost), None)
                 if trial is not None:
                     break
-
-    def _kick(self) -> Trial | None:
-        """Change the best state three times at random, to start again from there."""
-        start = self.best
-        for _ in range(3):
-            changes = [] if start is None else [*self._orders(start), *self._changes(start)]
-            start = (self._try(self._random.choice(changes)()) if changes else None) or start
-        return start
 
     def _elsewhere(self) -> Iterator[State]:
         """Yield states whose homes promise most, each a step away from others, while replays may be spent on them."""
@@ -274,8 +269,15 @@ class Improver:
         return self._tried[key]
 
     def _replayed(self, state: State) -> Trial | None:
-        """Replay a state, unless another led to the same graph; many do, as windows and chains limit points."""
-        augmented = self._augmented(state)
+        """Replay the graph that a state leads to, unless another did; many do, as windows and chains limit points."""
+        intervals, clock = tuple(sorted(state.chosen, key=by_op_and_tensor)), self._problem.clock
+        augmented = insert(replace(self._base, intervals=intervals, live_bytes=self._live(state.chosen).values()))
+        turned = {}
+        for cache_op in augmented.cache_ops:
+            is_urgent = state.placement == URGENT and cache_op.role is PREFETCH
+            turn = clock[cache_op.before] - cache_op.alone_ns if is_urgent else cache_op.turn
+            turned[cache_op] = cache_op._replace(turn=state.turns.get(_key(augmented, cache_op), turn))
+        augmented = _move_to(place(augmented.moved(turned), eager=state.placement != LATE), state.points)
         key = tuple((c.tensor, c.role, c.source, c.target, c.position) for c in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(augmented)
@@ -285,17 +287,6 @@ class Improver:
                 if self.best is None or trial.cost < self.best.cost:
                     self.best = trial
         return self._seen[key]
-
-    def _augmented(self, state: State) -> Augmented:
-        """Return the graph that a state leads to."""
-        intervals, clock = tuple(sorted(state.chosen, key=by_op_and_tensor)), self._problem.clock
-        augmented = insert(replace(self._base, intervals=intervals, live_bytes=self._live(state.chosen).values()))
-        turned = {}
-        for cache_op in augmented.cache_ops:
-            is_urgent = state.placement == URGENT and cache_op.role is PREFETCH
-            turn = clock[cache_op.before] - cache_op.alone_ns if is_urgent else cache_op.turn
-            turned[cache_op] = cache_op._replace(turn=state.turns.get(_key(augmented, cache_op), turn))
-        return _move_to(place(augmented.moved(turned), eager=state.placement != LATE), state.points)
 
 
 def _key(augmented: Augmented, cache_op: CacheOp) -> CacheOpKey:

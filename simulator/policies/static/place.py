@@ -196,7 +196,9 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
         Whether copies in come as early as there is room, instead of just in time.
     """
     problem, selection = augmented.problem, augmented.selection
-    starts, gates, below = problem.clock, _earliest_starts(problem), planned_room(problem, augmented.intervals)
+    starts, below = problem.clock, planned_room(problem, augmented.intervals)
+    is_early = problem.switches.copies_wait_for == "start"
+    gates = (0, *(starts[:-1] if is_early else map(add, starts, problem.durations_ns)))  # where a copy may start
     placed: dict[CacheOp, CacheOp] = {}
     for cache_op, begin_ns in _stores_in_turn(problem, augmented):
         wanted = min(max(cache_op.first, bisect_right(gates, begin_ns) - 1), cache_op.position)
@@ -225,14 +227,6 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
         stall_ns = max(0, cache_op.alone_ns - lead_ns)
         placed[cache_op] = cache_op._replace(position=point, stall_ns=stall_ns, residency_ns=residency_ns)
     return augmented.moved(placed)
-
-
-def _earliest_starts(problem: Problem) -> tuple[int, ...]:
-    """For each program point, return the earliest start of a copy that is issued there [ns]."""
-    starts = problem.clock
-    if problem.switches.copies_wait_for == "start":
-        return (0, *starts[:-1])
-    return (0, *map(add, starts, problem.durations_ns))
 
 
 def _compute_hop(problem: Problem, cache_op: CacheOp) -> tuple[int, int]:
