@@ -285,7 +285,7 @@ def imported(name: str, record: Any, *, free_early: bool, how: str) -> Imported:
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
         how,
-        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
+        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions and attention, half of them if causal.",
         f"Tensors not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"Storages freed later than after their last use, up to {held}, are workspace of the ops until then.",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cache
 from itertools import zip_longest
 from math import prod
@@ -45,7 +46,8 @@ _RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_bac
 _COUNTED = {**flop_registry, _RECURRENT: _recurrent_flops}
 _COUNTED |= dict.fromkeys(_GROUPS, lambda x, y, *_, **__: 2 * prod(x.shape[-2:]) * y.shape[-1])
 _COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
-_FLASH = "_scaled_dot_product_flash_attention"
+_ATTENTION = "_scaled_dot_product_"
+_FLASH = f"{_ATTENTION}flash_attention"
 for _back in ("", "_backward"):
     _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
 
@@ -183,6 +185,16 @@ def _parts(ran: DispatchedOp, each: Mapping[tuple[int, int], int]) -> dict[int, 
     return {id(args[0]): min(most, touched(args[0]))}
 
 
+def _attended(ran: DispatchedOp) -> Fraction:
+    """Return the share of all pairs of a query and a key that an op of attention takes: causal ones skip the rest."""
+    given = dict(zip((argument.name for argument in ran.func._schema.arguments), ran.args, strict=False)) | ran.kwargs
+    queries, keys = given["query"].shape[-2], given["key"].shape[-2]
+    most = min(queries, keys)
+    if not (given.get("is_causal") and most):
+        return Fraction(1)
+    return Fraction(most * (2 * queries - most), 2 * queries * keys)
+
+
 def numbers(ran: DispatchedOp, sources: list[torch.Tensor], each: Mapping[tuple[int, int], int]) -> OpFields:
     """Return traffic, FLOPs, class and data type of an op that reads `sources`; `each` as for `_experts`."""
     flops, name, targets = _COUNTED.get(ran.packet), ran.packet.__name__, [*ran.changed, *ran.new]
@@ -196,5 +208,7 @@ def numbers(ran: DispatchedOp, sources: list[torch.Tensor], each: Mapping[tuple[
     fields: OpFields = {"read_bytes": sum(read.values()), "write_bytes": write_bytes, "dtype": dtype}
     fields["flops"] = int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0
     fields["op_class"] = "vector" if not flops else "attention" if "attention" in name else "matmul"
+    if name.startswith(_ATTENTION):
+        fields["flops"] = int(fields["flops"] * _attended(ran))
     fields["repeatable"] = torch.Tag.nondeterministic_seeded not in ran.func.tags
     return fields

@@ -169,3 +169,29 @@ def test_updates_in_place_of_views_are_told():
 
     told = " ".join(hosim.torch.capture(step, x).derived)
     assert "Updates in place of views: 7 ops of backward, more or fewer in a real step." in told
+
+
+class Rows(nn.Module):
+    """Attention of some rows to some."""
+
+    def __init__(self, queries, keys, is_causal):
+        super().__init__()
+        self.q, self.queries, self.keys, self.is_causal = nn.Linear(8, 8, bias=False), queries, keys, is_causal
+
+    def forward(self, x):
+        q = self.q(x)
+        seen = q[..., : self.keys, :]
+        return F.scaled_dot_product_attention(q[..., : self.queries, :], seen, seen, is_causal=self.is_causal)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(16, 16), (8, 16), (16, 8)])
+def test_causal_attention_takes_the_pairs_that_see_each_other(queries, keys):
+    def flops(is_causal):
+        step = Rows(queries, keys, is_causal)
+        made = hosim.torch.capture(step, torch.zeros(2, 4, 16, 8), loss=lambda y: y.square().sum())
+        return [op.flops for op in made.files[".jsonl"].ops if ATTENTION in op.name]
+
+    pairs = 2 * sum(min(query + 1, keys) for query in range(queries))
+    halves = pairs - min(queries, keys)  # the diagonal counts half, as where hosim builds a model
+    assert len(flops(True)) == 2
+    assert flops(True) == [whole * halves // (2 * queries * keys) for whole in flops(False)]
