@@ -205,7 +205,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     for field, keys in PARTS[family.state_part or kind].items():
         each = part.get("heads", 1)
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
-        usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
+        usual |= {"convolution.heads": hidden, "rwkv.heads": hidden, "linear.head_size": hidden // each}
         usual["lru.head_size"] = c.count("lru_width", derived=hidden) // each
         part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
