@@ -157,3 +157,32 @@ def test_a_width_of_its_own_is_read(tmp_path: Path) -> None:
     assert model.attention.model_dump(exclude_unset=True) == PART
     assert model.feed_forward.model_dump(exclude_unset=True) == SHIFTED | {"width": 4 * H}
     assert not found.dropped
+
+
+@pytest.mark.slow
+def test_its_products_are_those_of_a_step_of_transformers(tmp_path: Path) -> None:
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    keys = {"hidden_size": H, "attention_hidden_size": A, "intermediate_size": F, "vocab_size": V}
+    keys |= {"num_hidden_layers": LAYERS, "context_length": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv", **keys}))
+    built = build(hosim.read_hf(tmp_path, phase="train", sequence=TOKENS, batch=BATCH).workload)
+    with hosim.torch.fake():
+        module, ids = hf.RwkvForCausalLM(hf.RwkvConfig(**keys)), torch.randint(0, V, (BATCH, TOKENS))
+    step = hosim.torch.capture(module, input_ids=ids, labels=ids).graph
+    assert sum(op.flops for op in step.ops if op.op_class == "matmul") == sum(
+        flops(built, phase, "matmul") for phase in ("forward", "backward")
+    )
+
+
+@pytest.mark.slow
+def test_what_is_kept_is_what_transformers_keeps(tmp_path: Path) -> None:
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    keys = {"hidden_size": H, "vocab_size": V, "num_hidden_layers": LAYERS, "context_length": 64}
+    module = hf.RwkvForCausalLM(hf.RwkvConfig(**keys)).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        state = module(torch.ones(BATCH, TOKENS, dtype=torch.long), use_cache=True).state
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv", **keys}))
+    graph = build(hosim.read_hf(tmp_path, phase="decode", sequence=TOKENS, batch=BATCH).workload)
+    sizes = {t.name.partition("/")[2]: LAYERS * t.size_bytes for t in graph.tensors if t.kind == "kv_cache"}
+    feed_forward, attention, *numbers = (part.nbytes for part in state)
+    assert sizes == {"ffn.window": feed_forward, "window": attention, "state": sum(numbers)}
