@@ -95,9 +95,9 @@ def _sum(c: Config, words: str) -> int:
 
 
 def _value(c: Config, word: str) -> int:
-    """Return the value of a key, or an entry of its list (``key.0``)."""
+    """Return the value of a key, or an entry of its list (``key.0``), if it has one."""
     key, _, entry = word.partition(".")
-    listed = c.list_of(key, int, int(entry) + 1) if entry else None
+    listed = c.list_of(key, int, int(entry) + 1) if entry and isinstance(c.get(key), list) else None
     return listed[int(entry)] if listed else c.count(key)
 
 

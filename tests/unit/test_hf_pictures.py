@@ -145,6 +145,8 @@ def test_the_authors_of_ernie_state_words_and_pictures_in_one_key(tmp_path: Path
     other = hosim.read_hf(folder_of(tmp_path, model_type="ernie4_5_vl_moe_text", **keys))
     assert found.workload.model == other.workload.model
     assert "vision_config (a tower beside the decoder)" in found.dropped
+    alike = {"moe_num_experts": 8, "moe_intermediate_size": 32, "moe_layer_start_index": 2, "moe_layer_end_index": 9}
+    assert hosim.read_hf(folder_of(tmp_path, **ERNIE | alike)).workload.model == found.workload.model
     for key, wrong in (("moe_num_experts", [-1, 8]), ("moe_intermediate_size", [0, 1])):
         with pytest.raises(ConfigError, match=rf"config\.json, {key}\.0: this is a whole number from 1"):
             hosim.read_hf(folder_of(tmp_path, **ERNIE | {key: wrong}))
