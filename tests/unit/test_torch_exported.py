@@ -1,6 +1,7 @@
 """Programs of torch.export: their graphs are those of the modules, and files that went wrong are refused."""
 
 import io
+import json
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch", reason='torch is not installed (pip install
 
 from examples import examples  # noqa: E402
 from mutations import broken  # noqa: E402
+from mutations import changed as other_tree  # noqa: E402
 from torch import nn  # noqa: E402
 
 import simulator as hosim  # noqa: E402
@@ -153,7 +155,11 @@ def read(program, number, folder):
     else:
         with zipfile.ZipFile(program) as archive:
             data = next(archive.read(item) for item in archive.infolist() if item.filename.endswith(name))
-        changed(program, path, name, broken(data, random))
+        if name.endswith(".json") and random.random() < 0.6:
+            data = json.dumps(other_tree(json.loads(data), random)).encode()
+        else:
+            data = broken(data, random)
+        changed(program, path, name, data)
     message = ""
     try:
         hosim.read_torch(str(path))
