@@ -133,6 +133,10 @@ MODELS = {
         | {"layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]},
         8_339_930_560, 6 * 2 * 8 * 64, 18 * 3 * 2048, 0,
     ),
+    "rwkv-4-169m": Stateful(
+        {"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12, "attention_hidden_size": 768}
+        | {"intermediate_size": 3072, "rescale_every": 6}, 169_342_464, 0, 12 * 2 * 768, 12 * 3 * 768,
+    ),
     "recurrentgemma-2b": Stateful(
         {"model_type": "recurrent_gemma", "num_key_value_heads": 1, "intermediate_size": 15360}, 0,
         8 * 2 * 256, 18 * 4 * 2560, 18 * 2560,

@@ -58,7 +58,7 @@ from simulator.builders.chosen import (
     pool_inputs,
 )
 from simulator.builders.specs import ID_BYTES, numbered
-from simulator.builders.states import gated_state, go_through, state_inputs
+from simulator.builders.states import gated_state, go_through, shifted_rows, state_inputs
 from simulator.builders.tape import Tape
 from simulator.graph import DynamicReads
 from simulator.reach import Reach
@@ -72,18 +72,21 @@ def groups_of_heads(part: Mixer) -> int:
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
     """Attend as the layer's kind of attention; return the input of the output projection."""
+    if t.mixer == "ffn":
+        return shifted_rows(t, x, cache)
     cache = cache.beside() if t.mixer == "state" else cache
-    return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
+    return gated_output(t, attend(t, cache, attention_inputs(t, x, cache), x), x)
 
 
-def attention_inputs(t: Tape, x: str) -> list[str]:
+def attention_inputs(t: Tape, x: str, cache: Cache | None = None) -> list[str]:
     """Make the tensors that tokens attend with: queries, what is cached of tokens, and what an indexer scores with.
 
-    Queries and keys have their rotary embeddings, and are normalised before if the model says so.
+    Queries and keys have their rotary embeddings, and are normalised before if the model says so. All tokens find what
+    is cached, if anything is.
     """
     attention = t.attention
     if isinstance(attention, Recurrent):
-        return state_inputs(t, attention, x)
+        return state_inputs(t, attention, x, cache)
     if isinstance(attention, Mqa):
         q, latent = t.norm("attn.q_norm", _query(t, x)), _latent(t, x)
         t.rotate("rope.q", q, attention.heads * attention.qk_rope)

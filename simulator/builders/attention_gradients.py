@@ -46,7 +46,7 @@ from typing import NamedTuple, cast
 from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads
 from simulator.builders.chosen import of_scores, small_of_pools
 from simulator.builders.specs import BATCH, FP32_BYTES, ID_BYTES
-from simulator.builders.states import go_through
+from simulator.builders.states import go_through, shifted_rows
 from simulator.builders.tape import Tape
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse
@@ -85,6 +85,8 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
+    if t.mixer == "ffn":
+        return shifted_rows(t, x)
     attention, sequence, inputs = t.whole_attention, t.workload.sequence, attention_inputs(t, x)
     if isinstance(attention, Recurrent):
         return gated_output(t, go_through(t, inputs), x)

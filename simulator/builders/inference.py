@@ -61,6 +61,7 @@ from simulator.builders.cache import (
 from simulator.builders.ends import embed, finish, sample_tokens
 from simulator.builders.layer import forward
 from simulator.builders.specs import BATCH, ID_BYTES, numbered, part_prefixes
+from simulator.builders.states import shifted_rows
 from simulator.builders.tape import Tape
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError
@@ -335,10 +336,8 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    attention, phase, rows = t.attention, t.phase, t.rows
-    inputs, out = attention_inputs(t, x), t.of_heads(f"{t.mixer}.core.out", attention.width)
-    keeper = t.keeper
-    cached, gates = f"{keeper}/{cache_name(attention)}", t.linear("attn.gate", x) if attention.sparse else ""
+    attention, phase, rows, keeper = t.attention, t.phase, t.rows, t.keeper
+    cached = f"{keeper}/{cache_name(attention)}"
     coming = [name for name in (f"{keeper}/{loaded_name(tier)}" for tier, _ in work.loads) if name in t.held]
     near = dict(zip(limited_reaches(t.model), work.near, strict=True))
     of_all = (work.context, work.cached, work.pairs)
@@ -354,7 +353,16 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     def reading(reach: Reach) -> tuple[int, int]:
         return near.get(reach, of_all)[1:]
 
+    def found(reach: Reach) -> tuple[int, int]:
+        return adding(reach)[0] + reading(reach)[0], 0
+
     parts, after = next((near[each][0] for each in Reach.all_of(attention) if each.block), 0), list[str]()
+    both = Cache(t, work.decoding + parts, work.decoding + work.reading, found)
+    both.states = cached
+    if t.mixer == "ffn":
+        return shifted_rows(t, x, both)
+    inputs, out = attention_inputs(t, x, both), t.of_heads(f"{t.mixer}.core.out", attention.width)
+    gates = t.linear("attn.gate", x) if attention.sparse else ""
     of_phases = (("decode", work.decoding, work.decoding, adding), ("prefill", parts, work.reading, reading))
     for t.phase, sequences, new, seen in of_phases:
         if not new:

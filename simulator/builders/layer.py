@@ -52,7 +52,7 @@ from simulator.builders.tape import Tape
 from simulator.builders.weights import is_matrix
 from simulator.graph import HOST, chosen_number
 from simulator.graph_builder import OpFields
-from simulator.workload import Experts
+from simulator.workload import Dense, Experts
 
 _MATRICES = ("ffn.gate", "ffn.up", "ffn.down")
 _UP = _MATRICES[1]
@@ -103,8 +103,8 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     if t.layer.feed_forward.kind != "none":
         fed = collapsed(t, "residuals2", r)
         t.begin("feed_forward")
-        fed_forward = feed_forward(t, fed)
-        t.end("feed_forward", fed_forward, partial(feed_forward, t, fed))
+        fed_forward = feed_forward(t, fed, attend)
+        t.end("feed_forward", fed_forward, partial(feed_forward, t, fed, attend))
         fed_forward = _normalise(t, "norm2.after", fed_forward)
         if is_parallel:  # ranks add up their parts of both at once
             both, other = t.spread[made].layout, t.spread[fed_forward].layout
@@ -141,7 +141,7 @@ def _through_shared(t: Tape, x: str, attend: Callable[[str], str]) -> str:
             t.add_gradients([name], [grad], f"joined.{position}")
 
     context = attend(_normalise(t, "norm1", t.record(joined, back)))
-    made = feed_forward(t, t.to(t.linear("attn.o", context), t.residual))
+    made = feed_forward(t, t.to(t.linear("attn.o", context), t.residual), attend)
     return t.vector("add2", [x, t.linear("block", made)], adds=t.residual)
 
 
@@ -203,13 +203,21 @@ def _adapted(t: Tape, low: str, made: dict[str, str]) -> list[str]:
     ]
 
 
-def feed_forward(t: Tape, x: str) -> str:
-    """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
+def feed_forward(t: Tape, x: str, attend: Callable[[str], str]) -> str:
+    """Normalise, and go through the feed-forward of a layer: a dense one, perhaps of shifted rows, or experts."""
     has_other = t.model.parallel or t.model.residuals > 1 or t.model.laurel or t.layer.attention.kind == "none"
     last = "add1" if t.model.across(t.layer) == "never" else "add3"
     sum_before = "" if has_other else last  # where gradients of its input add up
     part, x = t.layer.feed_forward, _normalise(t, "norm2", x, sums=sum_before)
-    return _through_experts(t, part, x) if isinstance(part, Experts) else _through_matrices(t, "ffn", x)
+    if isinstance(part, Experts):
+        return _through_experts(t, part, x)
+    if not isinstance(part, Dense) or not part.shifted:
+        return _through_matrices(t, "ffn", x)
+    t.mixer = "ffn"  # whose rows are kept as those of attention
+    rows, t.mixer = attend(x), "attn"
+    taken, gate = t.divided("ffn.shift.parts", rows, ("up", "gate"), t.model.hidden)
+    made = _through_matrices(t, "ffn", taken), t.linear("ffn.receptance", gate)
+    return t.vector("ffn.gated", [t.to(y, t.residual) for y in made])
 
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:

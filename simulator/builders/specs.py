@@ -273,6 +273,7 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
         "mamba": width * (1 + key),
         "mamba2": 3 * heads,
         "lru": width,
+        "rwkv": 2 * width,
     }
     norm, decay = {"norm": _norm(width, TENSOR)}, {"decay": _norm(decays.get(part.kind, 0), TENSOR)}
     specs = {
@@ -286,6 +287,7 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
         "mamba2": made | rates | gate | decay | norm,
         "convolution": made,
         "lru": values | gate | {"gates": column(2 * width, part.head_size)} | decay,
+        "rwkv": {"shift": _norm(3 * h), "k": column(width), **values} | gate | decay,
     }[part.kind]
     for name in part.rule.convolved:
         outputs = specs[name].shape[-1] * (part.seen_taps + ("conv" in part.biases))
@@ -351,7 +353,8 @@ def _feed_forward(h: int, part: Dense | Experts | Absent) -> Specs:
     if isinstance(part, Absent):
         return {}
     if isinstance(part, Dense):
-        return _matrices("ffn", h, part, part.width)
+        shifted = {"ffn.shift": _norm(2 * h), "ffn.receptance": Spec((h, h), _WHOLE)} if part.shifted else {}
+        return shifted | _matrices("ffn", h, part, part.width)
     router = {"ffn.router": Spec((h, part.candidates), _WHOLE)}
     bias = {"ffn.router_bias": _norm(part.candidates)} if part.router_bias else {}
     width = part.shared * (part.shared_width or part.width)

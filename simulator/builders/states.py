@@ -4,7 +4,7 @@ A sequence keeps, whatever its length, the matrices of all heads (``L03/state``)
 (``L03/window``). Both are there from the start in decode, are made by the first chunk of a prompt, and are read and
 written in place by each chunk and each token::
 
-    attn.q attn.k attn.v   attn.rates   attn.conv   attn.core   attn.gate   attn.gated
+    attn.shift   attn.q attn.k attn.v   attn.rates   attn.conv   attn.core   attn.gate   attn.gated
 
 Let a head have keys of K elements and values of V, and a matrix S of K * V. P are the pairs of tokens of the same block
 of a prompt, each with itself: a block of `block` tokens goes through products of its own, so that only its end reaches
@@ -20,6 +20,7 @@ by element      ``fla/ops/kda``                    6                 6 * K + 4 *
 ``mamba2``      ``ssd_combined.py``                4                 2 * K + 2 * V  2; 2 * K
 ``mamba``       ``selective_scan_interface.py``    6                                6
 ``lru``         as that of Griffin                 4                                4
+``rwkv``        ``wkv_cuda.cu``                    4                                4
 ==============  =================================  ================  =============  =====================
 
 - Each product reads S, or adds to it (2 * K * V). The delta rule also takes what S has for a key from its value; its
@@ -29,6 +30,11 @@ by element      ``fla/ops/kda``                    6                 6 * K + 4 *
 - ``mamba`` makes the decay and the input of each element (1 multiplication each), updates it and reads it (2 FLOP
   each): in the vector unit, as no matrix products are in it. Exponentials are not counted.
 - ``lru`` multiplies the input of a channel by its gate and a root, and updates its number (2 FLOP), likewise.
+- ``rwkv`` has a sum of values, one of weights, and the largest exponent so far of a channel (K = 3). A token joins both
+  sums twice, for its own output and for those behind it: 3 multiplications each, with an addition.
+- *Token shift* (``attn.shift``, ``ffn.shift``): one op adds each row and the one before it up, as often as projections
+  take such sums. The last row of a sequence is kept (``L03/window``, ``L03/ffn.window``). Tensor ranks each do so with
+  whole rows; the gate of a feed-forward's output (``ffn.receptance``) is whole on each, too.
 - Elementwise ops only move bytes, the convolution among them.
 
 *In training* each product has two in backward, beside what is made again, as in the kernels: those of the authors of
@@ -82,11 +88,16 @@ _RECURRENCES = {
     "mamba": Recurrence((3, 3), (0, 0), (0, 0), output=True),
     "convolution": Recurrence((0, 0), (0, 0), (0, 0)),
     "lru": Recurrence((2, 2), (0, 0), (0, 0), output=True),
+    "rwkv": Recurrence((2, 2), (0, 0), (0, 0), output=True),
 }
 
 
 def _recurrence(part: Recurrent) -> Recurrence:
     return _RECURRENCES["delta by element" if part.decays == "elements" else part.kind]
+
+
+_GATE = "gate"
+"""Last part of the name of the shifted rows that a gate is made of."""
 
 
 class Kernel(NamedTuple):
@@ -110,8 +121,26 @@ class Kernel(NamedTuple):
     kept: str = ""
 
 
-def state_inputs(t: Tape, part: Recurrent, x: str) -> list[str]:
+def shifted_rows(t: Tape, x: str, cache: Cache | None = None) -> str:
+    """Mix rows with those before them (token shift), as often as there are weights; a sequence keeps its last one."""
+    name, x, h = f"{t.mixer}.shift", t.to(x, t.cut()), t.model.hidden
+    weight, row_bytes = t.weight(name), h * t.element_bytes
+    if cache is None:
+        return t.joined(name, [x], weight.parameters, [weight])
+    states = kept_states(t, cache, "window" if t.mixer == "attn" else f"{t.mixer}.window", row_bytes)
+    out = t.tensor(f"{name}.out", weight.parameters)
+    read_bytes = t.made_bytes(x) + weight.size_bytes + cache.seen * row_bytes
+    write_bytes = t.made_bytes(out) + cache.sequences * row_bytes
+    reads = [x, t.held[weight.name], *(states * cache.goes_on)]
+    t.op(name, reads, [out, *states], read_bytes=read_bytes, write_bytes=write_bytes)
+    return out
+
+
+def state_inputs(t: Tape, part: Recurrent, x: str, cache: Cache | None = None) -> list[str]:
     """Make what goes into the convolution and the matrix from the layer's input, that of the convolution first."""
+    if part.shifted:
+        taken = t.divided("attn.shift.parts", shifted_rows(t, x, cache), ("k", "v", _GATE), t.model.hidden)
+        return [t.linear(f"attn.{name}", row) for name, row in zip("kv", taken, strict=False)]
     if part.kind == "linear":
         return [t.vector(f"{t.mixer}.{name}.silu", [t.linear(f"{t.mixer}.{name}", x)]) for name in "qkv"]
     made = [_projected(t, name, x) for name in ("q", "k", "v", "rates", "forget") if _has(t, name)]
@@ -124,6 +153,8 @@ def gated_state(t: Tape, part: Recurrent, out: str, x: str) -> str:
     """Return the output of the heads, normalised and gated if that is an op of its own."""
     if part.kind == "linear":
         return t.vector(f"{t.mixer}.gated", [t.norm(f"{t.mixer}.norm", out), t.linear(f"{t.mixer}.gate", x)])
+    if part.shifted:
+        return t.vector("attn.gated", [out, t.linear("attn.gate", f"{t.name('attn.shift.out')}.{_GATE}")])
     if not _has(t, "norm"):
         return out
     taken, width = [out, _projected(t, "gate", x)], _of_heads(t)[1].width
@@ -214,7 +245,7 @@ def _work(t: Tape, part: Recurrent, cache: Cache | None) -> tuple[OpFields, OpFi
     (key_heads, key), element_bytes = part.key, {"delta": t.element_bytes, "mamba2": FP32_BYTES}.get(part.kind, 0)
     scored = key * (key_heads if part.kind == "mamba2" else part.heads)
     workspace_bytes = -(-tokens // part.together) * part.matrix * element_bytes if pairs > tokens else 0
-    made = OpFields(op_class="vector" if part.kind in ("mamba", "lru") else "attention")
+    made = OpFields(op_class="attention" if part.kv_heads else "vector")
 
     def of_phase(times: int, again: int) -> OpFields:
         matrix, keys, values = (times * n + again * more for n, more in _recurrence(part)[:3])

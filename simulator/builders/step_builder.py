@@ -95,7 +95,7 @@ class StepBuilder:
         self.residual = self.cut((), (*self.batch, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
         self.is_eager = workload.kernels == "eager"
-        self.mixer = "attn"  # or "state": the part beside attention
+        self.mixer = "attn"  # or "state", the part beside attention; or "ffn", which shifts rows
         self.again = ""  # end of the names of tensors that are made again within backward
         self.last_keys: dict[object, tuple[str, list[str]]] = {}  # what layers share -> the last one, keys and values
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained

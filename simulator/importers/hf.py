@@ -186,7 +186,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
         used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
     inner = {key: value for key, value in inner.items() if key not in TOWERS}
-    return Config(inner | shared, FAMILIES[str(name)], where), dropped
+    return Config(inner | shared, FAMILIES[str(name)], where, outer), dropped
 
 
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:

@@ -90,12 +90,18 @@ class Config:
         The family that its ``model_type`` names.
     where
         The file, for messages.
+    beside
+        The keys of the whole file, if they are others, some of whose towers' keys a decoder may read.
     """
 
     version = VERSION
 
-    def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
+    def __init__(self, data: Mapping[str, Any], family: Family, where: str, beside: Mapping[str, Any] = {}) -> None:
         self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
+        for entry in family.pictures:
+            tower, _, key = entry.partition(".")
+            inner = beside.get(tower)
+            self.data |= {entry: inner[key]} if isinstance(inner, dict) and key in inner else {}
         self.used = set[str]()
         for entry in family.inside:
             key, _, prefix = entry.partition("=")
@@ -125,10 +131,10 @@ class Config:
 
         Where a family has a name of its own for a key, that is the first one.
         """
-        keys = (*filter(None, map(self.family.keys.get, keys)), *keys)
+        keys = self._names(keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
-            self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
+            self.origins |= {path: (f"config.json, {self.family.sums.get(key, key)}", "quoted")} if path else {}
             return self.data[key]
         for key in filter(self.family.defaults.__contains__, keys):
             if path:
@@ -137,6 +143,19 @@ class Config:
                 self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
             return self.family.defaults[key]
         return None
+
+    def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what keys may be named, the family's own names first."""
+        return (*filter(None, map(self.family.keys.get, keys)), *keys)
+
+    def where_is(self, *keys: str) -> str:
+        """Say where the first of some keys stands that the file has, or else the family.
+
+        Of a sum that stands in for a key, it is told what that is made of.
+        """
+        names = self._names(keys)
+        name = next((name for held in (self.data, self.family.defaults) for name in names if name in held), names[0])
+        return f"{self.where}, {self.family.sums.get(name, name)}"
 
     @property
     def reader(self) -> str:
@@ -191,9 +210,10 @@ class Config:
         """Return a whole number; `derived` if no key states it."""
         value = self.get(*keys, path=path)
         if value in (None, "auto") and derived is not None:
-            self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
+            lacks = self.where_is(*keys).rpartition(", ")[2]
+            self.origins |= {path: (f"config.json, which has no {lacks}: from other keys", "derived")} if path else {}
             return derived
-        where = f"{self.where}, {self.family.keys.get(keys[0], keys[0])}"
+        where = self.where_is(*keys)
         insist(value is not None, where, "a model has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
         insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))
@@ -202,7 +222,7 @@ class Config:
     def flag(self, key: str, path: str = "") -> bool:
         """Return whether a key is true; an absent one is not."""
         value = self.get(key, path=path)
-        insist(value in (True, False, None), f"{self.where}, {key}", "this is true or false", repr(value))
+        insist(value in (True, False, None), self.where_is(key), "this is true or false", repr(value))
         return bool(value)
 
     def counts(self, part: str, path: str) -> dict[str, int]:
@@ -217,7 +237,7 @@ class Config:
         if values is None:
             return None
         fits = isinstance(values, list) and all(type(value) is kind for value in values)
-        insist(fits, f"{self.where}, {key}", "this is a list of one kind of value", repr(values))
+        insist(fits, self.where_is(key), "this is a list of one kind of value", repr(values))
         must = f"this has an entry for each of {length} layers"
-        insist(length is None or len(values) >= length, f"{self.where}, {key}", must, str(len(values)))
+        insist(length is None or len(values) >= length, self.where_is(key), must, str(len(values)))
         return list(values[:length])

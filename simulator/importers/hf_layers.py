@@ -148,7 +148,8 @@ def dense_layers(c: Config, layers: int) -> set[int]:
         return {layer for layer, kind in enumerate(types) if kind == "dense"}
     if with_experts is not None:
         return {*range(layers)} - {*with_experts}
-    last = c.count("moe_layer_end_index", least=-1, derived=-1) % layers
+    last = c.count("moe_layer_end_index", least=-1, derived=-1)
+    last = layers - 1 if last < 0 else last
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     of_period = {i for i in range(layers) if i % period != offset}
     return of_period | {

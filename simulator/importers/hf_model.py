@@ -27,6 +27,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         c.data = {**c.data, family.window: _patches(c, *family.window_grid)}
     for name, words in family.sums.items():
         c.data = {**c.data, name: _sum(c, words)}
+    c.used |= {*family.sums}  # which no file has
     model, more = _model_of(c), dict[str, Any](stem=[_sum(c, words) for words in family.stem])
     narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
     more["embedding_width"] = narrow if narrow != model["hidden"] else None
@@ -36,16 +37,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         more[table] = rows and rows + family.more_positions * (table == "positions")
     if family.grid:
         more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
-    if family.encoded:
-        c.used.add("add_cross_attention")
-        key, hidden = "cross_attention_hidden_size", model["hidden"]
-        wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
-        insist(wide == hidden, f"{c.where}, {key}", must, f"{wide:,} and {hidden:,}", CAPTURE)
-        more["encoded"] = rows = c.count(family.encoded, path="model.encoded", derived=_ENCODED)
-        who = " (--part encoder runs it)" if f"{c.data.get('model_type')} encoder" in FAMILIES else ""
-        c.derived.append(
-            f"The output of the encoder, {rows:,} rows of it (encoded; set it to yours), is an input{who}."
-        )
+    more["encoded"] = _encoded(c, model["hidden"]) if family.encoded else 0
     if family.merger:
         rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
         more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}
@@ -66,6 +58,19 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         c.defaults_taken.pop("vocab_size", None)
     whole = model | {field: value for field, value in more.items() if value}
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
+
+
+def _encoded(c: Config, hidden: int) -> int:
+    """Return the rows of an encoder's output, or of pictures, which are an input of the decoder."""
+    family, key = c.family, "cross_attention_hidden_size"
+    c.used.add("add_cross_attention")
+    wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
+    insist(wide == hidden, c.where_is(key), must, f"{wide:,} and {hidden:,}", CAPTURE)
+    usual = (_patches(c, *family.pictures[:2]) + 1) * c.count(family.pictures[2]) if family.pictures else _ENCODED
+    rows = c.count(family.encoded, path="model.encoded", derived=usual)
+    who = " (--part encoder runs it)" if f"{c.data.get('model_type')} encoder" in FAMILIES else ""
+    c.derived.append(f"The output of the encoder, {rows:,} rows of it (encoded; set it to yours), is an input{who}.")
+    return rows
 
 
 def _without_head(c: Config, model: dict[str, Any]) -> dict[str, Any]:
@@ -90,9 +95,9 @@ def _sum(c: Config, words: str) -> int:
 
 
 def _value(c: Config, word: str) -> int:
-    """Return the value of a key, or an entry of its list (``key.0``)."""
+    """Return the value of a key, or an entry of its list (``key.0``), if it has one."""
     key, _, entry = word.partition(".")
-    listed = c.list_of(key, int, int(entry) + 1) if entry else None
+    listed = c.list_of(key, int, int(entry) + 1) if entry and isinstance(c.get(key), list) else None
     return listed[int(entry)] if listed else c.count(key)
 
 
@@ -106,7 +111,8 @@ def _model_of(c: Config) -> dict[str, Any]:
         c.data = {**c.data, "num_hidden_layers": layers}
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
-    insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
+    where = c.where_is(*PARTS["model"]["layers"])
+    insist(layers <= 10_000, where, "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
     types = layer_types(c, layers)
@@ -205,7 +211,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     for field, keys in PARTS[family.state_part or kind].items():
         each = part.get("heads", 1)
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
-        usual |= {"convolution.heads": hidden, "linear.head_size": hidden // each}
+        usual |= {"convolution.heads": hidden, "rwkv.heads": hidden, "linear.head_size": hidden // each}
         usual["lru.head_size"] = c.count("lru_width", derived=hidden) // each
         part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
@@ -288,7 +294,8 @@ def _adjusted(c: Config, width: int) -> int:
         return width
     width = 2 * width // 3
     must, found = "this is a number above 0", repr(times)
-    insist(times is None or (type(times) in (int, float) and 0 < times < 100), c.where, must, found)
+    fits = times is None or (type(times) in (int, float) and 0 < times < 100)
+    insist(fits, c.where_is("block_ffn_dim_multiplier"), must, found)
     return width if times is None else -(-int(times * width) // multiple) * multiple
 
 

@@ -110,7 +110,10 @@ def _set_sizes(onnx: Any, graph: Any, dim: tuple[str, ...], where: str) -> None:
             tensor.ClearField("raw_data")
     weights = {tensor.name for tensor in graph.initializer}
     for info in [each for each in graph.input if each.name in given and each.type.tensor_type.elem_type == _BOOL]:
-        is_on = np.full([size.dim_value or 1 for size in _sizes(info)], given[info.name] != "0")
+        shape = [size.dim_value or 1 for size in _sizes(info)]
+        must, do = "an input by which a file branches has one element", "leave it out"
+        insist(set(shape) <= {1}, "--dim", must, f"{info.name}, {' x '.join(map(str, shape))}", do)
+        is_on = np.full(shape, given[info.name] != "0")
         graph.initializer.append(onnx.numpy_helper.from_array(is_on, info.name))
         graph.input.remove(info)
         used.add(info.name)

@@ -42,10 +42,14 @@ class Dense(_FeedForward):
         Names this feed-forward.
     width
         Inner width.
+    shifted
+        Whether its rows are mixed with those before them (token shift), once for itself and once for a gate of its
+        output: in a layer whose attention does so, too (RWKV).
     """
 
     kind: Literal["dense"]
     width: Count
+    shifted: StrictBool = False
 
 
 class Experts(_FeedForward):
@@ -152,6 +156,24 @@ class Experts(_FeedForward):
 
 FeedForward = Annotated[Dense | Experts | Absent, Field(discriminator="kind")]
 """The feed-forward of a layer, which treats each token by itself."""
+
+
+class LayerInputs(Part):
+    """Rows that each layer takes of each token beside its input (Gemma 3n and 4).
+
+    A table has some of each token for all layers, a linear makes as much of the embedding, and the layer adds what it
+    makes of its part, through a gate, to its output.
+
+    Attributes
+    ----------
+    rows
+        Rows of the table.
+    width
+        Width of a layer's part of a row.
+    """
+
+    rows: Count
+    width: Count
 
 
 class SharedBlocks(Part):

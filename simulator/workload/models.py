@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
-from simulator.workload.feed_forwards import Dense, FeedForward, SharedBlocks
+from simulator.workload.feed_forwards import Dense, FeedForward, LayerInputs, SharedBlocks
 
 
 def family(model: object) -> object:
@@ -74,24 +74,6 @@ class Merger(Part):
     rows: Few
     width: Count
     further: FewOrNone = 0
-
-
-class LayerInputs(Part):
-    """Rows that each layer takes of each token beside its input (Gemma 3n and 4).
-
-    A table has some of each token for all layers, a linear makes as much of the embedding, and the layer adds what it
-    makes of its part, through a gate, to its output.
-
-    Attributes
-    ----------
-    rows
-        Rows of the table.
-    width
-        Width of a layer's part of a row.
-    """
-
-    rows: Count
-    width: Count
 
 
 MOST_OTHERS = 100
@@ -289,6 +271,11 @@ class DecoderModel(Part):
         fits &= all(part.gate and not part.biases for _, part in filter(self.is_shared, self.kinds))
         require(fits or self.shared is None, must, "another layer", "shared", do=do)
         self._check_encoded()
+        must, do = "rows as wide as the residual are shifted in both parts of a layer, or in none", "correct shifted"
+        for part, fed in self.kinds:
+            width, wanted = getattr(part, "shifted", None), self.hidden if getattr(fed, "shifted", False) else None
+            fits = width == wanted and not (part.beside and part.beside.shifted)
+            require(fits, must, "others", "attention", "shifted", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
         made = set[object]()

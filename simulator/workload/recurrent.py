@@ -60,12 +60,15 @@ class Rule(NamedTuple):
         Tokens that it sees, and those that attend to one another pairwise, if a document says nothing else.
     options
         Keys that a document may state.
+    numbers
+        Numbers that it keeps of each channel, if no key states them.
     """
 
     convolved: str
     taps: int
     block: int
     options: str
+    numbers: int = 0
 
 
 _RULES = {
@@ -74,7 +77,8 @@ _RULES = {
     "mamba": Rule("v", 4, 1, "key_size taps rank norms biases"),
     "mamba2": Rule("qkv", 4, 256, "head_size key_heads key_size taps block norms biases"),
     "convolution": Rule("v", 3, 1, "taps biases"),
-    "lru": Rule("v", 4, 1, "head_size taps biases"),
+    "lru": Rule("v", 4, 1, "head_size taps biases", 1),
+    "rwkv": Rule("", 0, 1, "shifted", 3),
 }
 
 
@@ -91,7 +95,8 @@ class Recurrent(_WithoutTokens):
         2312.00752), each of whose channels is a head. ``mamba2``: a state space with a decay for each head (arXiv
         2405.21060). ``convolution``: a short convolution between two gates (LFM2), without a matrix; a channel is a
         head. ``lru``: one number of each channel, decays and gates of whose inputs each head makes of its own behind a
-        convolution (RG-LRU of Griffin, arXiv 2402.19427).
+        convolution (RG-LRU of Griffin, arXiv 2402.19427). ``rwkv``: a weighted mean of the values of each channel, a
+        head, in three numbers, and times a gate (RWKV-4, arXiv 2305.13048).
     heads
         Heads of values (``linear_num_value_heads`` or ``mamba_n_heads`` of the model's ``config.json``).
     head_size
@@ -119,9 +124,12 @@ class Recurrent(_WithoutTokens):
         Of ``mamba2``, whether the output is normalised; of ``mamba``, whether time steps, keys and queries are (Jamba).
     biases
         Which have biases: the projections ``in`` and ``out`` of the layer, and the convolution (``conv``).
+    shifted
+        Of ``rwkv``, width of the rows that are mixed with those before them (token shift), ahead of projections: the
+        residual's. A sequence keeps the last one of them, and the last one that its feed-forward takes.
     """
 
-    kind: Literal["linear", "delta", "mamba", "mamba2", "convolution", "lru"]
+    kind: Literal["linear", "delta", "mamba", "mamba2", "convolution", "lru", "rwkv"]
     heads: Count
     head_size: Count = 1
     key_heads: Count | None = None
@@ -133,6 +141,7 @@ class Recurrent(_WithoutTokens):
     whole_gate: StrictBool = False
     norms: StrictBool = True
     biases: tuple[Literal["in", "conv", "out"], ...] = ()
+    shifted: Count | None = None
 
     @property
     def state(self) -> Self:
@@ -152,12 +161,12 @@ class Recurrent(_WithoutTokens):
     @property
     def kv_heads(self) -> int:
         """Heads of queries and keys, if these are made for each head or for several."""
-        return 0 if self.kind in ("mamba", "lru") else self.key_heads or self.heads
+        return 0 if self.kind in ("mamba", "lru", "rwkv") else self.key_heads or self.heads
 
     @property
     def key(self) -> tuple[int, int]:
         """Heads of queries and keys, and the width of one."""
-        return self.kv_heads or 1, 1 if self.kind == "lru" else self.key_size or self.head_size
+        return self.kv_heads or 1, self.rule.numbers or self.key_size or self.head_size
 
     @property
     def convolved(self) -> int:
@@ -182,7 +191,9 @@ class Recurrent(_WithoutTokens):
 
     def kept_bytes(self, element_bytes: int, state_bytes: int) -> dict[str, int]:
         """Return what a sequence keeps by the last part of its name [B], given the sizes of elements."""
-        sizes = {"window": self.convolved * self.seen_taps * element_bytes, "state": self.matrix * state_bytes}
+        rows = dict.fromkeys(("window", "ffn.window"), (self.shifted or 0) * element_bytes)
+        rows["window"] += self.convolved * self.seen_taps * element_bytes
+        sizes = rows | {"state": self.matrix * state_bytes}
         return {name: size_bytes for name, size_bytes in sizes.items() if size_bytes}
 
     def of_one(self, ranks: int) -> Self:
@@ -194,7 +205,7 @@ class Recurrent(_WithoutTokens):
         odd = sorted(self.model_fields_set - options)
         must = f"a layer of kind {self.kind} has the keys {', '.join(sorted(options))}"
         require(not odd, must, " and ".join(odd), *odd[:1], do="remove it")
-        sizes = {"head_size"} | ({"key_size", "rank"} if self.kind == "mamba" else set())
+        sizes = {"head_size", "shifted"} | ({"key_size", "rank"} if self.kind == "mamba" else set())
         missing = sorted(sizes & options - self.model_fields_set)
         require(not missing, f"a layer of kind {self.kind} states {', '.join(missing)}", "none", do="add it")
         if self.key_heads:

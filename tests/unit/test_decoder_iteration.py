@@ -40,6 +40,13 @@ ATTENTIONS |= {
 POOL = {"stride": 4, "overlap": True, "indexer": {"heads": 2, "head_size": 8, "top": 6}}
 ATTENTIONS |= {"pooled": ATTENTIONS["one row"] | {"pool": {"stride": 8}}}
 ATTENTIONS |= {"pooled and chosen": ATTENTIONS["one row"] | {"pool": POOL}}
+CASES = {
+    f"{name}-{kind}": (part, ATTENTIONS[kind])
+    for kind in ATTENTIONS
+    for name, part in {"dense": DENSE, "experts": EXPERTS}.items()
+}
+CASES |= {"rwkv": (DENSE | {"gate": False, "shifted": True}, {"kind": "rwkv", "heads": 96, "shifted": 64})}
+"""A feed-forward and an attention."""
 
 
 def workload(phase, part, attention=GQA, others=(), **more):
@@ -72,15 +79,13 @@ def counted(graph):
     return found
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-@pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(("part", "attention"), CASES.values(), ids=CASES)
 def test_a_prompt_is_counted_as_in_prefill(part, attention):
     whole, model = build(workload("prefill", part, attention, batch=1, sequence=48)), served(part, attention)
     assert counted(iteration(model, works(model, reading=[(0, 48)]), 256_000)) == counted(whole)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-@pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(("part", "attention"), CASES.values(), ids=CASES)
 def test_sequences_that_add_a_token_are_counted_as_in_decode(part, attention):
     whole, model = build(workload("decode", part, attention, batch=3, sequence=40)), served(part, attention)
     assert counted(iteration(model, works(model, decoding=[40] * 3), 256_000)) == counted(whole)
@@ -106,11 +111,11 @@ def test_stored_weights_are_made_ready_or_multiplied_as_in_both_phases(part, dty
         assert again.graph(of_shape, 256_000) == iteration(model, of_shape, 256_000)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_the_second_half_of_a_prompt_is_counted_as_a_chunk(attention):
+@pytest.mark.parametrize(("part", "attention"), [case for case in CASES.values() if case[0] != EXPERTS])
+def test_the_second_half_of_a_prompt_is_counted_as_a_chunk(part, attention):
     chunks, model = (
-        build(workload("prefill", DENSE, attention, batch=1, sequence=64, chunk=32)),
-        served(DENSE, attention),
+        build(workload("prefill", part, attention, batch=1, sequence=64, chunk=32)),
+        served(part, attention),
     )
     whole = {name[3:]: about for name, about in counted(chunks).items() if name.startswith(("c1/L", "c1/e"))}
     half = counted(iteration(model, works(model, reading=[(32, 32)]), 256_000))
@@ -197,8 +202,7 @@ def spread(model, **axes):
     return Workload.model_validate(about | {"parallel": {"ranks": "all", **axes}})
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-@pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(("part", "attention"), CASES.values(), ids=CASES)
 def test_a_data_rank_has_the_whole_model_and_its_own_tokens(part, attention):
     """What it runs is what one rank alone runs, whatever others there are."""
     model = served(part, attention)

@@ -597,10 +597,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ({"model_type": 3}, "one that hosim knows, found 3, which it does not know; nearest are "),
         ({"model_type": "qwen4"}, "found 'qwen4', which it does not know; nearest are qwen2 (by its name alone), "),
         ({"model_type": "deepseek_v5"} | COMPRESSED, "does not know; nearest are deepseek_v3 (would not read "),
-        (
-            {"model_type": "rwkv"},
-            "'rwkv', which has rows mixed with those before, in its feed-forwards, too; capture a ",
-        ),
+        ({"model_type": "xlnet"}, "'xlnet', which has two streams of attention; capture a "),
         (kind("llama", layer_types=["compressed_sparse_attention"] * 4), "known, found 'compressed_sparse_attention'"),
         ({"model_type": "qwen4"}, "; capture a step of it instead (hosim import torch package.module:function)"),
         (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),

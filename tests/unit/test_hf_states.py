@@ -30,7 +30,7 @@ def kept(model: DecoderModel) -> tuple[int, int, int]:
     """Elements that all layers keep of a token, and of a sequence in windows and in matrices."""
     states = [(part.state.kept_bytes(1, 0), part.state.kept_bytes(0, 1), count)
               for (part, _), count in model.kinds.items() if part.state]  # fmt: skip
-    window = sum(sizes.get("window", 0) * number for sizes, _, number in states)
+    window = sum((sum(sizes.values()) - sizes.get("state", 0)) * number for sizes, _, number in states)
     return model.kv_elements, window, sum(sizes.get("state", 0) * number for _, sizes, number in states)
 
 

@@ -1,5 +1,7 @@
 """Models in ONNX: FLOPs, bytes and lifetimes by closed forms, sizes that are asked for, and files that went wrong."""
 
+from contextlib import suppress
+from functools import partial
 from math import prod
 from random import Random
 
@@ -8,8 +10,9 @@ import pytest
 onnx = pytest.importorskip("onnx", reason='onnx is not installed (pip install "hosim[onnx]")')
 
 from examples import examples  # noqa: E402
-from mutations import broken  # noqa: E402
-from onnx import TensorProto, helper  # noqa: E402
+from google.protobuf import json_format  # noqa: E402
+from mutations import broken, changed  # noqa: E402
+from onnx import ModelProto, TensorProto, helper  # noqa: E402
 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
@@ -212,9 +215,8 @@ def choosing(name, nodes, made, condition, weights=()):
     return helper.make_node("If", [condition], [made], f"/{name}/If", then_branch=then, else_branch=other)
 
 
-@pytest.mark.parametrize(("asked", "ops"), [(1, ["MatMul", "Relu", "MatMul"]), (0, ["MatMul", "MatMul"])])
-def test_branches_that_are_known_are_what_runs(tmp_path, asked, ops):
-    """By an input that is said, inside it by a size, and behind it by a constant."""
+def branching(folder):
+    """A model that branches by an input, inside it by a size, and behind it by a constant."""
     few = [helper.make_node("MatMul", ["x", "odd"], ["inner"])]
     rows = [
         helper.make_node("Shape", ["x"], ["sizes"]),
@@ -229,8 +231,12 @@ def test_branches_that_are_known_are_what_runs(tmp_path, asked, ops):
     weights = [weight(name, [8, 8]) for name in ("up", "down", "never", "odd")]
     weights.append(helper.make_tensor("no", TensorProto.BOOL, [], [False]))
     given = [value("x", [4, 8]), value("asked", [1], TensorProto.BOOL)]
-    path = saved(tmp_path, nodes, given, [value("y", [4, 8])], weights)
-    found = hosim.read_onnx(path, dim=(f"asked={asked}",))
+    return saved(folder, nodes, given, [value("y", [4, 8])], weights)
+
+
+@pytest.mark.parametrize(("asked", "ops"), [(1, ["MatMul", "Relu", "MatMul"]), (0, ["MatMul", "MatMul"])])
+def test_branches_that_are_known_are_what_runs(tmp_path, asked, ops):
+    found = hosim.read_onnx(branching(tmp_path), dim=(f"asked={asked}",))
     assert [op.name.rpartition("/")[2].partition("#")[0] for op in found.graph.ops] == ops
     assert sum(op.flops for op in found.graph.ops) == 2 * 2 * 4 * 8 * 8
     assert any("Sizes that the file leaves open" in told for told in found.derived)
@@ -247,6 +253,13 @@ WRONG = {
     "another size": (
         lambda folder: hosim.read_onnx(perceptron(folder), dim=("batch=8", "sequence=4")),
         "--dim: the file leaves that size open, found sequence",
+    ),
+    "a truth of many elements": (
+        lambda folder: hosim.read_onnx(
+            saved(folder, [helper.make_node("Identity", ["x"], ["y"])], [value("x", [10**5, 10**5], TensorProto.BOOL)],
+                  [value("y", None, TensorProto.BOOL)]), dim=("x=1",)
+        ),
+        "--dim: an input by which a file branches has one element, found x, 100000 x 100000; leave it out",
     ),
     "no number": (lambda folder: hosim.read_onnx(perceptron(folder), dim=("batch",)), "a size is written batch=8"),
     "an op that nobody knows": (
@@ -319,14 +332,31 @@ def test_what_was_read_runs(tmp_path):
     assert list(rows["status"]) == ["ok"]
 
 
+def spoilt(path, random):
+    """A file of which bytes, or fields of its messages, went wrong."""
+    data = path.read_bytes()
+    if random.random() < 0.3:
+        return broken(data, random)
+    tree = changed(json_format.MessageToDict(ModelProto.FromString(data)), random)
+    with suppress(json_format.ParseError, SystemError, TypeError, ValueError, AttributeError, OverflowError):
+        return json_format.ParseDict(tree, ModelProto(), ignore_unknown_fields=True).SerializeToString()
+    return broken(data, random)
+
+
+def one_node(kind):
+    """A file with a node of a kind alone."""
+    return lambda folder: KINDS[kind][0](folder) and folder / "mine.onnx"
+
+
 def read(number, folder):
     """Whether a file that went wrong could be read."""
     random = Random(f"onnx {number}")
-    path = perceptron(folder, random.choice(["batch", 8]))
-    path.write_bytes(broken(path.read_bytes(), random))
+    make = random.choice([perceptron, partial(perceptron, rows=8), branching, *map(one_node, KINDS)])
+    path, dim = make(folder), ("asked=1",) if make is branching else ("batch=8",)
+    path.write_bytes(spoilt(path, random))
     message = ""
     try:
-        found = hosim.read_onnx(path, dim=("batch=8",) if random.random() < 0.5 else ())
+        found = hosim.read_onnx(path, dim=dim if random.random() < 0.5 else ())
         assert str(found).replace("\n", "").isprintable()
     except ConfigError as error:
         message = str(error)
