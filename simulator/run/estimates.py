@@ -22,9 +22,8 @@ compute tier: what lasts, and gradients, which are all there before the update.
 
 With v virtual stages on each, t_r / v stands before the sum's last term in the estimate, and nothing in the bound.
 
-*A job*, whose programs have ranks of their own, is estimated by the longest way that data of a round takes through
-programs, the stages of one before those of the next. Its bound is the largest of its programs, each of which has to
-run; what they hand over counts in neither.
+*A job* is estimated by its last round (`simulator.run.trainings`). Its bound is the largest of its programs, each of
+which has to run.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 from simulator import bounds, builders
 from simulator.catalog import Loaded
@@ -44,7 +42,8 @@ from simulator.graph import HOST, LARGEST, Collective, CollectiveKind, Graph
 from simulator.lifetime import NEVER, Lifetimes, live_bytes
 from simulator.plan import FREE
 from simulator.run.placement import home_ids
-from simulator.run.trainings import decoder_of, programs_of, trained, ways
+from simulator.run.trainings import Estimate, StageTimes, decoder_of, programs_of, round_ns, trained
+from simulator.workload.job import JobDocument
 
 _UNIT_LAYERS = 2
 """Layers of a unit: forward is counted in the last one, backward in the first one, each behind one that is alike."""
@@ -81,56 +80,10 @@ class ModelPart:
     spare_bytes: int = 0
 
 
-class Estimate(NamedTuple):
-    """What a layout is expected to take and hold, and what it takes and holds at least.
-
-    Attributes
-    ----------
-    step_ns, peak_bytes
-        Estimated: a step, and the peak of the compute tier if nothing moves.
-    is_roomy
-        Whether there is room for that, or for what is left if all moves that may.
-    least_step_ns, least_bytes
-        Bounds that no row goes below.
-    """
-
-    step_ns: int
-    peak_bytes: int
-    is_roomy: bool
-    least_step_ns: int
-    least_bytes: int
-
-
-_NOTHING = Estimate(0, 0, True, 0, 0)
-
-
 def room_bytes(loaded: Loaded) -> int:
     """Return the room in the compute tier: the budget, or what is usable [B]."""
     usable = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes
     return int(min(usable, LARGEST) if loaded.scenario.budget_bytes is None else loaded.scenario.budget_bytes)
-
-
-class StageTimes(NamedTuple):
-    """What the stages of a program take.
-
-    Attributes
-    ----------
-    alone
-        The estimate if it gets nothing from others.
-    micros, chunks
-        Micro-batches of a step, and virtual stages on each.
-    times_ns, ends_ns
-        For each stage, the time of a micro-batch with what moves beside it, and what follows the last backward.
-    sends_ns
-        Time to send a micro-batch to the next stage and back.
-    """
-
-    alone: Estimate
-    micros: int
-    chunks: int
-    times_ns: list[int]
-    ends_ns: list[int]
-    sends_ns: int
 
 
 def estimate(loaded: Loaded, *, can_move: bool, estimated: dict[str, StageTimes] | None = None) -> Estimate:
@@ -159,10 +112,9 @@ def estimate(loaded: Loaded, *, can_move: bool, estimated: dict[str, StageTimes]
             rule = f"{name}: {error.must}" if name else error.must
             raise ConfigError(error.where, rule, error.found, error.do) from None
         estimated |= {key: made[name]} if key else {}
-    alone = [of.alone for of in made.values()]
-    lengths = (_way_ns([made[name] for name in way]) for way in ways(loaded.workload))
+    alone, document = [of.alone for of in made.values()], loaded.workload
     return Estimate(
-        max(*lengths, *(each.step_ns for each in alone)),
+        round_ns(document, made, loaded.hardware) if isinstance(document, JobDocument) else alone[0].step_ns,
         max(each.peak_bytes for each in alone),
         all(each.is_roomy for each in alone),
         max(each.least_step_ns for each in alone),
@@ -181,24 +133,25 @@ def _stage_times(loaded: Loaded, program: str, *, can_move: bool) -> StageTimes:
     over = [max(0, peak - room_bytes(loaded)) for peak in peaks]
     moved = [_moved(*each, micros) for each in zip(stages, over, begun, strict=True)]
     rate = _rate(loaded) if can_move else 0
-    times, ends = ([form(stage, parallel.zero_stage) for stage in stages] for form in (_micro_ns, _end_ns))
+    forms, sends_ns = (_forward_ns, _micro_ns, _end_ns), _send_ns(loaded)
+    forwards, times, ends = ([form(stage, parallel.zero_stage) for stage in stages] for form in forms)
     if rate:
         times = [max(ns, (each or 0) * NS_PER_S // rate) for ns, each in zip(times, moved, strict=True)]
-    spread = StageTimes(_NOTHING, micros, chunks, times, ends, 2 * _send_ns(loaded))
-    step_ns = max(_way_ns([spread]), *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
+    work_ns = _path_ns([ns // chunks + 2 * sends_ns for ns in times], [micros * ns for ns in times])
+    backwards = [ns - forward for ns, forward in zip(times, forwards, strict=True)]
+    forwards_ns, backwards_ns = (
+        (micros - 1) * max(each) for each in ((forwards, backwards) if gpipe else (times, [0]))
+    )
+    step_ns = max(work_ns + ends[0], *(micros * ns + end for ns, end in zip(times, ends, strict=True)))
     computes = [sum(part.compute_ns for part in stage) for stage in stages]
     before = computes if chunks == 1 else [0] * len(computes)  # virtual stages need not be alike
     least_ns = _path_ns(before, [micros * ns for ns in computes]) + sum(part.update_ns for part in stages[0])
     least_bytes = max(sum(part.fixed_bytes for part in stage) for stage in stages)
     is_roomy = not any(over) or (bool(rate) and None not in moved)
-    return spread._replace(alone=Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes))
-
-
-def _way_ns(programs: Sequence[StageTimes]) -> int:
-    """Return the longest way of a step through the stages of programs, one behind another [ns]."""
-    stages = [(of, ns) for of in programs for ns in of.times_ns]
-    before = [ns // of.chunks + of.sends_ns for of, ns in stages]
-    return _path_ns(before, [of.micros * ns for of, ns in stages]) + programs[0].ends_ns[0]
+    alone = Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
+    first_ns, back_ns = (sum(each) + (len(stages) - 1) * sends_ns for each in (forwards, backwards))
+    waves = micros / begun[0]
+    return StageTimes(alone, times, ends, first_ns, back_ns, forwards_ns, backwards_ns, work_ns, waves)
 
 
 def _stages(loaded: Loaded, program: str) -> list[list[ModelPart]]:
@@ -268,11 +221,15 @@ def _moved(stage: Sequence[ModelPart], over: int, begun: int, micros: int) -> in
 
 def _micro_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:
     """Estimate the time of a micro-batch in a stage, forward and backward, with what its replicas exchange [ns]."""
-    forward, backward = sum(part.forward_ns for part in stage), sum(part.backward_ns for part in stage)
-    if zero_stage > 1:
-        forward = max(forward, sum(part.exchange_forward_ns for part in stage))
-        backward = max(backward, sum(part.exchange_backward_ns for part in stage))
-    return forward + backward
+    backward = sum(part.backward_ns for part in stage)
+    exchange = sum(part.exchange_backward_ns for part in stage) if zero_stage > 1 else 0
+    return _forward_ns(stage, zero_stage) + max(backward, exchange)
+
+
+def _forward_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:
+    """Estimate the time of a micro-batch's forward in a stage, with what its replicas exchange [ns]."""
+    exchange = sum(part.exchange_forward_ns for part in stage) if zero_stage > 1 else 0
+    return max(sum(part.forward_ns for part in stage), exchange)
 
 
 def _end_ns(stage: Sequence[ModelPart], zero_stage: int) -> int:

@@ -30,10 +30,10 @@ from simulator.report.answers import layouts_view
 from simulator.report.views import ALL
 from simulator.run.axes import Values, axis
 from simulator.run.case import Policies, names_in, rows_named
-from simulator.run.estimates import StageTimes, estimate, room_bytes
+from simulator.run.estimates import estimate, room_bytes
 from simulator.run.grid import Cells
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, silent, sweep
-from simulator.run.trainings import decoder_of, programs_of, trained
+from simulator.run.trainings import StageTimes, decoder_of, programs_of, trained
 from simulator.scenario import Layouts
 from simulator.units import human
 from simulator.workload import Experts, Gqa, Workload

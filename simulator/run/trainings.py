@@ -1,14 +1,84 @@
-"""What a search of layouts is about: decoders that train, alone or as programs of a job."""
+"""What a search of layouts is about: decoders that train, alone or as programs of a job; and what a round of one takes.
+
+A job, whose programs have ranks of their own, is estimated by its last round, as a replay counts it. Program P begins
+round k at B_P and has done the last backward at H_P, both the latest of what it waits for. A micro-batch takes F_P
+forward and G_P backward through all stages; f_P is from the first forward to the last one, and g_P the same of backward
+where that of the last micro-batch is the first (GPipe; else 0). All micro-batches take W_P, the end of a step u_P, and
+those under way at once are a d_P-th of all::
+
+    B_P(k) = max(H_P(k - 1) + u_P, B_Q(k) + F_Q, H_R(k - lag) + u_R + the time to send it)
+    H_P(k) = max(B_P(k) + W_P, B_Q(k) + F_Q + f_Q + F_P + G_P,
+                 H_T(k) + G_P + max(0, g_P - g_T), B_P(k) + d_P (F_P + F_T + G_T + G_P))
+
+where Q hands it tensors in the round, R bytes, weights or what is older, and T gives gradients back. So programs of
+which none gives back run beside one another, each as far ahead as nobody waits for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from itertools import product
+from typing import NamedTuple, cast
 
 from simulator.catalog import Loaded
+from simulator.cost.collectives import collective_ns
 from simulator.errors import ConfigError, insist
+from simulator.graph import Collective, CollectiveKind
+from simulator.hardware import Hardware
 from simulator.workload import DecoderModel, Model, Workload
-from simulator.workload.job import JobDocument
+from simulator.workload.job import JobDocument, JobEdge
+
+
+class Estimate(NamedTuple):
+    """What a layout is expected to take and hold, and what it takes and holds at least.
+
+    Attributes
+    ----------
+    step_ns, peak_bytes
+        Estimated: a step, and the peak of the compute tier if nothing moves.
+    is_roomy
+        Whether there is room for that, or for what is left if all moves that may.
+    least_step_ns, least_bytes
+        Bounds that no row goes below.
+    """
+
+    step_ns: int
+    peak_bytes: int
+    is_roomy: bool
+    least_step_ns: int
+    least_bytes: int
+
+
+class StageTimes(NamedTuple):
+    """What the stages of a program take.
+
+    Attributes
+    ----------
+    alone
+        The estimate if it gets nothing from others.
+    times_ns, ends_ns
+        For each stage, the time of a micro-batch with what moves beside it, and what follows the last backward.
+    forward_ns, backward_ns
+        Time of a micro-batch through all stages.
+    forwards_ns, backwards_ns
+        Time from the first forward to the last one; and from the backward of the last micro-batch, if that is the first
+        (GPipe), to the last one, else 0.
+    work_ns
+        Time of all micro-batches, to the end of the last backward.
+    waves
+        Micro-batches, by how many of them are under way at once.
+    """
+
+    alone: Estimate
+    times_ns: list[int]
+    ends_ns: list[int]
+    forward_ns: int
+    backward_ns: int
+    forwards_ns: int
+    backwards_ns: int
+    work_ns: int
+    waves: float
 
 
 def trained(loaded: Loaded) -> Workload:
@@ -61,13 +131,36 @@ def programs_of(loaded: Loaded) -> dict[str, Loaded]:
     return {name: replace(each, workload=trained(each)) for name, each in alone.items()}
 
 
-def ways(document: Workload | JobDocument) -> list[list[str]]:
-    """List the ways of data through programs in a round, from one that gets nothing to one that gives nothing."""
-    if not isinstance(document, JobDocument):
-        return [[""]]
-    edges = [edge for edge in document.edges if not (edge.back or document.lag(edge))]
-    after = {name: {edge.to for edge in edges if edge.from_ == name} for name in document.programs}
-    ways = [[name] for name in after if not any(edge.to == name for edge in edges)]
-    for way in ways:  # it grows meanwhile
-        ways += [[*way, name] for name in sorted(after[way[-1]])]
-    return [way for way in ways if not after[way[-1]]]
+def round_ns(document: JobDocument, made: Mapping[str, StageTimes], machine: Hardware) -> int:
+    """Return what the last round of a job takes, in which each program waits for others [ns]."""
+    last, ready, end = ({name: [0] * document.steps for name in made} for _ in range(3))
+    for k, _ in product(range(document.steps), made):  # as often as a wait may be for another wait of the round
+        for name, of in made.items():
+            starts, readies = [end[name][k - 1] if k else 0], list[int]()
+            before_ns = (document.programs[name].runs - 1) * of.alone.step_ns
+            for edge in document.edges:
+                source, giver, lag = edge.from_, made[edge.from_], document.lag(edge)
+                if edge.to != name or lag > k:
+                    continue
+                if edge.back:
+                    both_ns = of.forward_ns + giver.forward_ns + giver.backward_ns + of.backward_ns
+                    turned_ns = max(0, of.backwards_ns - giver.backwards_ns)
+                    readies += [ready[source][k] + turned_ns + of.backward_ns, last[name][k] + int(of.waves * both_ns)]
+                elif edge.tensors and not lag:
+                    starts.append(last[source][k] + giver.forward_ns)
+                    readies.append(starts[-1] + giver.forwards_ns + of.forward_ns + of.backward_ns)
+                else:
+                    starts.append(end[source][k - lag] + _handed_ns(document, edge, machine))
+            last[name][k] = max(starts) + before_ns
+            ready[name][k] = max(last[name][k] + of.work_ns, *readies, 0)
+            end[name][k] = max(last[name][k] + of.alone.step_ns, ready[name][k] + of.ends_ns[0])
+    return max(ends[-1] - (ends[-2] if len(ends) > 1 else 0) for ends in end.values())
+
+
+def _handed_ns(document: JobDocument, edge: JobEdge, machine: Hardware) -> int:
+    """Return the time to send an edge's bytes from the first rank of one program to that of another [ns]."""
+    sender, receiver = (document.placed[name] for name in (edge.from_, edge.to))
+    size = -(
+        -(edge.bytes_ or 0) // min(len(sender), len(receiver))
+    )  # the fewer send, or get, one message after another
+    return collective_ns(Collective(CollectiveKind.SEND, "edge", size), (sender[0], receiver[0]), machine) * bool(size)

@@ -125,10 +125,39 @@ def test_the_estimate_of_a_job_is_the_way_of_its_data_and_its_bound_that_of_the_
     estimate(loaded, can_move=False, estimated=estimated)
     alone = {name.partition(" ")[0]: times for name, times in estimated.items()}
     assert both.least_step_ns == max(times.alone.least_step_ns for times in alone.values())
-    (tower,), (words,) = (alone[name].times_ns for name in ("tower", "words"))
-    assert both.step_ns == max(4 * tower, tower + 4 * words) + alone["tower"].ends_ns[0]
+    tower, (words,) = alone["tower"], alone["words"].times_ns
+    backward_ns = 4 * tower.backward_ns  # of GPipe it begins with the gradient that comes last
+    there_ns = max(4 * tower.forward_ns + words, tower.forward_ns + 4 * words)
+    assert both.step_ns == there_ns + backward_ns + tower.ends_ns[0]
     (row,) = Cells(None, with_bounds=False)(loaded, ())
     assert row["step_ns"] == pytest.approx(both.step_ns, rel=0.15)
+
+
+TURNED = JOB[JOB.index("  - {from: words") : JOB.index("counts")]
+BYTES = "  - {from: tower, to: words, bytes: 1 MB}\n"
+NEXT = "  - {from: words, to: tower, bytes: 400 MB}\n"
+
+
+@pytest.mark.parametrize(
+    ("edges", "stale"),
+    [
+        (BYTES, ""),  # nothing comes back: the one is a round further than the other
+        (BYTES, ", stale: 2"),
+        (BYTES + NEXT, ""),  # one after the other
+        (TURNED, ""),
+    ],
+)
+@pytest.mark.parametrize("layers", ["2", pytest.param("8", marks=pytest.mark.slow)])
+def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenario, edges, stale, layers):
+    """Where data of a round never comes back, programs do not wait for one another; where it does, they do."""
+    job, words = scenario.with_name("modules.yaml"), scenario.with_name("words.yaml")
+    text = JOB[: JOB.index("edges:")] + "edges:\n" + edges + "counts: words\nsteps: 6\n"
+    job.write_text(text.replace("1 MB", f"1 MB{stale}"))
+    words.write_text(words.read_text().replace("layers: 2", f"layers: {layers}"))
+    rows = hosim.layout_search(scenario, workers=1, over={"programs.tower.ranks": [2]}).rows
+    assert len(rows) > 3
+    for row in rows:
+        assert -0.15 < row["estimated_step_ns"] / row["step_ns"] - 1 < 0.01
 
 
 @pytest.mark.parametrize(
