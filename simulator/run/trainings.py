@@ -23,7 +23,7 @@ from typing import NamedTuple, cast
 
 from simulator.catalog import Loaded
 from simulator.cost.collectives import collective_ns
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.graph import Collective, CollectiveKind
 from simulator.hardware import Hardware
 from simulator.workload import DecoderModel, Model, Workload
@@ -90,10 +90,17 @@ def trained(loaded: Loaded) -> Workload:
         If it does not.
     """
     workload = loaded.workload
-    if isinstance(workload, JobDocument) or workload.decoder is None or workload.phase != "train":
-        must, do = "layouts are searched for a decoder that trains", "name a workload with a model, and phase: train"
-        raise ConfigError(loaded.place("workload"), must, workload.name, do)
-    return workload
+    odd = _untrained(workload)
+    must, do = "layouts are searched for a decoder that trains", "name a workload with a model, and phase: train"
+    insist(not odd, loaded.place("workload"), must, f"{workload.name} {odd}", do)
+    return cast(Workload, workload)
+
+
+def _untrained(work: Workload | JobDocument | None) -> str:
+    """Return what keeps a workload from being searched; nothing if nothing does."""
+    if work is None or work.decoder is None:
+        return "is a delay" if work is None else "has no decoder"
+    return "" if work.phase == "train" else f"has phase: {work.phase}"
 
 
 def decoder_of(loaded: Loaded) -> DecoderModel:
@@ -125,10 +132,10 @@ def programs_of(loaded: Loaded) -> dict[str, Loaded]:
     must, do = "layouts are searched where each program has ranks of its own", "place programs apart"
     insist(not document.shares_ranks, loaded.place("workload"), must, "programs that share some", do)
     works = {name: program.on(len(document.placed[name])) for name, program in document.programs.items()}
-    must, do = "layouts are searched where programs are models", "leave out delays"
-    insist(None not in works.values(), loaded.place("workload"), must, "a delay", do)
-    alone = {name: replace(loaded, workload=cast(Workload, work)) for name, work in works.items()}
-    return {name: replace(each, workload=trained(each)) for name, each in alone.items()}
+    odd = [f"{name} {why}" for name, work in works.items() if (why := _untrained(work))]
+    must, do = "layouts are searched where all programs are decoders that train", "leave these programs out"
+    insist(not odd, loaded.place("workload"), must, "; ".join(odd), do)
+    return {name: replace(loaded, workload=cast(Workload, work)) for name, work in works.items()}
 
 
 def round_ns(document: JobDocument, made: Mapping[str, StageTimes], machine: Hardware) -> int:

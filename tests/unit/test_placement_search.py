@@ -169,7 +169,11 @@ def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenari
             ("{workload: words.yaml, ranks: 1}\n" + BACK, "{workload: words.yaml, ranks: tower}\nedges:\n"),
             "ranks of its own",
         ),
-        (("edges:", "  tool: {delay: 1 ms, ranks: 1}\nedges:"), "programs are models, found a delay"),
+        (("edges:", "  tool: {delay: 1 ms, ranks: 1}\nedges:"), "decoders that train, found tool is a delay;"),
+        (
+            ("words.yaml, ranks", "words.yaml, set: {phase: prefill, parallel.micro_batches: 1}, ranks"),
+            "all programs are decoders that train, found words has phase: prefill; leave",
+        ),
     ],
 )
 def test_questions_that_have_no_answer(scenario, change, message):
