@@ -90,6 +90,16 @@ class Placed(NamedTuple):
         has = [name in TensorUses.of(graph).ids for graph in self.job.graphs]
         return [rank for rank, graph in self.graph_of.items() if has[graph]]
 
+    @property
+    def copies(self) -> list[list[int]]:
+        """The ranks of each copy; of data ranks each has its own micro-batches and is one."""
+        size, meshes = self.job.ranks, [weight.layout.mesh for weight in self.weights.values()]
+        is_cut = bool(meshes) and meshes[0].ranks == size and "data" in meshes[0].axis_names
+        data, copies = meshes[0].positions(["data"]) if is_cut else [0] * size, dict[tuple[int, int], list[int]]()
+        for index, rank in enumerate(self.ranks):
+            copies.setdefault((index // size, data[index % size]), []).append(rank)
+        return [copies[key] for key in sorted(copies)]
+
     def held(self, name: str, zero_stage: int = 0) -> dict[int, HeldSlice]:
         """Return what each rank that has a weight holds of it."""
         weight, size = self.weights[name], self.job.ranks
@@ -190,7 +200,7 @@ def hand_over(document: JobDocument, placed: dict[str, Placed]) -> list[Handed]:
             pairs = [*(_of_runs if edge.each_run else _matched)(ends, edge.tensors, where)]
             named = [(of, _taken_up(placed, edge, of, target, name)) for of, target in pairs]
             ends = placed[edge.from_], placed[edge.to]
-            parts = [_tensor(ends, of, target, lag, where) for of, target in named]
+            parts = [_tensor(ends, of, target, lag, where, is_part=edge.part) for of, target in named]
         is_alone = [other.from_ for other in document.edges].count(edge.from_) == 1
         parts = [part._replace(edge=name, lag=lag, waits=part.waits and is_alone) for part in parts]
         handed += sorted(parts, key=lambda part: max(part.ends[0].written(read) for read in part.reads))
@@ -239,27 +249,40 @@ class Given(NamedTuple):
     ----------
     holders
         Those of the ranks that have it.
+    takers
+        Ranks of the other program that get it.
     """
 
     name: str
     run: int
     ranks: Sequence[int]
     holders: Sequence[int]
+    takers: Sequence[int]
 
 
 def _of_runs(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[Given, str]]:
-    """Yield the tensor that each run of each copy gives, and the one that it goes to."""
-    (sender, receiver), size = ends, ends[0].job.ranks
-    copies = [sender.ranks[first : first + size] for first in range(0, len(sender.ranks), size)]
-    for source, pattern in tensors.items():
-        fits, holders = re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, {*sender.holders(source)}
-        targets = [name for name in receiver.names if fits(name)]
-        must, found = "each run of each copy hands a tensor to one", f"{sender.runs} runs of {len(copies)} copies of "
-        found += f"{sender.name}, and {len(targets)} tensors {pattern!r} of {receiver.name}"
-        insist(len(targets) == sender.runs * len(copies), where, must, found, "correct runs, ranks, or the pattern")
-        for index, target in enumerate(targets):
+    """Yield the tensor that each run of each copy gives, and the one that it goes to; or that each copy gets."""
+    sender, receiver = ends
+    for source, target in tensors.items():
+        of, pattern, is_given = (sender, target, True) if "*" in target else (receiver, source, False)
+        copies, other = of.copies, ends[is_given]
+        fits, runs = re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, of.runs
+        found = [name for name in other.names if fits(name)]
+        must, does = (
+            "each run of each copy hands a tensor to one, or gets one",
+            f"{runs} runs of {len(copies)} copies of ",
+        )
+        does += f"{of.name}, and {len(found)} tensors {pattern!r} of {other.name}"
+        fits_runs = len(found) == runs * len(copies) and (is_given or runs == 1)
+        insist(fits_runs, where, must, does, "correct runs, ranks, or the pattern; who gets one of each runs once")
+        for index, name in enumerate(found):
             run, copy = divmod(index, len(copies))
-            yield Given(source, run, copies[copy], [rank for rank in copies[copy] if rank in holders]), target
+            if is_given:
+                holders = [rank for rank in copies[copy] if rank in {*sender.holders(source)}]
+                yield Given(source, run, copies[copy], holders, receiver.holders(name)), name
+            else:
+                takers = [rank for rank in copies[copy] if rank in {*receiver.holders(target)}]
+                yield Given(name, -1, sender.ranks, sender.holders(name), takers), target
 
 
 def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[Given, str]]:
@@ -276,8 +299,9 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
         taken = [name for name in receiver.names if name in wanted and receiver.is_input(name)]  # it makes the others
         odd = next((name for name in [*taken, *sources] if name not in sources or name not in wanted), None)
         insist(odd is None, where, must, f"{odd!r} without one, or not there", "correct the patterns")
-        given = {source: Given(source, -1, sender.ranks, sender.holders(source)) for source in sources.values()}
-        yield from ((given[source], target) for target, source in sources.items())
+        held = {source: sender.holders(source) for source in sources.values()}
+        for target, source in sources.items():
+            yield Given(source, -1, sender.ranks, held[source], receiver.holders(target)), target
 
 
 def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: str, name: str) -> str:
@@ -296,14 +320,14 @@ def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: s
     return message.name
 
 
-def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, where: str) -> Handed:
+def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, where: str, *, is_part: bool) -> Handed:
     """Return how a tensor is handed over: ranks correspond in order, as one, or in equal parts."""
     (sender, receiver), source, written = ends, given.name, ends[0].written(given.name)
     found = f"{source!r}, which no op of {sender.name} writes"
     insist(written >= 0, where, "a tensor handed over is written", found)
     must, found = "a receiver reads the tensor before writing it", f"{target!r}, which is not in {receiver.name}"
     insist(receiver.is_input(target), where, must, found, "hand it to a tensor that exists before it is read")
-    froms, to = given.holders, receiver.holders(target)
+    froms, to = given.holders, given.takers
     few, many = sorted((len(froms), len(to)))
     must = "ranks that hand a tensor over correspond: one number is a multiple of the other"
     insist(many % few == 0, where, must, f"{len(froms)} with {source!r} and {len(to)} with {target!r}", "correct ranks")
@@ -311,7 +335,9 @@ def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, wh
     of_many, of_few = sizes if len(froms) >= len(to) else sizes[::-1]
     must = "a tensor handed over has one size on both sides, or equal parts of it on more ranks"
     found = f"{source!r} of {sizes[0]:,} B on {len(froms)} and {target!r} of {sizes[1]:,} B on {len(to)} ranks"
-    insist(of_few in (of_many, of_many * many // few), where, must, found, "hand over like tensors")
+    fits = sizes[0] > sizes[1] and few == many if is_part else of_few in (of_many, of_many * many // few)
+    must = "a part of a tensor is smaller, and on as many ranks" if is_part else must
+    insist(fits, where, must, found, "remove part" if is_part else "hand over like tensors, or say part: true")
     each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it
     sent = dict.fromkeys(_pairs(froms, to)[::each], min(sizes))
     waits = given.run >= 0 and {*given.ranks} == {rank for _, rank in sent}

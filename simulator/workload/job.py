@@ -132,9 +132,13 @@ class JobEdge(Part):
     back
         Of tensors: `to`, which stands before `from` and on other ranks, reads it in the same round, as gradients go
         back to where features came from.
+    part
+        Of tensors: what `to` reads is a smaller part of what `from` wrote, as where of an embedding's gradient what
+        belongs to features goes back.
     each_run
         Of tensors, in the same round: each run of each copy of `from` hands over, not the last run alone. Run r of copy
-        c, of n copies, gives a tensor that is named without ``*`` to the (r n + c)-th, from 0, of those of `to`.
+        c, of n copies, gives a tensor that is named without ``*`` to the (r n + c)-th, from 0, of those of `to`. If the
+        pattern of `from` has the ``*``, copy c of `to` gets the c-th. Data ranks count as copies.
     """
 
     from_: Key = Field(alias="from")
@@ -144,6 +148,7 @@ class JobEdge(Part):
     bytes_: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="bytes")
     stale: FewOrNone = 0
     back: StrictBool = False
+    part: StrictBool = False
     each_run: StrictBool = False
 
     def _check(self) -> None:
@@ -152,9 +157,10 @@ class JobEdge(Part):
         stated = [way.rstrip("_") for way in _WAYS if getattr(self, way)]
         must, do = "an edge says one of weights, tensors, bytes", "write weights: true, tensors: {}, or bytes:"
         require(len(stated) == 1, must, ", ".join(stated) or "none", do=do)
+        require(not self.part or bool(self.tensors), "a part is of tensors", ", ".join(stated), "part", do="remove it")
         for stars in ([text.count("*") for text in pair] for pair in self.tensors.items()):
-            of_runs = "with each_run the pattern of to has one *, and that of from none"
-            fits = stars == [0, 1] if self.each_run else stars[0] == stars[1]
+            of_runs = "with each_run one of both patterns has one *, and the other none"
+            fits = sorted(stars) == [0, 1] if self.each_run else stars[0] == stars[1]
             must = of_runs if self.each_run else "both patterns have as many *"
             require(fits, must, f"{stars[0]} and {stars[1]}", "tensors", do="correct one pattern")
 

@@ -295,6 +295,38 @@ def test_copies_of_ranks_that_all_take_what_each_makes_run_beside_one_another():
     assert "1: 0-30 t.see" in timeline(made, HOMES)
 
 
+GRADES = team("w 5 persistent, g0 12, g1 12", "back0: w -> g0, 20 ns", "back1: w -> g1, 20 ns", groups={})
+LEARN = team("g 10 input", "learn: g ->, 30 ns", groups={})
+GRADED = {"from": "l", "to": "t", "tensors": {"g*": "g"}, "part": True, "each_run": True}
+
+
+def test_each_copy_gets_a_part_of_the_tensor_that_is_its_own():
+    """As the gradients of what each rank encoded come back to it from the first stage."""
+    made = job({"l": (GRADES, 1), "t": (LEARN, "0-1")}, [GRADED])
+    assert timeline(made, "l.w hbm") == [
+        "0: 0-20 l.back0", "0: 20-40 l.back1", "0: 40-60 l.to.t/g/copy", "0: 40-50 l.to.t/g/send.0", "0: 60-90 t.learn",
+        "1: 40-50 l.to.t/g/recv.0", "1: 50-80 t.learn",
+    ]  # fmt: skip
+
+
+def test_as_many_copies_as_tensors():
+    with pytest.raises(ConfigError, match=r"found 1 runs of 3 copies of t, and 2 tensors 'g\*' of l"):
+        job({"l": (GRADES, 1), "t": (LEARN, "0-2")}, [GRADED])
+
+
+@pytest.mark.parametrize(
+    ("learn", "part", "message"),
+    [
+        ("g 10 input", False, "one size on both sides.* or say part: true"),
+        ("g 12 input", True, "a part of a tensor is smaller, and on as many ranks, found 'g0' of 12 B.*remove part"),
+    ],
+)
+def test_a_part_is_said_to_be_one_and_smaller(learn, part, message):
+    taught = team(learn, "learn: g ->, 30 ns", groups={})
+    with pytest.raises(ConfigError, match=message):
+        job({"l": (GRADES, 1), "t": (taught, "0-1")}, [GRADED | {"part": part}])
+
+
 def test_as_many_runs_of_all_copies_as_tensors():
     for ranks, runs in ((2, 2), (1, 1), (3, 1)):
         with pytest.raises(ConfigError, match=rf"found {runs} runs of {ranks} copies of t, and 2 tensors 'e\*' of l"):
