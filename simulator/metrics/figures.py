@@ -181,6 +181,10 @@ FIGURES = registered(
            of="ranks"),
     Figure("least_step_ns", "ns", "least step", "The shortest step of the ranks that meet the slowest one, directly or "
            "over others, and run as many steps: the same as `step_ns` once they have settled.", of="ranks"),
+    Figure("period", "count", "period", "The number of steps after which those of all ranks that meet repeat, where "
+           "they alternate, and the run has two periods.", of="ranks"),
+    Figure("period_ns", "ns", "time of a period", "The time of so many steps; by their number it is the mean step.",
+           of="ranks"),
     Figure("collective_ns", "ns", "collectives", "Time of the step with a collective of the rank under way.",
            of="ranks"),
     Figure("collective_fraction", "share", "share of collectives", "`collective_ns` as a share of `step_ns`, "

@@ -175,6 +175,10 @@ def _unsettled(row: Row) -> str:
     """Warn if ranks that meet still differ in their steps, so that their shares are not those of a long run."""
     least, step = row.summary.get("least_step_ns") or math.inf, row.summary["step_ns"]
     steps = row.job.graph(row.summary["slowest_rank"]).steps if math.isfinite(least) else 1
+    if period := row.summary.get("period"):
+        took = row.summary["period_ns"]
+        text = f"warning: steps of {row.label} alternate: {period} of them take {quantity(took, 'ns')} again and again"
+        return f"{text}, {quantity(took / period, 'ns')} on average; the measured one takes {quantity(step, 'ns')}"
     if step <= least * _TIE or steps == 1:
         return ""
     text = f"warning: {row.label} has not settled: the measured step takes {quantity(least, 'ns')} on one rank"

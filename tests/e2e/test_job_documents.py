@@ -130,6 +130,33 @@ OTHER = f"""\
     ranks: 2
 edges:
   - {{from: train, to: other, weights: true}}"""
+CIRCLE = """\
+schema: hosim/job/1
+name: circle
+programs:
+  a: {delay: 10 ms, ranks: 1}
+  b: {delay: 10 ms, ranks: 1}
+  c: {delay: 10 ms, ranks: 1}
+edges:
+  - {from: a, to: b, bytes: 1 kB}
+  - {from: b, to: c, bytes: 1 kB}
+  - {from: c, to: a, bytes: 1 kB, stale: STALE}
+steps: STEPS
+"""
+
+
+@pytest.mark.parametrize(("stale", "steps", "period"), [(1, 8, 2), (1, 9, 2), (0, 8, None), (1, 4, None)])
+def test_the_time_of_rounds_that_alternate_is_told_whole(tmp_path, stale, steps, period):
+    """What goes once around takes 30 ms and stands for 1 + stale rounds; no round takes less than 10 ms."""
+    (tmp_path / "circle.yaml").write_text(CIRCLE.replace("STALE", str(stale)).replace("STEPS", str(steps)))
+    results = hosim.run(hardware="cloudmatrix384_node", workload=tmp_path / "circle.yaml", policies=["resident"])
+    row = results["resident"].summary
+    assert row.get("period") == period
+    if period:
+        assert row["period_ns"] == pytest.approx(30_000_000, rel=1e-3)
+        assert row["step_ns"] == pytest.approx(20_000_000, rel=1e-3)
+
+
 BAD = {
     "of programs that share ranks one has all ranks of the other, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
     "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),

@@ -307,6 +307,9 @@ def test_a_row_that_has_not_settled_says_so(whole):
     graphs = tuple(replace(graph, steps=1) for graph in whole.job.graphs)
     once = replace(whole, job=replace(whole.job, graphs=graphs))
     assert said(step // 2, row=once) == []
+    turns = replace(whole, summary={**whole.summary, "period": 2, "period_ns": 3 * step // 2})
+    (warning,) = [text for text in sentences([turns]) if "alternate" in text]
+    assert warning.startswith("warning: steps of static alternate: 2 of them take ")
 
 
 def test_a_result_draws_its_ranks_into_axes_that_one_has(whole):
