@@ -267,15 +267,15 @@ def _of_runs(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
         of, pattern, is_given = (sender, target, True) if "*" in target else (receiver, source, False)
         copies, other = of.copies, ends[is_given]
         fits, runs = re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, of.runs
-        found = [name for name in other.names if fits(name)]
+        named = [name for name in other.names if fits(name)]
         must, does = (
             "each run of each copy hands a tensor to one, or gets one",
             f"{runs} runs of {len(copies)} copies of ",
         )
-        does += f"{of.name}, and {len(found)} tensors {pattern!r} of {other.name}"
-        fits_runs = len(found) == runs * len(copies) and (is_given or runs == 1)
+        does += f"{of.name}, and {len(named)} tensors {pattern!r} of {other.name}"
+        fits_runs = len(named) == runs * len(copies) and (is_given or runs == 1)
         insist(fits_runs, where, must, does, "correct runs, ranks, or the pattern; who gets one of each runs once")
-        for index, name in enumerate(found):
+        for index, name in enumerate(named):
             run, copy = divmod(index, len(copies))
             if is_given:
                 holders = [rank for rank in copies[copy] if rank in {*sender.holders(source)}]
@@ -336,8 +336,10 @@ def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, wh
     must = "a tensor handed over has one size on both sides, or equal parts of it on more ranks"
     found = f"{source!r} of {sizes[0]:,} B on {len(froms)} and {target!r} of {sizes[1]:,} B on {len(to)} ranks"
     fits = sizes[0] > sizes[1] and few == many if is_part else of_few in (of_many, of_many * many // few)
-    must = "a part of a tensor is smaller, and on as many ranks" if is_part else must
-    insist(fits, where, must, found, "remove part" if is_part else "hand over like tensors, or say part: true")
+    do = "hand over like tensors, or say part: true"
+    if is_part:
+        must, do = "a part of a tensor is smaller, and on as many ranks", "remove part"
+    insist(fits, where, must, found, do)
     each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it
     sent = dict.fromkeys(_pairs(froms, to)[::each], min(sizes))
     waits = given.run >= 0 and {*given.ranks} == {rank for _, rank in sent}

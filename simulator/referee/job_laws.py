@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from simulator.errors import ConfigError, PlanError, insist
 from simulator.graph import Call, Group, Job, Members, Roles
@@ -143,15 +146,21 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
         return
     if all(not call.role for roles in by_graph for call in roles.ops) and len({id(plan) for plan in plans}) == 1:
         return
-    order, steps = TopologicalSorter[_Meeting](), dict[tuple[_Meeting, _Meeting], tuple[int, str]]()
-    lines: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    lines: dict[tuple[int, int], _Line] = {}
     for rank, plan in enumerate(plans):
         key = id(plan), job.graph_of[rank]
         if key not in lines:
             calls, codes = by_graph[key[1]].calls, plan.fixed.codes() if plan.fixed is not None else ()
-            lines[key] = [(op, stream) for kind, op, stream, _ in codes if kind == COMPUTE and op in calls]
-        roles, met, before = by_graph[key[1]], Counter[Call](), dict[int, tuple[_Meeting, str]]()
-        for op, stream in lines[key]:
+            ops = [(op, stream) for kind, op, stream, _ in codes if kind == COMPUTE and op in calls]
+            lines[key] = _Line(by_graph[key[1]], ops, [])
+        lines[key].ranks.append(rank)
+    if not _wait_in_a_circle([*lines.values()]):
+        return
+    order, steps = TopologicalSorter[_Meeting](), dict[tuple[_Meeting, _Meeting], tuple[int, str]]()
+    for rank, plan in enumerate(plans):
+        roles, ops, _ = lines[id(plan), job.graph_of[rank]]
+        met, before = Counter[Call](), dict[int, tuple[_Meeting, str]]()
+        for op, stream in ops:
             call = roles.calls[op]
             meeting = call.group, roles.members[call][rank], met[call]
             met[call] += 1
@@ -163,6 +172,46 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
         order.prepare()
     except CycleError as error:
         raise _circle(job, plans, [steps[pair] for pair in pairwise(error.args[1])]) from None
+
+
+class _Line(NamedTuple):
+    """The collectives of ranks that run the same, each with its stream."""
+
+    roles: Roles
+    ops: list[tuple[int, int]]
+    ranks: list[int]
+
+
+def _wait_in_a_circle(lines: Sequence[_Line]) -> bool:
+    """Return whether some meeting waits for itself.
+
+    Meetings are numbers here, so that those of many ranks are told apart at once; which they are is asked of few jobs.
+    """
+    most, teams = max(len(line.ops) for line in lines), dict[tuple[str, Members], int]()
+    pairs = list[np.ndarray[Any, np.dtype[np.int64]]]()
+    for roles, ops, ranks in lines:
+        met, turns = Counter[Call](), list[int]()
+        for op, _ in ops:
+            turns.append(met[roles.calls[op]])
+            met[roles.calls[op]] += 1
+        places = {call: i for i, call in enumerate(met)}
+        calls = np.array([places[roles.calls[op]] for op, _ in ops], np.int64)
+        in_turn = sorted(range(len(ops)), key=lambda i: ops[i][1])
+        follows = [pair for pair in pairwise(in_turn) if ops[pair[0]][1] == ops[pair[1]][1]]
+        for rank in ranks:
+            of_rank = [teams.setdefault((call.group, roles.members[call][rank]), len(teams)) for call in met]
+            meetings = np.array(of_rank, np.int64)[calls] * most + np.array(turns, np.int64)
+            pairs.append(meetings[np.array(follows, np.int64).reshape(-1, 2)])
+    meetings, ids = np.unique(np.concatenate(pairs), return_inverse=True)
+    befores, afters = np.divmod(np.unique(ids.reshape(-1, 2) @ [len(meetings), 1]), max(1, len(meetings)))
+    waits, behind = np.bincount(afters, minlength=len(meetings)).tolist(), afters.tolist()
+    first = np.searchsorted(befores, np.arange(len(meetings) + 1)).tolist()
+    ready = [meeting for meeting, count in enumerate(waits) if not count]
+    for meeting in ready:  # it grows meanwhile
+        for other in behind[first[meeting] : first[meeting + 1]]:
+            waits[other] -= 1
+            ready += [] if waits[other] else [other]
+    return len(ready) < len(meetings)
 
 
 def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -> PlanError:

@@ -59,6 +59,8 @@ class Case:
         What no order of the ops makes a step shorter than [ns], if they were ordered for this case.
     changed
         Cases of rows that change the machine or the order of ops for themselves, by that change: see `for_row`.
+    ran
+        The last fixed plans of several ranks that ran, and what came of them: other rows may have the same.
     """
 
     loaded: Loaded
@@ -71,6 +73,7 @@ class Case:
     others: tuple[Case, ...] = ()
     order_bound_ns: int | None = None
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
+    ran: list[object] = field(default_factory=list, init=False, repr=False)
 
     @property
     def problem(self) -> Problem:

@@ -150,8 +150,7 @@ def _stage_times(loaded: Loaded, program: str, *, can_move: bool) -> StageTimes:
     is_roomy = not any(over) or (bool(rate) and None not in moved)
     alone = Estimate(step_ns, max(peaks), is_roomy, least_ns, least_bytes)
     first_ns, back_ns = (sum(each) + (len(stages) - 1) * sends_ns for each in (forwards, backwards))
-    waves = micros / begun[0]
-    return StageTimes(alone, times, ends, first_ns, back_ns, forwards_ns, backwards_ns, work_ns, waves)
+    return StageTimes(alone, ends[0], first_ns, back_ns, forwards_ns, backwards_ns, work_ns, micros / begun[0])
 
 
 def _stages(loaded: Loaded, program: str) -> list[list[ModelPart]]:

@@ -57,8 +57,8 @@ class StageTimes(NamedTuple):
     ----------
     alone
         The estimate if it gets nothing from others.
-    times_ns, ends_ns
-        For each stage, the time of a micro-batch with what moves beside it, and what follows the last backward.
+    end_ns
+        What follows the last backward of the first stage.
     forward_ns, backward_ns
         Time of a micro-batch through all stages.
     forwards_ns, backwards_ns
@@ -71,8 +71,7 @@ class StageTimes(NamedTuple):
     """
 
     alone: Estimate
-    times_ns: list[int]
-    ends_ns: list[int]
+    end_ns: int
     forward_ns: int
     backward_ns: int
     forwards_ns: int
@@ -160,7 +159,7 @@ def round_ns(document: JobDocument, made: Mapping[str, StageTimes], machine: Har
                     starts.append(end[source][k - lag] + _handed_ns(document, edge, machine))
             last[name][k] = max(starts) + before_ns
             ready[name][k] = max(last[name][k] + of.work_ns, *readies, 0)
-            end[name][k] = max(last[name][k] + of.alone.step_ns, ready[name][k] + of.ends_ns[0])
+            end[name][k] = max(last[name][k] + of.alone.step_ns, ready[name][k] + of.end_ns)
     return max(ends[-1] - (ends[-2] if len(ends) > 1 else 0) for ends in end.values())
 
 

@@ -125,10 +125,10 @@ def test_the_estimate_of_a_job_is_the_way_of_its_data_and_its_bound_that_of_the_
     estimate(loaded, can_move=False, estimated=estimated)
     alone = {name.partition(" ")[0]: times for name, times in estimated.items()}
     assert both.least_step_ns == max(times.alone.least_step_ns for times in alone.values())
-    tower, (words,) = alone["tower"], alone["words"].times_ns
+    tower, words = alone["tower"], alone["words"].work_ns // 4
     backward_ns = 4 * tower.backward_ns  # of GPipe it begins with the gradient that comes last
     there_ns = max(4 * tower.forward_ns + words, tower.forward_ns + 4 * words)
-    assert both.step_ns == there_ns + backward_ns + tower.ends_ns[0]
+    assert both.step_ns == there_ns + backward_ns + tower.end_ns
     (row,) = Cells(None, with_bounds=False)(loaded, ())
     assert row["step_ns"] == pytest.approx(both.step_ns, rel=0.15)
 
