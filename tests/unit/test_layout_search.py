@@ -11,6 +11,8 @@ from simulator import catalog
 from simulator.catalog import Axis
 from simulator.cli import main
 from simulator.errors import ConfigError
+from simulator.run import row as rows_run
+from simulator.run.case import execute
 from simulator.run.estimates import estimate
 from simulator.run.grid import Cells
 from simulator.run.layouts import LayoutCells
@@ -107,6 +109,23 @@ def test_a_continued_replay_is_the_whole_one(scenario, policy, mesh):
     }
     assert short["tokens_per_s"] == whole["tokens_per_s"]
     assert short["bubble_fraction"] == pytest.approx(whole["bubble_fraction"] or 0)
+
+
+def test_rows_with_the_same_plans_are_replayed_once(scenario, monkeypatch):
+    """Where all fits, `static` moves nothing either; a row on another machine is a run of its own."""
+    ran = list[str]()
+
+    def counted(case, plans, *given):
+        ran.append(plans[0].policy)
+        return execute(case, plans, *given)
+
+    monkeypatch.setattr(rows_run, "execute", counted)
+    other = "{policy: resident, label: slow, set: {links.*.latency: 9 us}}"
+    scenario.write_text(scenario.read_text().replace("[resident, off", f"[resident, static, {other}, off"))
+    rows = {label: result.summary for label, result in hosim.run(scenario).items()}
+    assert ran == ["resident", "resident", "offload_saved"]
+    assert rows["static"]["step_ns"] == rows["resident"]["step_ns"] < rows["offload_saved"]["step_ns"]
+    assert rows["static"]["policy"] == "static"
 
 
 def test_gpipe_is_replayed_whole(scenario):

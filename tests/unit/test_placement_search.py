@@ -139,23 +139,24 @@ NEXT = "  - {from: words, to: tower, bytes: 400 MB}\n"
 
 
 @pytest.mark.parametrize(
-    ("edges", "stale"),
+    ("edges", "layers"),
     [
-        (BYTES, ""),  # nothing comes back: the one is a round further than the other
-        (BYTES, ", stale: 2"),
-        (BYTES + NEXT, ""),  # one after the other
-        (TURNED, ""),
+        (BYTES, "2"),  # nothing comes back: the one is a round further than the other
+        (TURNED, "2"),  # backward waits for the last gradient
+        pytest.param(BYTES.replace("1 MB", "1 MB, stale: 2"), "8", marks=pytest.mark.slow),
+        pytest.param(BYTES + NEXT, "2", marks=pytest.mark.slow),  # one after the other
+        pytest.param(BYTES + NEXT, "8", marks=pytest.mark.slow),
+        pytest.param(TURNED, "8", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("layers", ["2", pytest.param("8", marks=pytest.mark.slow)])
-def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenario, edges, stale, layers):
+def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenario, edges, layers):
     """Where data of a round never comes back, programs do not wait for one another; where it does, they do."""
     job, words = scenario.with_name("modules.yaml"), scenario.with_name("words.yaml")
-    text = JOB[: JOB.index("edges:")] + "edges:\n" + edges + "counts: words\nsteps: 6\n"
-    job.write_text(text.replace("1 MB", f"1 MB{stale}"))
+    job.write_text(JOB[: JOB.index("edges:")] + "edges:\n" + edges + "counts: words\nsteps: 6\n")
     words.write_text(words.read_text().replace("layers: 2", f"layers: {layers}"))
-    rows = hosim.layout_search(scenario, workers=1, over={"programs.tower.ranks": [2]}).rows
-    assert len(rows) > 3
+    data = {f"programs.{name}.workload.parallel.data": [1] for name in SETTINGS}
+    rows = hosim.layout_search(scenario, workers=1, over={"programs.tower.ranks": [2], **data}).rows
+    assert len(rows) == 4
     for row in rows:
         assert -0.15 < row["estimated_step_ns"] / row["step_ns"] - 1 < 0.01
 
