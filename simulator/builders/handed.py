@@ -94,8 +94,8 @@ class Placed(NamedTuple):
     def copies(self) -> list[list[int]]:
         """The ranks of each copy; of data ranks each has its own micro-batches and is one."""
         size, meshes = self.job.ranks, [weight.layout.mesh for weight in self.weights.values()]
-        is_cut = bool(meshes) and meshes[0].ranks == size and "data" in meshes[0].axis_names
-        data, copies = meshes[0].positions(["data"]) if is_cut else [0] * size, dict[tuple[int, int], list[int]]()
+        has_data = bool(meshes) and meshes[0].ranks == size and "data" in meshes[0].axis_names
+        data, copies = meshes[0].positions(["data"]) if has_data else [0] * size, dict[tuple[int, int], list[int]]()
         for index, rank in enumerate(self.ranks):
             copies.setdefault((index // size, data[index % size]), []).append(rank)
         return [copies[key] for key in sorted(copies)]
@@ -262,27 +262,21 @@ class Given(NamedTuple):
 
 def _of_runs(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[Given, str]]:
     """Yield the tensor that each run of each copy gives, and the one that it goes to; or that each copy gets."""
-    sender, receiver = ends
+    (sender, receiver), does = ends, "each run of each copy hands a tensor to one, or each copy gets one in one run"
     for source, target in tensors.items():
         of, pattern, is_given = (sender, target, True) if "*" in target else (receiver, source, False)
-        copies, other = of.copies, ends[is_given]
-        fits, runs = re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, of.runs
-        named = [name for name in other.names if fits(name)]
-        must, does = (
-            "each run of each copy hands a tensor to one, or gets one",
-            f"{runs} runs of {len(copies)} copies of ",
+        copies, other, held = of.copies, ends[is_given], {*of.holders(source if is_given else target)}
+        named = [*filter(re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, other.names)]
+        found = (
+            f"{of.runs} runs of {len(copies)} copies of {of.name}, and {len(named)} tensors {pattern!r} of {other.name}"
         )
-        does += f"{of.name}, and {len(named)} tensors {pattern!r} of {other.name}"
-        fits_runs = len(named) == runs * len(copies) and (is_given or runs == 1)
-        insist(fits_runs, where, must, does, "correct runs, ranks, or the pattern; who gets one of each runs once")
+        fits = len(named) == of.runs * len(copies) and (is_given or of.runs == 1)
+        insist(fits, where, does, found, "correct runs, ranks, or the pattern")
         for index, name in enumerate(named):
             run, copy = divmod(index, len(copies))
-            if is_given:
-                holders = [rank for rank in copies[copy] if rank in {*sender.holders(source)}]
-                yield Given(source, run, copies[copy], holders, receiver.holders(name)), name
-            else:
-                takers = [rank for rank in copies[copy] if rank in {*receiver.holders(target)}]
-                yield Given(name, -1, sender.ranks, sender.holders(name), takers), target
+            ranks, others = [rank for rank in copies[copy] if rank in held], other.holders(name)
+            given = Given(source, run, copies[copy], ranks, others), name
+            yield given if is_given else (Given(name, -1, sender.ranks, others, ranks), target)
 
 
 def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -> Iterator[tuple[Given, str]]:
@@ -299,9 +293,8 @@ def _matched(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
         taken = [name for name in receiver.names if name in wanted and receiver.is_input(name)]  # it makes the others
         odd = next((name for name in [*taken, *sources] if name not in sources or name not in wanted), None)
         insist(odd is None, where, must, f"{odd!r} without one, or not there", "correct the patterns")
-        held = {source: sender.holders(source) for source in sources.values()}
         for target, source in sources.items():
-            yield Given(source, -1, sender.ranks, held[source], receiver.holders(target)), target
+            yield Given(source, -1, sender.ranks, sender.holders(source), receiver.holders(target)), target
 
 
 def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: str, name: str) -> str:
@@ -313,8 +306,7 @@ def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: s
     sender, receiver = placed[edge.from_], placed[edge.to]
     if receiver.is_input(target) or not source.holders:
         return target
-    sent_bytes = sender.size_bytes(source.name) * len(source.holders)
-    size_bytes = max(1, -(-sent_bytes // len(receiver.holders(target))))
+    size_bytes = max(1, -(-sender.size_bytes(source.name) * len(source.holders) // len(source.takers)))
     message = Tensor(f"{name}.{target}", size_bytes, TensorKind.INPUT)
     placed[edge.to] = receiver.with_tensor(message, target)
     return message.name
@@ -336,10 +328,8 @@ def _tensor(ends: tuple[Placed, Placed], given: Given, target: str, lag: int, wh
     must = "a tensor handed over has one size on both sides, or equal parts of it on more ranks"
     found = f"{source!r} of {sizes[0]:,} B on {len(froms)} and {target!r} of {sizes[1]:,} B on {len(to)} ranks"
     fits = sizes[0] > sizes[1] and few == many if is_part else of_few in (of_many, of_many * many // few)
-    do = "hand over like tensors, or say part: true"
-    if is_part:
-        must, do = "a part of a tensor is smaller, and on as many ranks", "remove part"
-    insist(fits, where, must, found, do)
+    of_part, do = "a part of a tensor is smaller, and on as many ranks", "hand over like tensors, or say part: true"
+    insist(fits, where, of_part if is_part else must, found, "remove part" if is_part else do)
     each = many // few if of_few == of_many and len(froms) > len(to) else 1  # one of those who hold the same sends it
     sent = dict.fromkeys(_pairs(froms, to)[::each], min(sizes))
     waits = given.run >= 0 and {*given.ranks} == {rank for _, rank in sent}
