@@ -27,7 +27,7 @@ from simulator.errors import insist
 from simulator.graph import Collective, CollectiveKind
 from simulator.hardware import Hardware
 from simulator.workload import DecoderModel, Model, Workload
-from simulator.workload.job import JobDocument, JobEdge
+from simulator.workload.job import JobDocument
 
 
 class Estimate(NamedTuple):
@@ -156,17 +156,12 @@ def round_ns(document: JobDocument, made: Mapping[str, StageTimes], machine: Har
                     starts.append(last[source][k] + giver.forward_ns)
                     readies.append(starts[-1] + giver.forwards_ns + of.forward_ns + of.backward_ns)
                 else:
-                    starts.append(end[source][k - lag] + _handed_ns(document, edge, machine))
+                    of_source, of_name = document.placed[source], document.placed[name]
+                    size = -(-(edge.bytes_ or 0) // min(len(of_source), len(of_name)))  # the fewer do one after another
+                    sent = Collective(CollectiveKind.SEND, "edge", size)
+                    sent_ns = collective_ns(sent, (of_source[0], of_name[0]), machine) * bool(size)
+                    starts.append(end[source][k - lag] + sent_ns)
             last[name][k] = max(starts) + before_ns
             ready[name][k] = max(last[name][k] + of.work_ns, *readies, 0)
             end[name][k] = max(last[name][k] + of.alone.step_ns, ready[name][k] + of.end_ns)
     return max(ends[-1] - (ends[-2] if len(ends) > 1 else 0) for ends in end.values())
-
-
-def _handed_ns(document: JobDocument, edge: JobEdge, machine: Hardware) -> int:
-    """Return the time to send an edge's bytes from the first rank of one program to that of another [ns]."""
-    sender, receiver = (document.placed[name] for name in (edge.from_, edge.to))
-    size = -(
-        -(edge.bytes_ or 0) // min(len(sender), len(receiver))
-    )  # the fewer send, or get, one message after another
-    return collective_ns(Collective(CollectiveKind.SEND, "edge", size), (sender[0], receiver[0]), machine) * bool(size)
