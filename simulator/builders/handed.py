@@ -90,16 +90,6 @@ class Placed(NamedTuple):
         has = [name in TensorUses.of(graph).ids for graph in self.job.graphs]
         return [rank for rank, graph in self.graph_of.items() if has[graph]]
 
-    @property
-    def copies(self) -> list[list[int]]:
-        """The ranks of each copy; of data ranks each has its own micro-batches and is one."""
-        size, meshes = self.job.ranks, [weight.layout.mesh for weight in self.weights.values()]
-        has_data = bool(meshes) and meshes[0].ranks == size and "data" in meshes[0].axis_names
-        data, copies = meshes[0].positions(["data"]) if has_data else [0] * size, dict[tuple[int, int], list[int]]()
-        for index, rank in enumerate(self.ranks):
-            copies.setdefault((index // size, data[index % size]), []).append(rank)
-        return [copies[key] for key in sorted(copies)]
-
     def held(self, name: str, zero_stage: int = 0) -> dict[int, HeldSlice]:
         """Return what each rank that has a weight holds of it."""
         weight, size = self.weights[name], self.job.ranks
@@ -265,7 +255,13 @@ def _of_runs(ends: tuple[Placed, Placed], tensors: dict[str, str], where: str) -
     (sender, receiver), does = ends, "each run of each copy hands a tensor to one, or each copy gets one in one run"
     for source, target in tensors.items():
         of, pattern, is_given = (sender, target, True) if "*" in target else (receiver, source, False)
-        copies, other, held = of.copies, ends[is_given], {*of.holders(source if is_given else target)}
+        other, held, size = ends[is_given], {*of.holders(source if is_given else target)}, of.job.ranks
+        meshes = [mesh for weight in of.weights.values() if "data" in (mesh := weight.layout.mesh).axis_names]
+        data = meshes[0].positions(["data"]) if meshes and meshes[0].ranks == size else [0] * size
+        by_copy = dict[tuple[int, int], list[int]]()  # data ranks have micro-batches of their own, as copies have
+        for index, rank in enumerate(of.ranks):
+            by_copy.setdefault((index // size, data[index % size]), []).append(rank)
+        copies = [by_copy[key] for key in sorted(by_copy)]
         named = [*filter(re.compile(re.escape(pattern).replace(r"\*", ".*")).fullmatch, other.names)]
         found = (
             f"{of.runs} runs of {len(copies)} copies of {of.name}, and {len(named)} tensors {pattern!r} of {other.name}"

@@ -129,7 +129,8 @@ def _stage_times(loaded: Loaded, program: str, *, can_move: bool) -> StageTimes:
     chunks = parallel.chunks if parallel.schedule == "interleaved" else 1
     more = -(-len(stages) * (chunks - 1) // chunks)  # micro-batches that virtual stages begin earlier
     begun = [micros if gpipe else min(micros, len(stages) - index + more) for index in range(len(stages))]
-    peaks = [_peak(*each) for each in zip(stages, begun, strict=True)]
+    held = ([part.lasting_bytes + k * part.saved_bytes for part in of] for of, k in zip(stages, begun, strict=True))
+    peaks = [sum(each) + max(part.spare_bytes for part in stage) for each, stage in zip(held, stages, strict=True)]
     over = [max(0, peak - room_bytes(loaded)) for peak in peaks]
     moved = [_moved(*each, micros) for each in zip(stages, over, begun, strict=True)]
     rate = _rate(loaded) if can_move else 0
@@ -191,12 +192,6 @@ def _homes(loaded: Loaded, program: str, graphs: Sequence[Graph]) -> list[tuple[
 def _path_ns(before: Sequence[int], works: Sequence[int]) -> int:
     """Return the longest way of a step through the stages: to a stage, all its micro-batches, and back [ns]."""
     return max(way + ns for way, ns in zip(accumulate(before, initial=0), works, strict=False))
-
-
-def _peak(stage: Sequence[ModelPart], begun: int) -> int:
-    """Estimate the peak of a stage that has so many micro-batches under way [B]."""
-    each = sum(part.lasting_bytes + begun * part.saved_bytes for part in stage)
-    return each + max(part.spare_bytes for part in stage)
 
 
 def _rate(loaded: Loaded) -> int:
