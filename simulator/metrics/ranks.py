@@ -69,12 +69,10 @@ def summarise(
             of_job[column] = merge(values)
     computed = [(job.graphs[graph_id].arithmetic, ranks) for graph_id, ranks in Counter(job.graph_of).items()]
     whole |= flop_rates(computed, hardware, of_job["step_ns"])
-    peers = [slowest, *_in_step_with(job, slowest)]
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
-        "least_step_ns": min(rows[rank]["step_ns"] for rank in peers),
-        **_period(job, hardware, trace, peers),
+        **_settling(job, hardware, trace, rows, slowest),
         "collective_ns": of_job.pop("collective_ns"),
         **_shares(rows, job.ranks * of_job["step_ns"]),
     }
@@ -115,32 +113,34 @@ def hit_fraction(job: Job, hardware: Hardware, trace: Trace, draws: Sequence[Dra
     return counts[True] / counts.total() if counts else None
 
 
-def _in_step_with(job: Job, rank: int) -> list[int]:
-    """Return this rank and those that it meets, directly or through others, and that run as many steps."""
+def _settling(
+    job: Job, hardware: Hardware, trace: Trace, rows: Sequence[Mapping[str, Any]], slowest: int
+) -> dict[str, int]:
+    """Return the least step of the slowest rank and those that it meets, directly or through others, in as many steps.
+
+    And after how many steps theirs repeat, with the time of those, unless that is one or not to be seen.
+    """
     met = set[tuple[int, ...]]()
     for graph in job.graphs:
         used = {op.collective.group for op in graph.ops if op.collective is not None}
         met.update(*(group.members for group in graph.groups if group.name in used))
     pairs = [pair for members in sorted(met) for pair in (*pairwise(members), *pairwise(members[::-1]))]
-    return sorted(peer for peer in reachable(rank, pairs) if job.graph(peer).steps == job.graph(rank).steps)
-
-
-def _period(job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[int]) -> dict[str, int]:
-    """Return after how many steps those of ranks repeat, and their time; nothing if that is one, or not to be seen."""
-    steps, alone, lengths = job.graph(ranks[0]).steps, trace.by_rank(), list[list[int]]()
-    for rank in dict.fromkeys(trace.stands_in[rank] for rank in ranks) if steps > 2 * 2 else ():
+    steps, alone, lengths = job.graph(slowest).steps, trace.by_rank(), list[list[int]]()
+    peers = sorted(peer for peer in reachable(slowest, pairs) if job.graph(peer).steps == steps)
+    least = {"least_step_ns": min(rows[rank]["step_ns"] for rank in peers)}
+    for rank in dict.fromkeys(trace.stands_in[rank] for rank in (slowest, *peers)) if steps > 2 * 2 else ():
         ran = RankRun.of(job.graph(rank), hardware, alone[rank])
         if not ran.ends_ns:
-            return {}
+            return least
         ends = np.maximum.accumulate(ran.ends_ns[summary.measured(job.graph(rank), ran).stream])
         lengths.append(np.diff(ends).tolist())
         if len({*lengths[0][-(steps // 2) :]}) == 1:
-            return {}  # of most jobs one rank is asked
+            return least  # of most jobs one rank is asked
     for period in range(2, (steps - 1) // 2 + 1) if lengths else ():
         took = {sum(each[-period:]) for each in lengths}
         if len(took) == 1 and all(each[-period:] == each[-2 * period : -period] for each in lengths):
-            return {"period": period, "period_ns": took.pop()}
-    return {}
+            return least | {"period": period, "period_ns": took.pop()}
+    return least
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:

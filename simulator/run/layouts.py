@@ -112,7 +112,7 @@ def layout_search(  # noqa: PLR0913 - what is asked, and by name what is seldom 
     best = sorted(able, key=lambda row: (not row["is_roomy"], -row["estimated_tokens_per_s"]))[: question.replay]
     points, tier = [tuple(row[axis.name] for axis in axes) for row in best], loaded.hardware.compute_tier
     study = Study(base, LayoutCells(policies, whole=whole), axes, points, probes=())
-    replayed = _front(_beside(sweep([study], workers, progress), best, axes), tier)
+    replayed = _beside(sweep([study], workers, progress), best, axes, tier)
     varied = [axis.name for axis in axes if len({row[axis.name] for row in screened}) > 1]
     view = layouts_view(replayed, screened, varied, tier, loaded.scenario.heading)
     more = question.model_dump(include={"devices", "global_batch"}, exclude_none=True)
@@ -334,16 +334,15 @@ def _continued(less: Row, more: Row, further: int, tokens: int) -> Row:
     return row | {"tokens": tokens, "tokens_per_s": tokens * NS_PER_S / row["step_ns"]}
 
 
-def _beside(replayed: Rows, screened: Rows, axes: Sequence[Axis]) -> Rows:
-    """Add to each row what was estimated for its layout; the most tokens per second first."""
+def _beside(replayed: Rows, screened: Rows, axes: Sequence[Axis], tier: str) -> Rows:
+    """Add to each row what was estimated for its layout; the most tokens per second first.
+
+    Those that no other one beats in both tokens per second and peak are marked.
+    """
     names = [axis.name for axis in axes]
     estimates = {tuple(row[name] for name in names): row for row in screened}
     rows = [{**estimates[tuple(row[name] for name in names)], "policy": ALL, **row} for row in replayed]
-    return sorted(rows, key=lambda row: -(row.get("tokens_per_s") or 0))
-
-
-def _front(rows: Rows, tier: str) -> Rows:
-    """Mark the rows that no other one beats in both tokens per second and peak."""
+    rows.sort(key=lambda row: -(row.get("tokens_per_s") or 0))
     least, peak = math.inf, f"peak_{tier}_bytes"
     for row in rows:
         row["front"] = row["status"] == "ok" and row[peak] < least
