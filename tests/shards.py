@@ -1,6 +1,6 @@
-"""One of four shards of the slow tests, of like length; without one all of them run.
+"""One of six shards of the slow tests, of like length; without one all of them run.
 
-    python -m pytest -m slow --shard 2/4
+    python -m pytest -m slow --shard 2/6
     python -m pytest -m slow --shard commit          the one that the name of the commit says
     python -m pytest -m slow --renew-shards          measure all, and write `tests/shards.json`
 
@@ -23,7 +23,7 @@ from zlib import crc32
 
 import pytest
 
-SHARDS = 4
+SHARDS = 6
 FILE = Path(__file__).with_suffix(".json")
 BRIEF_S = 1.0
 """What takes less has no entry."""
