@@ -204,7 +204,7 @@ PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}
         ),
         (
             "kind: dense, widht: 8",
-            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of gate, biases, kind, width (did you mean 'width'?)",
+            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of gate, biases, kind, width, shifted (did you mean 'width'?)",
         ),
         (
             "kind: experts, routed: 4, top_k: 5, width: 8",
