@@ -357,6 +357,9 @@ class GraphBuilder:
             must = "an op with a collective or a duration of one is of kind collective"
             found = f"kind {kind} {'with' if collective else 'without'} a collective"
             raise self._error("op", op, must, found, "correct its kind, or add collective or duration_ns")
+        if collective is not None and fields.get("duration_ns") is not None:
+            must = "a collective takes a stated time, or what its members and links take"
+            raise self._error("op", op, must, "both", "remove duration_ns, or collective")
         if collective is None:
             return
         if collective.kind not in [*CollectiveKind]:

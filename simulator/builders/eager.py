@@ -18,10 +18,10 @@ _NORM = {
         ("", 0, 1, 0, 0),  # their mean
         ("", 0, 1, 0, 1),  # divided by its root
         ("casts", 0, 1, 1, 0),
-        ("scales", 1, 0, 1, 0),
+        ("", 1, 0, 1, 0),  # times the weight
     ),
     "backward": (
-        ("scales", 1, 0, 1, 0),
+        ("", 1, 0, 1, 0),  # times the weight
         ("trains", 2, 0, 1, 0),
         ("trains", 1, 0, 0, 0),  # the sum over rows
         ("casts", 1, 0, 0, 1),
@@ -36,23 +36,23 @@ _NORM = {
         ("casts", 0, 1, 1, 0),
     ),
 }
-"""When an op runs (always, where elements are narrower than fp32, where the norm has a weight, where that is trained);
+"""When an op runs (always, where elements are narrower than fp32, where the weight is trained);
 for each element, elements of its type and of fp32 that the op reads, and that it writes."""
 _TURN = {"forward": (11, 9), "backward": (15, 13)}
 """Halves of a tensor that are read and written: times cosine, half negated, joined, times sine, added; and back."""
 
 
-def norm_traffic(elements: int, element_bytes: int, *, scales: bool, trains: bool) -> dict[str, OpFields]:
-    """Return what all ops of a norm read and write, forward and backward.
+def norm_traffic(elements: int, element_bytes: int, *, trains: bool) -> dict[str, OpFields]:
+    """Return what all ops of a norm with a weight read and write, forward and backward.
 
     Parameters
     ----------
     elements, element_bytes
         How many elements are normalised, and the size of one [B].
-    scales, trains
-        Whether the norm has a weight, and whether that is trained.
+    trains
+        Whether the weight is trained.
     """
-    runs = {"": True, "casts": element_bytes < FP32_BYTES, "scales": scales, "trains": trains}
+    runs = {"": True, "casts": element_bytes < FP32_BYTES, "trains": trains}
     moved = dict[str, OpFields]()
     for phase, ops in _NORM.items():
         counts = np.sum([counts for where, *counts in ops if runs[where]], 0).reshape(2, 2)

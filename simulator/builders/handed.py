@@ -300,7 +300,7 @@ def _taken_up(placed: dict[str, Placed], edge: JobEdge, source: Given, target: s
     puts the features of images among those of words.
     """
     sender, receiver = placed[edge.from_], placed[edge.to]
-    if receiver.is_input(target) or not source.holders:
+    if receiver.is_input(target) or not (source.holders and source.takers):
         return target
     size_bytes = max(1, -(-sender.size_bytes(source.name) * len(source.holders) // len(source.takers)))
     message = Tensor(f"{name}.{target}", size_bytes, TensorKind.INPUT)

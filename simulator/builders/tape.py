@@ -166,10 +166,10 @@ class Tape(StepBuilder):
         held = [self.held[weight.name] for weight in weights]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
         is_composed = self.is_eager and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
-        scales, trains = bool(weights), any(weight.is_trained for weight in weights)
-        sizes, moved = (self.spread[x].elements, self.element_bytes), dict[str, OpFields]()
-        if is_composed:
-            moved = norm_traffic(*sizes, scales=scales, trains=trains)
+        trains = any(weight.is_trained for weight in weights)
+        moved = dict[str, OpFields]()
+        if is_composed and weights:  # without, transformers takes PyTorch's LayerNorm
+            moved = norm_traffic(self.spread[x].elements, self.element_bytes, trains=trains)
         if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]

@@ -47,6 +47,18 @@ _COUNTED = {**flop_registry, _RECURRENT: _recurrent_flops}
 _COUNTED |= dict.fromkeys(_GROUPS, lambda x, y, *_, **__: 2 * prod(x.shape[-2:]) * y.shape[-1])
 _COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
 _ATTENTION = "_scaled_dot_product_"
+# A layer, or attention, of an encoder in one op, PyTorch's fast path: each token meets all matrices and tokens.
+_COUNTED |= dict.fromkeys(
+    (_aten._transformer_encoder_layer_fwd, _aten._native_multi_head_attention),
+    lambda x, *args, **_: (
+        2
+        * prod(x.shape[:2])
+        * (
+            sum(w.numel() for w in tensors(args) if w.dim() == 2 and w.is_floating_point())
+            + 2 * x.shape[1] * x.shape[2]
+        )
+    ),
+)
 _FLASH = f"{_ATTENTION}flash_attention"
 for _back in ("", "_backward"):
     _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]

@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import lcm
 from typing import Any, NamedTuple
 
-from simulator.graph import Graph, OpKind
+from simulator.graph import Graph, Op, OpKind
 from simulator.units import decimal
 
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
@@ -53,7 +53,13 @@ class Pacer(NamedTuple):
 
 
 def pace_of(
-    graph: Graph, links: Iterable[str], row: Mapping[str, Any], *, is_pinned: bool | None, delays: bool = False
+    graph: Graph,
+    ops_ns: Sequence[int],
+    links: Iterable[str],
+    row: Mapping[str, Any],
+    *,
+    is_pinned: bool | None,
+    delays: bool = False,
 ) -> Pacer:
     """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
 
@@ -61,6 +67,8 @@ def pace_of(
     ----------
     graph
         The graph of the rank that the row is of; its phases tell the kind of kernels.
+    ops_ns
+        What each of its ops takes alone [ns], on whatever machine.
     links
         The links of the machine.
     row
@@ -74,17 +82,24 @@ def pace_of(
     phases = {op.phase for op in graph.ops}
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
     shown, kinds = kernels[0] if len(kernels) == 1 else "kernels", tuple(kernels)
-    computes = [op for index, op in enumerate(graph.ops) if op.kind is OpKind.COMPUTE and index not in graph.on_host]
-    if 2 * sum(op.duration_ns or 0 for op in computes) > row["compute_ns"]:
+    timed = [*zip(graph.ops, ops_ns, strict=True)]
+    if _is_stated([each for index, each in enumerate(timed) if index not in graph.on_host]):
         shown, kinds = MEASURED, ()
+    of_host = () if _is_stated([timed[index] for index in graph.on_host]) else ("host compute",)
     busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
     busy_ns |= {Pacer(f"copies over {name}", COPIES[is_pinned]): row[f"busy_{name}_ns"] for name in links}
-    busy_ns[Pacer("host compute", ("host compute",))] = row.get("host_compute_ns") or 0
+    busy_ns[Pacer("host compute", of_host)] = row.get("host_compute_ns") or 0
     busy_ns[Pacer("delays", ())] = row.get("delay_ns") or 0
     busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
     busy_ns[Pacer("collectives", kinds)] = row["wait_collective_ns"] + (0 if delays else row["wait_peer_ns"])
     busy_ns[Pacer("peers", ())] = row["wait_peer_ns"] if delays else 0
     return max(busy_ns, key=busy_ns.__getitem__)
+
+
+def _is_stated(ops: Sequence[tuple[Op, int]]) -> bool:
+    """Return whether graphs state most of the time of some ops that compute."""
+    computes = [(op, ns) for op, ns in ops if op.kind is OpKind.COMPUTE]
+    return 2 * sum(ns for op, ns in computes if op.duration_ns is not None) > sum(ns for _, ns in computes)
 
 
 def quantile(records: Iterable[Sequence[float]], share: float) -> float:

@@ -279,9 +279,11 @@ def replayed(
             found = f"a step of {step}, bounded by {limit} ({summary['bounded_by']})"
             raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
     if trace.status == "ok":
-        graph = case.job.graph(counts.get("slowest_rank") or 0)
+        rank = counts.get("slowest_rank") or 0
+        graph, task = case.job.graph(rank), case.tasks[case.job.graph_of[rank]]
         delays, is_pinned = any(of_ranks.delays for of_ranks in case.job.graphs), case.loaded.copies_pinned
-        pacer = metrics.pace_of(graph, case.hardware.links, counts, is_pinned=is_pinned, delays=delays)
+        took_ns, links = task.problem.durations_ns, case.hardware.links
+        pacer = metrics.pace_of(graph, took_ns, links, counts, is_pinned=is_pinned, delays=delays)
         summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
         summary |= {} if case.order_bound_ns is None else {"order_bound_ns": case.order_bound_ns}
         if any(of_ranks.dynamic_reads for of_ranks in case.job.graphs):

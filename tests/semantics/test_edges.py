@@ -314,6 +314,13 @@ def test_as_many_copies_as_tensors():
         job({"l": (GRADES, 1), "t": (LEARN, "0-2")}, [GRADED])
 
 
+def test_copies_that_have_no_such_tensor():
+    with pytest.raises(
+        ConfigError, match="a receiver reads the tensor before writing it, found 'none', which is not in t"
+    ):
+        job({"l": (GRADES, 1), "t": (LEARN, "0-1")}, [GRADED | {"tensors": {"g*": "none"}}])
+
+
 @pytest.mark.parametrize(
     ("learn", "part", "message"),
     [

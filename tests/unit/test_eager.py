@@ -49,7 +49,7 @@ def test_a_norm_moves_what_its_ops_do(dtype, trains):
     type_of = getattr(torch, dtype)
     norm = llama.LlamaRMSNorm(SHAPE[-1]).requires_grad_(trains)
     step = torch.nn.Sequential(torch.nn.Linear(SHAPE[-1], SHAPE[-1], bias=False), norm).to(type_of)
-    predicted = norm_traffic(1, type_of.itemsize, scales=True, trains=trains)
+    predicted = norm_traffic(1, type_of.itemsize, trains=trains)
     assert moved(step, torch.zeros(SHAPE, dtype=type_of)) == per_element(predicted)
 
 

@@ -150,6 +150,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         if more.get("kind") == "collective" and (more.get("duration_ns") is None or draw(st.booleans())):
             does, ranks = draw(st.sampled_from([("all_reduce", "meet"), ("broadcast", "meet"), ("recv", "pass on")]))
             algorithm = draw(st.sampled_from(ALGORITHMS))
+            more.pop("duration_ns", None)
             more["collective"] = Collective(CollectiveKind(does), ranks, draw(number), algorithm)
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
         is_plain = more.get("kind", "compute") == "compute" and "device" not in more
@@ -322,6 +323,10 @@ BAD = {
     "a collective that computes": (
         lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"kind":"compute",', 1)),
         ":4: op 'm': an op with a collective or a duration of one is of kind collective, found",
+    ),
+    "a collective of a stated time with members": (
+        lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"duration_ns":5,', 1)),
+        ":4: op 'm': a collective takes a stated time, or what its members and links take, found both; remove",
     ),
     "a choice that a later op reveals": (
         lines(A, F, dynamic_reads('"revealed_by":"g","candidates":["alpha"]')),

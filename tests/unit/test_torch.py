@@ -624,3 +624,10 @@ def test_entries_that_change_in_place_are_written_and_no_others():
     changed = {name: op.write_bytes for name, op in ops.items() if name.endswith("_")}
     assert changed == {"index_copy_": 2 * 8 * 4, "index_add_": 100 * 4, "index_put_": 8 * 4, "scatter_": 8 * 4}
     assert ops["index_copy_"].read_bytes == 2 * 8 * 4 + 2 * 8 * 4 + 2 * 8
+
+
+def test_a_layer_of_an_encoder_in_one_op_has_its_arithmetic():
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    graph = hosim.torch.capture(layer, torch.zeros(2, 16, 64), phase="prefill").files[".jsonl"]
+    tokens, matrices, pairs = 2 * 16, 4 * 64 * 64 + 2 * 64 * 128, 2 * 16 * 16
+    assert [op.flops for op in graph.ops if op.flops] == [2 * tokens * matrices + 4 * pairs * 64]
