@@ -38,7 +38,7 @@ _NORM = {
 }
 """When an op runs (always, where elements are narrower than fp32, where the weight is trained);
 for each element, elements of its type and of fp32 that the op reads, and that it writes."""
-_TURN = {"forward": (11, 9), "backward": (15, 13)}
+_ROTARY = {"forward": (11, 9), "backward": (15, 13)}
 """Halves of a tensor that are read and written: times cosine, half negated, joined, times sine, added; and back."""
 
 
@@ -61,7 +61,7 @@ def norm_traffic(elements: int, element_bytes: int, *, trains: bool) -> dict[str
     return moved
 
 
-def turn_traffic(turned_bytes: int) -> dict[str, OpFields]:
+def rotary_traffic(turned_bytes: int) -> dict[str, OpFields]:
     """Return what all ops of a rotary embedding of so many bytes read and write, forward and backward."""
-    sides = {phase: [turned_bytes * halves // 2 for halves in of_phase] for phase, of_phase in _TURN.items()}
+    sides = {phase: [turned_bytes * halves // 2 for halves in of_phase] for phase, of_phase in _ROTARY.items()}
     return {phase: OpFields(read_bytes=read, write_bytes=written) for phase, (read, written) in sides.items()}

@@ -17,7 +17,7 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
-from simulator.builders.eager import norm_traffic, turn_traffic
+from simulator.builders.eager import norm_traffic, rotary_traffic
 from simulator.builders.popularity import read_experts
 from simulator.builders.specs import FP32_BYTES
 from simulator.builders.step_builder import Rows, StepBuilder
@@ -62,7 +62,7 @@ class Tape(StepBuilder):
         saves: bool = True,
         adds: Layout | None = None,
         size: int = 0,
-        turns: bool = False,
+        rotary: bool = False,
     ) -> str:
         """Add an elementwise op, in the layout of its inputs that is cut most.
 
@@ -76,14 +76,14 @@ class Tape(StepBuilder):
             Layout of the sum, if it adds its inputs up; the gradient of each is that of the sum.
         size
             Size of an element of its output [B]; default: that of the model's data type.
-        turns
+        rotary
             Whether it is a rotary embedding, which may run op by op.
         """
         target = adds or max([self.spread[x].layout.whole for x in reads], key=attrgetter("parts"))
         taken = [self.to(x, target) for x in reads]
         rows, width, *_ = self.spread[taken[0]]
         out = self.tensor(f"{name}.out", width, target, size, rows)
-        moved = turn_traffic(self.spread[out].size_bytes) if turns and self.is_eager else {}
+        moved = rotary_traffic(self.spread[out].size_bytes) if rotary and self.is_eager else {}
         self.op(name, taken, [out], **moved.get("forward", {}))
 
         def back(dy: str) -> None:
@@ -191,7 +191,7 @@ class Tape(StepBuilder):
         spread = self.spread[x]
         turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
         fused = OpFields(read_bytes=turned_bytes, write_bytes=turned_bytes)
-        moved = turn_traffic(turned_bytes) if self.is_eager else {}
+        moved = rotary_traffic(turned_bytes) if self.is_eager else {}
 
         def turn(y: str, phase: str) -> str:
             self.op(name, [y], [y], **moved.get(phase, fused))

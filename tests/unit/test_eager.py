@@ -5,7 +5,7 @@ from __future__ import annotations
 import hosim
 import pytest
 
-from simulator.builders.eager import norm_traffic, turn_traffic
+from simulator.builders.eager import norm_traffic, rotary_traffic
 
 torch = pytest.importorskip("torch")
 llama = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -56,4 +56,4 @@ def test_a_norm_moves_what_its_ops_do(dtype, trains):
 def test_a_rotary_embedding_moves_what_its_ops_do():
     turns = torch.zeros(2, 64, SHAPE[-1] // 64, dtype=torch.bfloat16)
     found = moved(Turned().to(torch.bfloat16), torch.zeros(SHAPE, dtype=torch.bfloat16), turns, turns)
-    assert found == {phase: [2 * side for side in sides] for phase, sides in per_element(turn_traffic(2)).items()}
+    assert found == {phase: [2 * side for side in sides] for phase, sides in per_element(rotary_traffic(2)).items()}
