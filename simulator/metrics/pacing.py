@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from simulator.graph import Graph, Op, OpKind
 from simulator.units import decimal
 
+Counts = Mapping[str, Any]
+"""The figures of a row that ran to its end, by column."""
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 """Kind of pace -> record -> real over predicted time of each of its rows."""
 
@@ -53,13 +55,7 @@ class Pacer(NamedTuple):
 
 
 def pace_of(
-    graph: Graph,
-    ops_ns: Sequence[int],
-    links: Iterable[str],
-    row: Mapping[str, Any],
-    *,
-    is_pinned: bool | None,
-    delays: bool = False,
+    graph: Graph, ops_ns: Sequence[int], links: Iterable[str], row: Counts, *, pinned: bool | None, delays: bool = False
 ) -> Pacer:
     """Tell what sets the pace of a step: what is busy, or waited for, for most of it; kernels, where several are.
 
@@ -73,21 +69,20 @@ def pace_of(
         The links of the machine.
     row
         The figures of a row that ran to its end.
-    is_pinned
+    pinned
         Whether its software copies from pinned memory; None if no software is named.
     delays
         Whether some rank of the job has delays. To wait for a peer may then be to wait for these, and no measurement is
         like that.
     """
-    phases = {op.phase for op in graph.ops}
+    phases, timed = {op.phase for op in graph.ops}, [*zip(graph.ops, ops_ns, strict=True)]
     kernels = [kind for phase, kind in KERNELS.items() if phase in phases][-1:] or [*KERNELS.values()]
     shown, kinds = kernels[0] if len(kernels) == 1 else "kernels", tuple(kernels)
-    timed = [*zip(graph.ops, ops_ns, strict=True)]
-    if _is_stated([each for index, each in enumerate(timed) if index not in graph.on_host]):
-        shown, kinds = MEASURED, ()
+    is_stated = _is_stated([each for index, each in enumerate(timed) if index not in graph.on_host])
+    shown, kinds = (MEASURED, ()) if is_stated else (shown, kinds)
     of_host = () if _is_stated([timed[index] for index in graph.on_host]) else ("host compute",)
     busy_ns = {Pacer(shown, kinds): row["compute_ns"] + row["recompute_ns"]}
-    busy_ns |= {Pacer(f"copies over {name}", COPIES[is_pinned]): row[f"busy_{name}_ns"] for name in links}
+    busy_ns |= {Pacer(f"copies over {name}", COPIES[pinned]): row[f"busy_{name}_ns"] for name in links}
     busy_ns[Pacer("host compute", of_host)] = row.get("host_compute_ns") or 0
     busy_ns[Pacer("delays", ())] = row.get("delay_ns") or 0
     busy_ns[Pacer("issuing by the host", kinds)] = row["wait_host_ns"]
@@ -133,7 +128,7 @@ def interval(ratios: Ratios, kinds: Iterable[str]) -> tuple[float, float] | None
     return (quantile(records, LOW), quantile(records, HIGH)) if records else None
 
 
-def real_figures(row: Mapping[str, Any], pacer: Pacer, ratios: Ratios) -> dict[str, Any]:
+def real_figures(row: Counts, pacer: Pacer, ratios: Ratios) -> dict[str, Any]:
     """Count the figures of the real step: what paces it, and its interval.
 
     Parameters

@@ -128,7 +128,8 @@ def _settling(
     steps, alone, lengths = job.graph(slowest).steps, trace.by_rank(), list[list[int]]()
     peers = sorted(peer for peer in reachable(slowest, pairs) if job.graph(peer).steps == steps)
     least = {"least_step_ns": min(rows[rank]["step_ns"] for rank in peers)}
-    for rank in dict.fromkeys(trace.stands_in[rank] for rank in (slowest, *peers)) if steps > 2 * 2 else ():
+    asked = (slowest, *peers) if steps > 4 else ()  # two periods of two, after the first step
+    for rank in dict.fromkeys(trace.stands_in[rank] for rank in asked):
         ran = RankRun.of(job.graph(rank), hardware, alone[rank])
         if not ran.ends_ns:
             return least

@@ -281,9 +281,9 @@ def replayed(
     if trace.status == "ok":
         rank = counts.get("slowest_rank") or 0
         graph, task = case.job.graph(rank), case.tasks[case.job.graph_of[rank]]
-        delays, is_pinned = any(of_ranks.delays for of_ranks in case.job.graphs), case.loaded.copies_pinned
+        delays, pinned = any(of_ranks.delays for of_ranks in case.job.graphs), case.loaded.copies_pinned
         took_ns, links = task.problem.durations_ns, case.hardware.links
-        pacer = metrics.pace_of(graph, took_ns, links, counts, is_pinned=is_pinned, delays=delays)
+        pacer = metrics.pace_of(graph, took_ns, links, counts, pinned=pinned, delays=delays)
         summary |= metrics.real_figures(counts, pacer, catalog.measured_ratios())
         summary |= {} if case.order_bound_ns is None else {"order_bound_ns": case.order_bound_ns}
         if any(of_ranks.dynamic_reads for of_ranks in case.job.graphs):

@@ -27,9 +27,9 @@ def graph(*phases: str) -> Graph:
     return Graph("g", (), tuple(Op(f"op{i}", phase=phase) for i, phase in enumerate(phases)))
 
 
-def real(phase: str, is_pinned: bool | None = None, **figures: int) -> tuple[str, int | None, int | None]:
+def real(phase: str, pinned: bool | None = None, **figures: int) -> tuple[str, int | None, int | None]:
     row = FIGURES | figures
-    row = real_figures(row, pace_of(graph(phase), [100], LINKS, row, is_pinned=is_pinned), RATIOS)
+    row = real_figures(row, pace_of(graph(phase), [100], LINKS, row, pinned=pinned), RATIOS)
     return row["paced_by"], row["real_low_ns"], row["real_high_ns"]
 
 
@@ -52,7 +52,7 @@ def test_issuing_and_meeting_are_part_of_what_is_printed_of_kernels() -> None:
 
 def test_no_measurement_is_like_a_wait_for_the_delays_of_a_peer() -> None:
     row = FIGURES | {"wait_peer_ns": 101}
-    pacer = pace_of(graph("backward"), [100], LINKS, row, is_pinned=None, delays=True)
+    pacer = pace_of(graph("backward"), [100], LINKS, row, pinned=None, delays=True)
     assert real_figures(row, pacer, RATIOS) == {"paced_by": "peers", "real_low_ns": None, "real_high_ns": None}
 
 
@@ -60,16 +60,16 @@ def test_no_measurement_is_like_a_wait_for_the_delays_of_a_peer() -> None:
 def test_no_ratio_applies_to_kernels_whose_times_are_stated(share: float) -> None:
     ops = Graph("g", (), tuple(Op(f"op{i}", phase="decode", duration_ns=ns) for i, ns in enumerate((60, None))))
     row = FIGURES | {"compute_ns": int(100 / share)}
-    assert pace_of(ops, [60, 59], LINKS, row, is_pinned=None) == ("measured kernels", ())
-    assert pace_of(ops, [60, 60], LINKS, row, is_pinned=None) == ("decode kernels", ("decode kernels",))
-    assert pace_of(ops, [60, 40], LINKS, row | {"busy_h2d_ns": 201}, is_pinned=True).kinds == ("pinned copies",)
+    assert pace_of(ops, [60, 59], LINKS, row, pinned=None) == ("measured kernels", ())
+    assert pace_of(ops, [60, 60], LINKS, row, pinned=None) == ("decode kernels", ("decode kernels",))
+    assert pace_of(ops, [60, 40], LINKS, row | {"busy_h2d_ns": 201}, pinned=True).kinds == ("pinned copies",)
 
 
 def test_no_ratio_applies_to_a_host_whose_times_are_stated() -> None:
     row = FIGURES | {"host_compute_ns": 101}
     for ns, kinds in ((90, ()), (None, ("host compute",))):
         ops = Graph("g", (), (Op("a", phase="decode"), Op("b", phase="decode", device="host", duration_ns=ns)))
-        assert pace_of(ops, [100, 90], LINKS, row, is_pinned=None) == ("host compute", kinds)
+        assert pace_of(ops, [100, 90], LINKS, row, pinned=None) == ("host compute", kinds)
 
 
 def test_kernels_of_an_unknown_phase_are_like_all_kernels() -> None:
