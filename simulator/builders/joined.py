@@ -160,6 +160,7 @@ class _Joint:
         self._waiting: dict[tuple[str, int], list[tuple[str, int, int]]] = {}  # op of a program -> runs that go before
         self._first: dict[tuple[str, str], int] = {}  # of a program, a tensor -> the first op that names it
         self._written: dict[tuple[str, str, int], int] = {}  # and the last one of a run that writes it
+        self._turns = 0  # stream of what moves up in buffers
         self._before: dict[int, list[Op]] = {}  # op, or the index of all -> messages that go before it
 
     def graph(self, name: str, stack: Sequence[tuple[str, int]], messages: Sequence[Message]) -> Graph:
@@ -184,6 +185,7 @@ class _Joint:
                 self._add(*each, ids)
         if not stack:
             self._ops.append(waiting(name).ops[0])
+        self._turns = 1 + max(op.stream for op in self._ops if op.device != HOST)
         self._add_messages(messages)
         outputs = tuple(dict.fromkeys(self._outputs))
         joint = Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))
@@ -290,7 +292,8 @@ class _Joint:
             names = [f"{self._name(receiver, to)}.{buffer}" for to in part.writes]
             behind = [self._declare(replace(self._tensors[t], name=of)) for t, of in zip(writes, names, strict=True)]
             if is_first:
-                ops.append(Op(f"{name}/turn.{buffer}", tuple(behind), tuple(writes)))  # moves no bytes
+                turn = Op(f"{name}/turn.{buffer}", tuple(behind), tuple(writes), kind=OpKind.DELAY, stream=self._turns)
+                ops.append(turn)  # moves no bytes, and lets no kernel wait for what has not come
             writes = behind
         if writes and not is_first:
             reads += writes

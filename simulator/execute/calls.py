@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -157,12 +157,8 @@ def into(func: Any) -> Callable[..., Any] | None:
         outs = [argument.name for argument in other._schema.arguments if argument.is_out]
         is_alike = given == [(argument.name, str(argument.type)) for argument in schema.arguments]
         if outs and is_alike and torch.Tag.generated not in other.tags:
-            return partial(_run_into, other, outs)
+            return lambda made, *args, **kwargs: other(*args, **kwargs, **dict(zip(outs, made, strict=True)))
     return None
-
-
-def _run_into(func: Any, names: Sequence[str], outs: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-    func(*args, **kwargs, **dict(zip(names, outs, strict=True)))
 
 
 class _OneStep:

@@ -208,12 +208,12 @@ class _Running:
     def _run(self, is_measured: bool) -> None:
         for module, state in zip(self._random, self._states, strict=True):
             module.set_rng_state(state)
-        before = _in_use(self.step.device)
+        before = _in_use(self.step.device) if is_measured else None
         self._come_back()
         _forget_most()
         self.step.device.count_most()
         self.losses += [tensor.detach().clone() for tensor in tensors([self._call()])]
-        if is_measured:
+        if before:
             more = map(int.__sub__, _in_use(self.step.device, most=True), before)
             self.most_bytes = [*map(max, self.most_bytes, more)]
         self._states = [module.get_rng_state() for module in self._random]

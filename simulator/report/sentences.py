@@ -177,6 +177,8 @@ def _unsettled(row: Row) -> str:
     steps = row.job.graph(row.summary["slowest_rank"]).steps if math.isfinite(least) else 1
     if period := row.summary.get("period"):
         took = row.summary["period_ns"]
+        if step <= took / period * _TIE and took / period <= step * _TIE:
+            return ""
         text = f"warning: steps of {row.label} alternate: {period} of them take {quantity(took, 'ns')} again and again"
         return f"{text}, {quantity(took / period, 'ns')} on average; the measured one takes {quantity(step, 'ns')}"
     if step <= least * _TIE or steps == 1:
