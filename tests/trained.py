@@ -39,7 +39,9 @@ def arithmetic(graph: Graph) -> int:
 
 
 def flops(graph: Graph, phase: str, op_class: str) -> int:
-    return sum(op.flops for op in graph.ops if op.phase == phase and op.op_class == op_class)
+    """Of a phase and a class; backward of attention is of its class, too."""
+    of_class = (op_class, f"{op_class}_backward")
+    return sum(op.flops for op in graph.ops if op.phase == phase and op.op_class in of_class)
 
 
 def sizes(graph: Graph, *kinds: str) -> dict[str, int]:

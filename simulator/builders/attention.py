@@ -149,12 +149,13 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
-        scored = attention.heads * cache.tokens * cache.span.length
+        scored, scores_bytes = cache.tokens * cache.span.length, t.workload.dtypes.scores_bytes
+        pairs = scored if scores_bytes or t.workload.masked == "computed" else cache.pairs
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
-            flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
+            flops=pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
             write_bytes=own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
-            workspace_bytes=t.workload.dtypes.scores_bytes * scored,
+            workspace_bytes=scores_bytes * attention.heads * scored,
         )  # fmt: skip
     return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 

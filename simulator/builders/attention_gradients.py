@@ -95,6 +95,7 @@ def attend_whole(t: Tape, x: str) -> str:
     if not t.model.causal:  # a window is half before a token and half behind it
         most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
+    pairs = 2 * sequence**2 if t.workload.masked == "computed" else pairs
     if isinstance(attention, Gqa):
         index, chosen = tuple([t.to(score, t.cut()) for score in inputs[3:]]), tuple[str, ...]()
         if (indexer := attention.indexer) and indexer.top * indexer.block < sequence:
@@ -195,8 +196,8 @@ def _attend(t: Tape, heads: Heads) -> str:
         shared = [t.add(f"{x}{end}", t.spread[x], summed) for x in heads.shared]
         old, new = t.weight_gradients(layout.tensor_map[0], *small)
         reads = [*saved, *heads.shared, *heads.chosen[:1], context, *statistics, dy, *sinks, *old]
-        flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
-        t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
+        flops, size_bytes, made = pairs * (3 * key + 2 * value), t.made_bytes(*statistics), [*grads, *shared, *new]
+        t.op(name, reads, made, op_class="attention_backward", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, heads.own, strict=True))
         for letter, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):
             t.add_gradients([x], [grad], f"{name}.{letter}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, groupby
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from simulator.builders.slices import HeldSlice, messages
 from simulator.errors import insist
@@ -51,8 +51,7 @@ class TensorUses(NamedTuple):
                 for tensor in (*op.reads, *op.writes):
                     made.first.setdefault(tensor, index)
                 made.written.update(dict.fromkeys(op.writes, index))
-        uses: TensorUses = graph.known[cls]
-        return uses
+        return cast(TensorUses, graph.known[cls])
 
 
 class Placed(NamedTuple):

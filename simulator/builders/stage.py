@@ -136,8 +136,7 @@ def _shard(t: Tape, weight: Weight) -> int:
     parallel = t.workload.parallel
     if not parallel.zero_stage:
         return weight.parameters
-    shards = parallel.data if parallel.ranks == "one" else t.mesh.size(weight.replicas)
-    return -(-weight.parameters // shards)
+    return -(-weight.parameters // (parallel.data if parallel.ranks == "one" else t.mesh.size(weight.replicas)))
 
 
 def _gather_before(t: Tape, block: str, start: list[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from simulator.catalog.settings import FieldChange, apply
 from simulator.errors import insist
-from simulator.graph import OP_CLASSES
+from simulator.graph import OP_CLASSES, share_of
 from simulator.hardware import Hardware
 from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
 from simulator.units import decimal, exact, nearest
@@ -122,8 +122,10 @@ def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocu
     key, other = _kinds(software, workload)
     reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
     stated, shares = compute.achieved_fraction, reads.arithmetic
-    most = {name: stated.get(name, stated.get("default", 1.0)) for name in (*stated, *OP_CLASSES)}
-    less = {name: min(share, shares.get(name, shares.get("default", 1.0))) for name, share in most.items()}
+    for pattern, others in reads.machines.items():
+        shares |= others if fnmatchcase(machine.name, pattern) else {}
+    most = {name: stated.get(share_of(name, stated), 1.0) for name in (*stated, *OP_CLASSES)}
+    less = {name: min(share, shares.get(share_of(name, shares), 1.0)) for name, share in most.items()}
     if less != most:
         yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
     if reads.fill_ns > compute.fill_ns:

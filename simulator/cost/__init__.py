@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
-from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op, OpKind
+from simulator.graph import HOST, OP_CLASSES, Collective, Graph, Group, Op, OpKind, share_of
 from simulator.hardware import Hardware, Host, Link, Rates
 from simulator.units import decimal, nearest
 
@@ -66,7 +66,7 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
 def _achieved(op: Op, rates: Rates) -> Fraction:
     """Return the share of the peak that an op of its class reaches."""
     fractions = rates.achieved_fraction
-    return decimal(fractions.get(op.op_class, fractions.get("default", 1.0)))
+    return decimal(fractions.get(share_of(op.op_class, fractions), 1.0))
 
 
 def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -209,8 +210,13 @@ class DelaySpread:
 AGAIN = "/again/"
 """Part of the names of ops that a program itself runs a second time, as between checkpoints."""
 
-OP_CLASSES = ("matmul", "attention", "vector")
-"""Classes that every machine knows: what it does not list reaches its default fraction."""
+OP_CLASSES = ("matmul", "attention", "attention_backward", "vector")
+"""Classes that every machine knows, though it need not list them all."""
+
+
+def share_of(op_class: str, fractions: Mapping[str, float]) -> str:
+    """Return the class that says which share of the peak kernels of another one reach; ``default`` where none does."""
+    return next((name for name in (op_class, op_class.removesuffix("_backward")) if name in fractions), "default")
 
 
 HOST = "host"

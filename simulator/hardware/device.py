@@ -33,7 +33,7 @@ class Rates(Part):
         Data type -> peak rate [FLOP/s].
     achieved_fraction
         Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that its kernels reach; ``default``
-        covers these three where they are not listed.
+        covers these three where they are not listed, and ``attention`` the class ``attention_backward``.
     achieved_bandwidth_fraction
         Share of its tier's bandwidth that a memory-bound kernel reaches.
     launch_ns

@@ -94,7 +94,7 @@ _FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
 _FLOPS = {name: figures for names, figures in _FLOPS.items() for name in names.split()}
 for _kind in ("flash", "efficient", "cudnn", "fused"):
     _FLOPS[f"_scaled_dot_product_{_kind}_attention"] = "attention", 4, 0, 1, _KEYS
-    _FLOPS[f"_scaled_dot_product_{_kind}_attention_backward"] = "attention", 10, 1, 2, _KEYS
+    _FLOPS[f"_scaled_dot_product_{_kind}_attention_backward"] = "attention_backward", 10, 1, 2, _KEYS
 
 
 def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:

@@ -219,7 +219,8 @@ def numbers(ran: DispatchedOp, sources: list[torch.Tensor], each: Mapping[tuple[
         dtype = "tf32" if backend.allow_tf32 else dtype
     fields: OpFields = {"read_bytes": sum(read.values()), "write_bytes": write_bytes, "dtype": dtype}
     fields["flops"] = int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0
-    fields["op_class"] = "vector" if not flops else "attention" if "attention" in name else "matmul"
+    kinds = ("attention_backward", "attention")
+    fields["op_class"] = next((kind for kind in kinds if kind in name), "matmul") if flops else "vector"
     if name.startswith(_ATTENTION):
         fields["flops"] = int(fields["flops"] * _attended(ran))
     fields["repeatable"] = torch.Tag.nondeterministic_seeded not in ran.func.tags

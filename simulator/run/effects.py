@@ -21,7 +21,7 @@ from simulator.catalog.driven import unread
 from simulator.catalog.settings import FieldChange, apply, fields
 from simulator.document import Document
 from simulator.errors import ConfigError
-from simulator.graph import HOST, Op, TensorKind
+from simulator.graph import HOST, Op, TensorKind, share_of
 from simulator.hardware import Hardware, Rates, reachable, span, without_effect
 from simulator.metrics.rows import Row
 from simulator.plan import NOWHERE
@@ -168,8 +168,7 @@ def _of_device(field: str, rates: Rates, ops: Sequence[Op]) -> dict[str, str]:
     timed = [op for op in ops if op.duration_ns is None and op.collective is None]
     calculating, classes = {op.dtype for op in ops if op.flops}, {op.op_class for op in timed if op.flops}
     idle = {f"{field}.peak.{dtype}": "no op computes in it" for dtype in rates.peak_flops if dtype not in calculating}
-    others = {*rates.achieved_fraction, "default"} - classes
-    others -= {"default"} if classes - rates.achieved_fraction.keys() else set()
+    others = {*rates.achieved_fraction, "default"} - {share_of(kind, rates.achieved_fraction) for kind in classes}
     idle |= {f"{field}.achieved_fraction.{name}": "no op is of this class" for name in others}
     if not timed:
         idle |= dict.fromkeys((f"{field}.launch", f"{field}.achieved_bandwidth"), "the times of all ops were recorded")

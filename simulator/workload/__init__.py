@@ -16,6 +16,7 @@ from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCach
 from simulator.workload.feed_forwards import Dense, Experts, SharedBlocks
 from simulator.workload.kv_blocks import KvBlocks
 from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
+from simulator.workload.phases import INFERENCE, OF_A_LENGTH, OF_RECOMMENDER, PHASES_OF
 from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, Optimizer, Parallel, Pools, changed
@@ -32,29 +33,8 @@ __all__ = [
 
 _OF_GRAPH = {"ranks", "data", "zero_stage", "gathers_ahead", "bucket_bytes"}
 """Keys of `parallel` for a graph."""
-_INFERENCE = ("prefill", "decode")
-_OF_A_LENGTH = ("train", "serve", *_INFERENCE)
-_KEYS = {
-    _OF_A_LENGTH: "batch sequence replicas outputs steps",
-    (*_OF_A_LENGTH, "requests"): "swiglu",
-    ("train",): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer dtypes.gradients dtypes.router "
-    "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32 dtypes.gradient_copies_fp32",
-    ("prefill",): "chunk",
-    ("decode",): "new_tokens answers on.attention",
-    _INFERENCE: "kv experts on.experts dtypes.scores_bytes",
-    ("train", *_INFERENCE): "on in_place",
-    ("train", *_INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
-    ("serve",): "pools",
-    ("requests",): "requests",
-    (*_INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",
-}
-_OF_RECOMMENDER = "batch outputs steps dtypes dtypes.compute dtypes.gradients dtypes.optimizer_bytes_per_parameter "
-_OF_RECOMMENDER += "parallel parallel.ranks parallel.data parallel.micro_batches"
-"""Keys that a recommender may state, of those that depend on the phase."""
 _WITH_MASTER = 12
 """Bytes of a parameter's states from which on a master weight is among them: two moments have 8."""
-_PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
-"""Key -> the phases that it is for."""
 
 
 class Workload(Document):
@@ -79,6 +59,9 @@ class Workload(Document):
         In training: ``fused`` norms and latent attention are kernels that save their inputs; ``eager`` ones run op by
         op, as in transformers: a norm of scale alone saves its input in fp32 and the normalised one, each of its ops,
         and of a rotary embedding, goes through memory; heads of latent attention have full keys, and copy outputs.
+    masked
+        Pairs of tokens that a mask hides, in training and of prompts: ``skipped`` by kernels of attention block by
+        block, as by FlashAttention; or ``computed``, as by its Triton kernel of 2022, or with `dtypes.scores_bytes`.
     parallel
         Degrees of parallelism of the model, or the number of replicas that run the graph, and their sharding.
     chunk
@@ -153,6 +136,7 @@ class Workload(Document):
     experts: Literal["together", "grouped", "each"] = "together"
     swiglu: Literal["apart", "fused"] = "apart"
     kernels: Literal["fused", "eager"] = "fused"
+    masked: Literal["skipped", "computed"] = "skipped"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
     optimizer: Optimizer | None = None
@@ -240,16 +224,16 @@ class Workload(Document):
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        of_model = {"model", "dtypes", "phase", *_PHASES} - {*_KEYS[_OF_A_LENGTH].split(), "in_place", "parallel"}
+        of_model = {"model", "dtypes", "phase", *PHASES_OF} - {*OF_A_LENGTH, "in_place", "parallel"}
         if self.graph is None:
             self._refuse(("plan", "remote", "views"), "{} is of a graph from a file", "a model", "remove {}")
         else:
             self._refuse(of_model, "a workload from a graph states nothing of a model", do="remove {}")
-        for key in filter(self._dotted.__contains__, _PHASES):
-            must, found = f"{key} is for phase {', '.join(_PHASES[key])}", f"it with phase {self.phase}"
-            require(self.phase in _PHASES[key], must, found, *key.split("."), do="remove it")
+        for key in filter(self._dotted.__contains__, PHASES_OF):
+            must, found = f"{key} is for phase {', '.join(PHASES_OF[key])}", f"it with phase {self.phase}"
+            require(self.phase in PHASES_OF[key], must, found, *key.split("."), do="remove it")
         for key in ("pools", "requests"):
-            is_there = getattr(self, key) is not None or self.phase not in _PHASES[key]
+            is_there = getattr(self, key) is not None or self.phase not in PHASES_OF[key]
             require(is_there, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
         alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
         must = "a replica is one rank that meets no other"
@@ -274,8 +258,8 @@ class Workload(Document):
         """Refuse what only decoders have, and ranks that have a part of the model and do not meet."""
         must, do = "a recommender is trained", "set phase to train"
         require(self.phase == "train", must, f"phase {self.phase}", "phase", do=do)
-        of_phases = {key.partition(".")[0] for key in _PHASES}
-        odd = {key for key in self._dotted if key.partition(".")[0] in of_phases} - {*_OF_RECOMMENDER.split()}
+        of_phases = {key.partition(".")[0] for key in PHASES_OF}
+        odd = {key for key in self._dotted if key.partition(".")[0] in of_phases} - OF_RECOMMENDER
         self._refuse(odd, "a recommender has no tokens, layers and experts, and its model says how tables are spread")
         must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
         fits = self.parallel.ranks == "all" or self.parallel.data == 1
@@ -298,11 +282,12 @@ class Workload(Document):
         must, do = "swiglu is of feed-forwards with a gate", "remove it"
         has_gates = any(part.gate for _, part in decoder.kinds)
         require(has_gates or "swiglu" not in self.model_fields_set, must, "none", "swiglu", do=do)
+        self._check_scores(decoder)
         if self.phase == "train":
             self._check_training(decoder)
-        if self.phase in (*_INFERENCE, "requests"):
+        if self.phase in (*INFERENCE, "requests"):
             self._check_ranks(decoder)
-        if self.phase not in _INFERENCE:
+        if self.phase not in INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
         must, has = "experts says how a model's experts are read", self.experts == "together" or spread
@@ -324,10 +309,16 @@ class Workload(Document):
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, most, times)
 
+    def _check_scores(self, model: DecoderModel) -> None:
+        """Refuse scores that no layer holds, and pairs that no mask hides."""
+        whole = [part for part, _ in model.kinds if isinstance(part, Gqa | Mla) and not (part.sparse or part.indexer)]
+        must, hides = "a mask hides pairs", any(model.causal or part.window for part in whole)
+        require(hides or self.masked == "skipped", must, "another attention", "masked", do="remove it")
+        if self.phase in (*INFERENCE, "requests"):
+            self.dtypes.check_inference(has_scores=bool(whole))
+
     def _check_ranks(self, model: DecoderModel) -> None:
         """Refuse ways to spread inference over ranks that are not built, and what only training has."""
-        whole = (isinstance(part, Gqa | Mla) and not (part.sparse or part.indexer) for part, _ in model.kinds)
-        self.dtypes.check_inference(has_scores=any(whole))
         must, do, keys = "inference is spread over tensor ranks alone", "remove it; see replicas", ["data", "expert"]
         if self.phase == "requests":
             data, must = self.parallel.data, "data ranks that are served together share experts"

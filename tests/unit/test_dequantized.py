@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from building import build
 from pydantic import ValidationError
-from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SEQUENCE, VIEWS, H, arithmetic, workload
+from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SEQUENCE, VIEWS, H, arithmetic, flops, workload
 
 from simulator.graph import Graph
 
@@ -117,6 +117,24 @@ def test_scores_are_held_while_attention_runs_of_all_keys_masked_ones_too() -> N
         assert traffic(plain) == traffic(held)
 
 
+@pytest.mark.parametrize("part", [GQA, GQA | {"window": 4}, MLA])
+def test_pairs_that_a_mask_hides_are_skipped_or_computed(part) -> None:
+    """Of 9 tokens each sees itself and those before it, perhaps 4 at most; kernels that skip nothing compute 9 x 9."""
+    most = part.get("window") or SEQUENCE
+    skipped, computed = (build(workload(part, masked=how)) for how in ("skipped", "computed"))
+    for phase in ("forward", "backward"):
+        few, all_pairs = (flops(graph, phase, "attention") for graph in (skipped, computed))
+        assert few * 2 * SEQUENCE**2 == all_pairs * most * (2 * SEQUENCE - most) > 0
+    assert {op.op_class for op in computed.ops if op.name.endswith("bwd/attn.core")} == {"attention_backward"}
+    more: dict[str, Any] = {"phase": "prefill", "batch": 2, "steps": 1}
+    few, *both = (
+        flops(build(workload(part, **more, **how)), "prefill", "attention")
+        for how in ({}, {"masked": "computed"}, {"dtypes": {"scores_bytes": 10}})
+    )
+    seen = sum(min(token + 1, most) for token in range(SEQUENCE))
+    assert both == [few * SEQUENCE**2 // seen] * 2
+
+
 def refusal(*parts: dict[str, Any], **more: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         workload(*parts, **more)
@@ -124,6 +142,9 @@ def refusal(*parts: dict[str, Any], **more: Any) -> str:
 
 
 def test_what_has_no_effect_is_refused() -> None:
+    said = refusal(VIEWS[0], masked="computed")
+    assert said == "a mask hides pairs, found another attention; remove it"
+    assert "masked is for phase train, prefill" in refusal(phase="decode", masked="computed")
     must = "is for weights or experts in a smaller format than compute, found none"
     for key, value in {"dequantize": "before", "arithmetic": "fp8"}.items():
         assert must in refusal(phase="decode", dtypes={key: value})

@@ -420,7 +420,7 @@ def test_names_of_any_kind_become_names_of_ops(tmp_path):
         (
             "aten::_scaled_dot_product_flash_attention_backward",
             ([[1, 2, 16, 8], [1, 2, 16, 8], [1, 2, 32, 8]], []),
-            ("attention", 10 * 2 * 16 * 32 * 8),
+            ("attention_backward", 10 * 2 * 16 * 32 * 8),
         ),
         ("aten::relu", ([[3, 4]], []), ("vector", 0)),
         ("aten::mm", ([[3, 4]], []), ("matmul", 0)),

@@ -137,7 +137,7 @@ def test_ops_per_layer(paper: Graph) -> None:
 
 
 def test_every_op_is_classified(paper: Graph) -> None:
-    assert {op.op_class for op in paper.ops} == {"matmul", "attention", "vector"}
+    assert {op.op_class for op in paper.ops} == {"matmul", "attention", "attention_backward", "vector"}
     assert {op.dtype for op in paper.ops if op.phase != "update"} == {"bf16"}
     assert {op.dtype for op in paper.ops if op.phase == "update"} == {"fp32"}
     assert [op.phase for op in paper.ops] == sorted((op.phase for op in paper.ops), key=phase_order)

@@ -138,9 +138,9 @@ def test_a_serving_engine_pays_for_iterations_and_requests_and_no_step(tmp_path)
         assert (machine.serving.request_ns, machine.serving.ahead) == (iteration_ns // 5, iteration_ns > 0)
 
 
-def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6):
+def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul"):
     """Run a single op of so many FLOPs and bytes; return its time [ns]."""
-    about = {"flops": flops, "op_class": "matmul", "read_bytes": size_bytes, "write_bytes": 0}
+    about = {"flops": flops, "op_class": op_class, "read_bytes": size_bytes, "write_bytes": 0}
     lines = [{"schema": "hosim-graph/1", "name": "one", "steps": 2}, {"op": "one", "reads": [], "writes": [], **about}]
     scenario = chain.SCENARIO.partition("budget")[0] + "policies: [resident]\nsoftware: soft.yaml\n"
     path = chain.write(folder, scenario=scenario)
@@ -158,10 +158,25 @@ def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6):
         ("fill: 3 us", 1_003_000),
         ("launch: 5 us", 1_005_000),
         ("bandwidth: 0.5", 1_000_000),
+        ("arithmetic: {matmul: 0.5}, machines: {'*': {matmul: 0.1}, 'bench_*': {matmul: 0.25}}", 4_000_000),
+        ("arithmetic: {matmul: 0.5}, machines: {'bench_*': {vector: 0.1}, 'large': {matmul: 0.1}}", 2_000_000),
     ],
 )
 def test_arithmetic_takes_as_long_as_its_share_makes_it(tmp_path, kernels, ns):
     assert one_op(tmp_path, kernels) == ns
+
+
+@pytest.mark.parametrize(
+    ("shares", "ns"),
+    [
+        ("attention: 0.5", 2_000_000),
+        ("attention: 0.5, attention_backward: 0.25", 4_000_000),
+        ("default: 0.5", 2_000_000),
+        ("default: 0.5, attention_backward: 0.25", 4_000_000),
+    ],
+)
+def test_backward_of_attention_reaches_what_attention_does_where_nothing_else_is_said(tmp_path, shares, ns):
+    assert one_op(tmp_path, f"arithmetic: {{{shares}}}", op_class="attention_backward") == ns
 
 
 def test_traffic_takes_as_long_as_its_share_makes_it(tmp_path):
