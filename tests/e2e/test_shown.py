@@ -101,7 +101,10 @@ def test_the_limits_of_the_guide_are_what_hosim_limits_prints():
 _SWEPT = re.findall(r"<!-- output of: (hosim sweep [^\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
 
 
-_LONG = re.compile("uncertain|recommender_1t2_placements|vision_language_mpipe|llama3_8b_2x2x2|scaling_|--plans once")
+_LONG = re.compile(
+    "uncertain|prefill_decode_pools|recommender_1t2_placements|vision_language_mpipe|llama3_8b_2x2x2|scaling_|"
+    "--plans once"
+)
 
 
 @pytest.mark.parametrize(
