@@ -11,6 +11,8 @@ import pytest
 
 from simulator.engine.reference.ledger import Ledger
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 DOCUMENTS = {
     "a path that none is": (
         ("workload", "graph.jsonl", r'"graph\0.jsonl"'),

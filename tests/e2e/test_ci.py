@@ -15,6 +15,8 @@ import simulator as hosim_api
 from simulator.report.junit import write_junit
 from simulator.run import row as rows
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 FASTER = "links.*.bandwidth=8 GB/s"
 HOLD = """\
 expect:

@@ -14,6 +14,8 @@ from simulator.cli import hosim as group
 from simulator.engine import reference, replay
 from simulator.policies import POLICIES
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 
 def test_version(hosim, monkeypatch):
     """With the engine, and what to do for the one that is missing."""

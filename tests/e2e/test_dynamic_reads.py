@@ -13,6 +13,8 @@ import simulator as hosim
 from simulator.cli.check import describe
 from simulator.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1"
 DENSE_FIRST = "[{stop: 1, feed_forward: {kind: dense, width: 64}}]"
 JOB = documents.decoder(3, EXPERTS, DENSE_FIRST, batch=1, sequence=16, steps=4, experts="each")

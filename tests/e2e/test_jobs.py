@@ -21,6 +21,8 @@ from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 
 def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
     out = tmp_path / "out"

@@ -14,6 +14,8 @@ from simulator.report.answers import frontier_view
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 MACHINE = """\
 schema: hosim/hardware/1
 name: small
