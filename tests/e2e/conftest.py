@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,15 +44,26 @@ def drawn():
     return Picture, Picture.write
 
 
-@pytest.fixture(scope="module")
-def pictures_are_blank(drawn):
-    """Pictures are most of the time of a folder: modules that look at none ask for this."""
+@pytest.fixture(scope="session")
+def blank(drawn):
+    """A context in which pictures are files, but blank."""
 
     def write(_, path, kind="png"):
         (path.write if hasattr(path, "write") else Path(path).write_bytes)(kind.encode())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawn[0], "write", write)
+    @contextmanager
+    def pictures():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(drawn[0], "write", write)
+            yield
+
+    return pictures
+
+
+@pytest.fixture
+def pictures_are_blank(blank):
+    """Pictures are most of the time of a folder: what looks at none asks for this."""
+    with blank():
         yield
 
 

@@ -533,6 +533,7 @@ def test_rows_that_do_not_swap_are_told_with_both_ends(hosim, story):
     assert "do not swap between links.*.bandwidth 2 GB/s and 4 GB/s: " in done.out
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_what_would_make_a_plan_from_a_file_free_is_not_searched(hosim, story, tmp_path):
     assert hosim("plan", story, "--out", tmp_path / "plan").code == 0
     of_file = STORY.replace("[static, reactive]", "[{policy: plan/plan.jsonl, label: mine}]")
@@ -616,6 +617,7 @@ def test_room_is_searched_only_where_all_devices_have_the_same(hosim, asked):
     assert "the room in hbm is searched where all devices have the same, found ranks with a capacity" in ended.err
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_a_page_of_unlike_memories_has_no_front(hosim, story, tmp_path):
     more = ["--policy", "static", "--set", "ranks.0.capacity=0.8", "--what-if"]
     ended = hosim("run", story, *more, "--out", tmp_path / "out")

@@ -105,6 +105,7 @@ def test_a_window_of_the_timeline(results):
     assert figure.axes[0].get_xlim() == (0, 600)
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_a_policy_of_ones_own(tmp_path):
     def mine(problem: hosim.Problem) -> hosim.Plan:
         return resident(problem, Resident())
