@@ -162,7 +162,7 @@ class Limits:
         self._device = _device_terms(timing, hardware, sharers)
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
         self._again = Rematerialisation(timing, demand) if may_repeat else None
-        self._shares = (_FEWER, 1) if len(graph.ops) > MOST_POINTS // 2 else (1,)
+        self._shares = (_FEWER, 1) if len(graph.ops) > MOST_POINTS // 4 else (1,)
 
     @cached_property
     def step(self) -> Callable[..., Bound]:

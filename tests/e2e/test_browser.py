@@ -115,6 +115,7 @@ def test_a_timeline_that_zooms_has_every_bar_of_the_row_to_the_nanosecond(pages)
     assert (hbm["tier"], peak) == ("hbm", row.summary["peak_hbm_bytes"])
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_too_many_bars_leave_the_picture(tmp_path, monkeypatch):
     from simulator.report import html
 
