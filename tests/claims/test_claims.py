@@ -42,6 +42,7 @@ SLOW = {
     "deepseek_v3_nsa_prefill_short",
     "deepseek_v3_train_baseline",
     "deepseek_v3_train_offload",
+    "deepnvme_70b_gds",
     "kv_fragmentation",
     "kv_longest_calibrated",
     "llama3_8b_2x2x2",

@@ -368,7 +368,8 @@ def test_a_wrong_question_is_one_message(old, new, said, hosim, longest):
     assert done.err.count("hosim: ") == 1
 
 
-@pytest.mark.parametrize("field", ["links.*.bandwidth", pytest.param("links.h2d.bandwidth", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("field", ["links.*.bandwidth", "links.h2d.bandwidth"])
 def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
     path = longest(
         "frontier: {of: workload.sequence, at_most: 8192, multiple_of: 256, slowdown: [inf]}", "budget: 9 MB"

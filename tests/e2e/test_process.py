@@ -61,7 +61,7 @@ def test_a_shell_completes_commands():
     assert (done.returncode, done.stdout, done.stderr) == (0, "plain,run\n", "")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
     out = tmp_path / "out"
     command = [*HOSIM, "run", "tiny_train_910c", "--policy", "reactive", "--out", str(out)]

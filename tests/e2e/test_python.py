@@ -198,8 +198,8 @@ hosim.run({str(chain.write(tmp_path))!r}).write({str(tmp_path / "out")!r})
 
 IN_A_FORK = """
 import os, sys
-import numpy, orjson, pydantic, yaml
-assert "simulator" not in sys.modules
+import simulator.catalog
+assert not any(name in sys.modules for name in ("simulator.run", "simulator.execute", "hosim"))
 for said in {said!r}:
     if child := os.fork():
         os.waitpid(child, 0)

@@ -40,12 +40,13 @@ def first():
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory):
     """What the Python example leaves behind, of a scenario that takes a moment."""
+    path = chain.write(tmp_path_factory.mktemp("inputs"))
     (example, *_) = blocks((ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8"), "python")
     folder = tmp_path_factory.mktemp("example")
     names = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(compile(example.replace(FIRST, "tiny_train_910c"), "install.md", "exec"), names)
+        exec(compile(example.replace(FIRST, str(path)), "install.md", "exec"), names)
     return {**names, "folder": folder}
 
 

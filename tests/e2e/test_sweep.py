@@ -99,6 +99,7 @@ def test_there_is_a_line_for_each_cell_and_policy_and_sentences_about_them(hosim
     assert all(f"{policy} takes" in told or f"{policy} does not fit" in told for policy in policies)
 
 
+@pytest.mark.slow
 def test_the_result_is_the_same_with_any_number_of_workers(scenario):
     asked = {BANDWIDTHS: "1..4 GB/s:3", BUDGETS: ["80 MB", "90 MB"]}
     assert (
@@ -283,7 +284,7 @@ def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
 # what is written
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("axes", [3, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2))])
 def test_the_folder_holds_the_rows_the_picture_and_the_documents(hosim, scenario, tmp_path, axes):
     asked = [f"{BANDWIDTHS}=1..2 GB/s:2", f"{BUDGETS}=80 MB, 90 MB", "workload.steps=1,2"][:axes]
     out = tmp_path / "out"
