@@ -97,7 +97,7 @@ from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence as Precedence
 from simulator.bounds.precedence import streams_of as streams_of
 from simulator.bounds.traffic import Traffic
-from simulator.bounds.windows import Rematerialisation, Windows
+from simulator.bounds.windows import MOST_POINTS, Rematerialisation, Windows
 from simulator.cost import device_of, roofline, unit_work
 from simulator.cost.service import FULL_RATE, ceil_div
 from simulator.graph import HOST, Graph
@@ -162,6 +162,7 @@ class Limits:
         self._device = _device_terms(timing, hardware, sharers)
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
         self._again = Rematerialisation(timing, demand) if may_repeat else None
+        self._shares = (_FEWER, 1) if len(graph.ops) > MOST_POINTS // 4 else (1,)
 
     @cached_property
     def step(self) -> Callable[..., Bound]:
@@ -188,7 +189,7 @@ class Limits:
 
         A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
         above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
-        Few ops may show that a budget is too small.
+        Of many ops, few may show that a budget is too small.
         """
         demand = self._demand
         least = max(int(demand.held.max()), self._at_home)
@@ -197,7 +198,7 @@ class Limits:
             return least
         for _ in range(_HALVINGS):
             middle = (least + most) // 2
-            if self.step(middle, _FEWER).ns > step_ns or self.step(middle).ns > step_ns:
+            if any(self.step(middle, share).ns > step_ns for share in self._shares):
                 least = middle + 1
             else:
                 most = middle

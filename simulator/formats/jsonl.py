@@ -11,8 +11,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -51,6 +52,10 @@ def _once(names: list[str]) -> list[str]:
 
 Names = Annotated[list[str], AfterValidator(_once), Field(json_schema_extra={"uniqueItems": True})]
 """Names, each once."""
+
+
+_adapter: Callable[[type], TypeAdapter[dict[str, Any]]] = cache(TypeAdapter)
+"""Type -> what checks its lines: to make it takes longer than to check a short file."""
 
 
 class Line(NamedTuple):
@@ -93,7 +98,6 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
         If the file cannot be read, a line is no JSON object of one of the types, or the header names another schema.
     """
     types = {"schema": header, **kinds}
-    adapters: dict[str, TypeAdapter[dict[str, Any]]] = {kind: TypeAdapter(type_) for kind, type_ in types.items()}
     expected, must = ["schema"], f'the first line is a header with "schema": "{schema}"'
     for line_number, record in objects(path):
         kind = next(filter(record.__contains__, expected), "")
@@ -101,7 +105,7 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
             found = repr(record["schema"]) if "schema" in record else f"the keys {', '.join(record) or 'none'}"
             raise ConfigError(f"{path}:{line_number}", must, found, "correct the line, or choose another file")
         try:
-            yield Line(path, line_number, kind, adapters[kind].validate_python(record))
+            yield Line(path, line_number, kind, _adapter(types[kind]).validate_python(record))
         except ValidationError as error:
             fault = faults(error, record, tuple(types[kind].__annotations__))[0]
             raise fault.at(f"{path}:{line_number}, {'.'.join(fault.path)}") from None

@@ -22,7 +22,7 @@ from secrets import token_urlsafe
 from typing import Any, Literal
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from simulator.document import Line
@@ -321,6 +321,7 @@ class _Provenance(TypedDict, total=False):
     draws: dict[Line, Any]
 
 
+@with_config(ConfigDict(defer_build=True))
 class _Summary(TypedDict):
     """The keys of a summary that are read; there may be others."""
 
@@ -329,6 +330,10 @@ class _Summary(TypedDict):
     stalls: dict[Line, list[_Stall]]
     figures: dict[Line, _Figure]
     provenance: _Provenance
+
+
+_SUMMARIES = TypeAdapter(_Summary)
+"""Built when the first summary is read."""
 
 
 def read_summary(result: Path) -> dict[str, Any]:
@@ -352,7 +357,7 @@ def read_summary(result: Path) -> dict[str, Any]:
         summary = orjson.loads(whole(path))
         schema = summary.get("schema") if isinstance(summary, dict) else None
         insist(schema == _SUMMARY, str(path), f"the schema is {_SUMMARY}", repr(schema) if schema else "none", _AGAIN)
-        TypeAdapter(_Summary).validate_python(summary, strict=True)
+        _SUMMARIES.validate_python(summary, strict=True)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
     except ValidationError as error:

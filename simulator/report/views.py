@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, NamedTuple
@@ -151,13 +152,20 @@ class SweepView(NamedTuple):
 
 def rendered(template: str, **variables: Any) -> str:
     """Render a template of this folder."""
+    text: str = _environment().get_template(template).render(variables)
+    return text
+
+
+@cache
+def _environment() -> Any:
+    """Return the templates of this folder, each compiled once."""
     import jinja2  # noqa: PLC0415 - text needs none of it
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
     environment.filters["json"] = lambda data: orjson.dumps(data).decode().replace("<", "\\u003c")
-    return environment.get_template(template).render(variables)
+    return environment
 
 
 class Varied(NamedTuple):

@@ -14,7 +14,8 @@ from simulator.catalog import Axis
 from simulator.policies.runtime_cache import RuntimeCache
 from simulator.policies.writer import Writer
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
+"""What a small scenario shows by default: `tests/e2e/test_validate.py`."""
 TRAINING = ["llama3_8b_2x2x2", "llama3_8b_no1_910c", "llama3_8b_offload_bandwidths", "llama3_8b_runtime_910c"]
 PEAK = "our own peak of the deployment"
 OFFLOADED = "our own peak of the deployment, offloaded"
@@ -54,7 +55,6 @@ def broken(found):
     return {row["claim"] for row in found.rows if row["verdict"] == "BROKEN"}
 
 
-@slow
 @pytest.mark.parametrize(
     ("scale", "expected"),
     [
@@ -85,11 +85,9 @@ def test_the_headlines_hold():
 @pytest.mark.parametrize(
     ("names", "scale", "expected"),
     [
-        pytest.param(None, {"links.*.bandwidth": 0.5}, {NOT_HIDDEN, NINE_SECONDS}, marks=slow),
-        pytest.param(
-            None, {"links.*.bandwidth": 0.01}, {OFFLOADED, SAVING, NO_SLOWER, NOT_HIDDEN, NINE_SECONDS}, marks=slow
-        ),
-        pytest.param(None, {"allocator.compaction.per_page": 0}, {COMPACTIONS}, marks=slow),
+        (None, {"links.*.bandwidth": 0.5}, {NOT_HIDDEN, NINE_SECONDS}),
+        (None, {"links.*.bandwidth": 0.01}, {OFFLOADED, SAVING, NO_SLOWER, NOT_HIDDEN, NINE_SECONDS}),
+        (None, {"allocator.compaction.per_page": 0}, {COMPACTIONS}),
         (TRAINING[-1:], {"host.reactive.*": 100}, {HOST}),
     ],
 )
@@ -102,7 +100,6 @@ def test_headlines_turn_red_with_the_machine_that_they_stand_on(names, scale, ex
         assert {obtained[NINE_SECONDS], obtained[NOT_HIDDEN]} == {"none, as the row is infeasible"}
 
 
-@slow
 def test_headlines_turn_red_if_plans_do_not_look_ahead(monkeypatch):
     """Every copy of a plan begins when the op before it has ended, and the host waits for it."""
     copy = Writer.copy
@@ -116,7 +113,6 @@ def test_headlines_turn_red_if_plans_do_not_look_ahead(monkeypatch):
     assert broken(hosim.validate(headline=True)) == {NO_SLOWER, NOT_HIDDEN}
 
 
-@slow
 def test_the_account_of_waits_turns_red_if_the_host_runs_ahead_of_its_copies(monkeypatch):
     """A runtime that shall wait for each copy, and does not, waits for room instead."""
     made = RuntimeCache.__init__
@@ -130,7 +126,6 @@ def test_the_account_of_waits_turns_red_if_the_host_runs_ahead_of_its_copies(mon
     assert {row["obtained"] for row in found.rows if row["claim"] == NOTHING_ELSE} == {"2.38 s"}
 
 
-@slow
 def test_fixed_offsets_turn_red_if_their_places_are_given_out_at_run_time(monkeypatch):
     """The plan with fixed offsets alone is not what compacts nothing: with a pool it compacts like the others."""
     resolve = catalog.resolve
@@ -149,7 +144,6 @@ def test_fixed_offsets_turn_red_if_their_places_are_given_out_at_run_time(monkey
     assert {row["obtained"] for row in found.rows if row["claim"] == FIXED} == {"18"}
 
 
-@slow
 def test_headlines_turn_red_if_the_three_views_share_a_cache(monkeypatch):
     resolve, axis = catalog.resolve, Axis("caches", ("workload.model.attention.sparse.caches",), "a test")
 

@@ -31,6 +31,7 @@ SLOW = {
     "agentic_rl_disjoint",
     "deepseek_v3_nsa_decode",
     "deepseek_v3_nsa_deployment_least_peak",
+    "deepseek_v3_nsa_deployments_123k",
     "deepseek_v3_nsa_deployments_chunked",
     "deepseek_v3_nsa_deployments_compactions",
     "deepseek_v3_nsa_deployments_decode",
@@ -41,21 +42,27 @@ SLOW = {
     "deepseek_v3_nsa_prefill_short",
     "deepseek_v3_train_baseline",
     "deepseek_v3_train_offload",
+    "deepnvme_70b_gds",
     "kv_fragmentation",
     "kv_longest_calibrated",
     "llama3_8b_2x2x2",
     "llama3_8b_least_peak",
     "llama3_8b_no1_910c",
     "llama3_8b_offload_bandwidths",
+    "llama3_8b_offload_fused",
     "llama3_8b_runtime_910c",
     "llama3_8b_runtime_pinned_910c",
     "moe_exchange_masked",
     "omni_modal",
     "paddle_npu_optimizer_state",
+    "recommender_1t2",
+    "recommender_1t2_placed",
     "scaling_loose_cluster",
+    "scaling_supernode",
+    "vilt_train_pool",
     "vision_language_mpipe",
 }
-"""They take more than a second or two; each runs once for this and for its digests."""
+"""They take longer than a third of a second; each runs once for this and for its digests."""
 
 
 def some(names):

@@ -48,7 +48,12 @@ def test_the_ranks_of_a_stage_share_its_experts():
 
 
 @pytest.mark.parametrize(
-    ("layers", "experts", "fits"), [(10, 32, True), (12, 32, True), (10, 64, False), (16, 16, True)]
+    ("layers", "experts", "fits"),
+    [
+        (10, 32, True),
+        (10, 64, False),
+        *(pytest.param(*one, True, marks=pytest.mark.slow) for one in ((12, 32), (16, 16))),
+    ],
 )
 def test_which_cuts_fit_a_die(layers, experts, fits):
     found = catalog.read_workload("deepseek_v3_train_2x2x2")

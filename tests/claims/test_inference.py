@@ -34,6 +34,7 @@ def test_the_calibrated_decoder_takes_what_the_printed_figures_imply():
     assert other == pytest.approx((61.2e9 - 45.0e9) / (123_000 - 71_000), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_a_static_layout_needs_no_compaction_and_allocators_at_run_time_do():
     found = hosim.run("kv_fragmentation")
     assert {label: row.summary["compactions"] for label, row in found.items()} == {
@@ -100,6 +101,7 @@ def test_a_short_prompt_turns_red_where_its_links_are_too_slow():
     assert "prefill of a short prompt, offloaded over resident" in red
 
 
+@pytest.mark.slow
 def test_123k_tokens_fill_with_the_cache_offloaded_what_the_page_says():
     loaded = catalog.resolve("deepseek_v3_nsa_deployments_123k")
     (row,) = run_case(prepare(loaded, with_bounds=False)).summaries.values()
@@ -125,7 +127,7 @@ def at(name, **values):
     return catalog.at(catalog.resolve(name), axes)
 
 
-@pytest.mark.parametrize(("ranks", "alike"), [(128, 160), (256, 320)])
+@pytest.mark.parametrize(("ranks", "alike"), [(128, 160), pytest.param(256, 320, marks=pytest.mark.slow)])
 def test_ranks_that_hold_copies_are_the_case_of_fewer_ranks(ranks, alike):
     """64 copies beside 256 experts: a die of 160 ranks holds two, as one of 128, and its graph is the same."""
     few = at("deepseek_v3_nsa_deployments", model__feed_forward__ranks=ranks)

@@ -18,10 +18,12 @@ def baseline():
     return hosim.run("llama3_8b_2x2x2")
 
 
+@pytest.mark.slow
 def test_the_step_of_the_baseline_is_predicted_within_the_printed_error(baseline):
     assert baseline.summary.loc["resident", "step_ns"] / 5.2e9 - 1 == pytest.approx(-0.009, abs=0.0015)
 
 
+@pytest.mark.slow
 def test_the_baseline_waits_for_the_other_stage_and_for_sums_as_the_readme_says(baseline):
     row = baseline.summary.loc["resident"]
     step, compute = row["step_ns"], row["step_ns"] - row["stall_ns"]

@@ -138,6 +138,7 @@ def test_prompts_are_read_a_little_too_fast():
     assert max(map(abs, found)) < 0.085
 
 
+@pytest.mark.slow
 def test_caches_are_loaded_a_little_too_fast_and_short_ones_much():
     first, *rest = errors(CONNECTOR, "8B, cache loaded")
     assert first == pytest.approx(-0.357, abs=0.005)

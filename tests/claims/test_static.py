@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -58,12 +59,22 @@ def test_one_set_of_weights_serves_all_shipped_scenarios():
                 assert chosen.model_copy(update=asked) == Options(), name
 
 
+@cache
+def ran(name):
+    """A scenario that several tests read."""
+    return hosim.run(name)
+
+
 @pytest.mark.parametrize(
-    "name", ["tiny_train_910c", "tiny_train_t4", pytest.param("llama3_8b_train_h100", marks=pytest.mark.slow)]
+    "name",
+    [
+        "tiny_train_t4",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("tiny_train_910c", "llama3_8b_train_h100")),
+    ],
 )
 def test_static_is_never_behind_another_row_and_least_of_all_with_recompute(name):
     """A row that runs ops again is compared with the one that may, too."""
-    results = hosim.run(name)
+    results = ran(name)
     steps = {label: row.summary["step_ns"] for label, row in results.items() if row.status == "ok"}
     assert min(steps.values()) == steps["static with recompute"]
     once = {label: ns for label, ns in steps.items() if not results[label].summary["recompute_ns"]}
@@ -71,7 +82,7 @@ def test_static_is_never_behind_another_row_and_least_of_all_with_recompute(name
 
 
 def test_what_a_slow_link_exposes_is_named():
-    results = hosim.run("tiny_train_t4")
+    results = ran("tiny_train_t4")
     assert results["static"].summary["stall_ns"] > 0
     said = " ".join(results.sentences)
     assert "waiting for room in hbm" in said

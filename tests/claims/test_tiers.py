@@ -12,7 +12,11 @@ from simulator.run.case import prepare
 
 
 @pytest.mark.parametrize(
-    ("batch", "bounded_by", "gap"), [(1024, "link read", 0.02), (4096, "link h2d before head/decode/lm", 0.003)]
+    ("batch", "bounded_by", "gap"),
+    [
+        (1024, "link read", 0.02),
+        pytest.param(4096, "link h2d before head/decode/lm", 0.003, marks=pytest.mark.slow),
+    ],
 )
 def test_a_batch_is_bounded_by_the_drives_until_its_caches_fill_the_link(batch, bounded_by, gap):
     """The bound knows that what goes over DDR passes both links; `static` reaches it on a machine that is crowded."""

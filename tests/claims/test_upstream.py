@@ -93,14 +93,19 @@ def test_the_acceptance_table(share, rate, planned, step, stall, held, freed):
         assert row["peak_hbm_bytes"] / GIB == pytest.approx(peak, abs=0.001)
 
 
-@pytest.mark.parametrize(("layers", "taken"), [(8, 48), (32, 180), (128, 708), (512, 2820)])
+@pytest.mark.parametrize(
+    ("layers", "taken"), [(8, 48), (32, 180), (128, 708), pytest.param(512, 2820, marks=pytest.mark.slow)]
+)
 def test_it_takes_as_many_intervals_as_were_counted(layers, taken):
     given = case(16, FREED, layers)
     limit = int(live_bytes(given.graph).max()) // 2
     assert len(choose(given.problem, limit)[0]) == taken
 
 
-@pytest.mark.parametrize(("rate", "stall"), [(16, 2395.4), (50, 650.9), (200, 168.0)])
+@pytest.mark.parametrize(
+    ("rate", "stall"),
+    [(16, 2395.4), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((50, 650.9), (200, 168.0)))],
+)
 def test_four_times_the_layers(rate, stall):
     row = run(50, rate, layers=128).row
     assert row["compute_ns"] / MS == pytest.approx(2466.8, abs=0.1)

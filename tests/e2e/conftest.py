@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import chain
 import pytest
@@ -35,13 +37,45 @@ def one_core():
 
 
 @pytest.fixture(scope="session")
-def ran(tmp_path_factory):
+def drawn():
+    """How pictures are written."""
+    from simulator.report.drawing import Picture
+
+    return Picture, Picture.write
+
+
+@pytest.fixture(scope="session")
+def blank(drawn):
+    """A context in which pictures are files, but blank."""
+
+    def write(_, path, kind="png"):
+        (path.write if hasattr(path, "write") else Path(path).write_bytes)(kind.encode())
+
+    @contextmanager
+    def pictures():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(drawn[0], "write", write)
+            yield
+
+    return pictures
+
+
+@pytest.fixture
+def pictures_are_blank(blank):
+    """Pictures are most of the time of a folder: what looks at none asks for this."""
+    with blank():
+        yield
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory, drawn):
     """The folder of one run of the chain, for all that only read it; as quick as other runs of tests."""
     inputs = tmp_path_factory.mktemp("inputs")
     out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
         patch.setattr(what_if, "_SEARCHED", frozenset())
+        patch.setattr(drawn[0], "write", drawn[1])
         run(chain.write(inputs)).write(out)
     return out
 

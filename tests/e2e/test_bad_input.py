@@ -11,6 +11,8 @@ import pytest
 
 from simulator.engine.reference.ledger import Ledger
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 DOCUMENTS = {
     "a path that none is": (
         ("workload", "graph.jsonl", r'"graph\0.jsonl"'),
@@ -70,16 +72,16 @@ def test_a_bad_document(case, hosim, scenario, tmp_path, monkeypatch):
 RUN = "a run computes at most 4,000,000 ops"
 MODEL = "model: {layers: 2, hidden: 8, heads: 4, kv_heads: 2, ffn: 16, vocabulary: 32}"
 SPARSE = (
-    "phase: decode\nexperts: each\nmodel: {family: decoder, layers: 99, hidden: 8, vocabulary: 9, "
+    "phase: decode\nexperts: each\nmodel: {family: decoder, layers: 3000, hidden: 8, vocabulary: 9, "
     "attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 2}, "
-    "feed_forward: {kind: experts, routed: 60000, top_k: 2, width: 4}}"
+    "feed_forward: {kind: experts, routed: 1500, top_k: 2, width: 4}}"
 )
 HUGE = {
     "many layers": ("layers: 2", "layers: 1000000000000", "model.layers: input should be less than or equal to 10000"),
     "many steps": ("steps: 2", "steps: 100000000", RUN),
     "more steps": ("steps: 2", "steps: 4000000000000", "steps: input should be less than or equal to 1000000000"),
-    "too many together": ("steps: 2\n" + MODEL, "steps: 12\n" + MODEL.replace("layers: 2", "layers: 9000"), RUN),
-    "many tokens": (MODEL, SPARSE.replace("60000", "6") + "\nnew_tokens: 999999999", RUN),
+    "too many together": ("steps: 2\n" + MODEL, "steps: 10000\n" + MODEL.replace("layers: 2", "layers: 90"), RUN),
+    "many tokens": (MODEL, SPARSE.replace("1500", "6").replace("3000", "9") + "\nnew_tokens: 999999999", RUN),
     "many experts": (MODEL, SPARSE, "a graph has at most 4,000,000 tensors"),
     "many senders": (
         MODEL,

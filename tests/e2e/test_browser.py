@@ -43,18 +43,18 @@ class Parsed(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(ran, tmp_path_factory):
+def pages(ran, blank, tmp_path_factory):
     """A page of each kind."""
     folder = tmp_path_factory.mktemp("pages")
     scenario = chain.write(folder)
     shutil.copytree(ran, folder / "run")
     asked = ["run", str(scenario), "--policy", "static", "--set", "links.*.bandwidth=20 GB/s"]
-    with pytest.raises(SystemExit, match="0"):
+    with blank(), pytest.raises(SystemExit, match="0"):
         main([*asked, "--out", str(folder / "faster")])
     grid = {"links.*.bandwidth": "10..40 GB/s:3", "scenario.budget": "4.3 MB, 6 MB"}
     hosim.sweep(scenario, grid, workers=1, cache=False).write(folder / "sweep")
     asked = ["sweep", str(scenario), *("--grid", "links.*.bandwidth=10 GB/s,20 GB/s"), "--no-cache", "--workers", "1"]
-    with pytest.raises(SystemExit, match="0"):
+    with blank(), pytest.raises(SystemExit, match="0"):
         main([*asked, "--policy=static", "--out", str(folder / "asked")])
     (folder / "diff").mkdir()
     found = hosim.diff(folder / "run", folder / "faster")
@@ -115,6 +115,7 @@ def test_a_timeline_that_zooms_has_every_bar_of_the_row_to_the_nanosecond(pages)
     assert (hbm["tier"], peak) == ("hbm", row.summary["peak_hbm_bytes"])
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_too_many_bars_leave_the_picture(tmp_path, monkeypatch):
     from simulator.report import html
 

@@ -15,6 +15,8 @@ import simulator as hosim_api
 from simulator.report.junit import write_junit
 from simulator.run import row as rows
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 FASTER = "links.*.bandwidth=8 GB/s"
 HOLD = """\
 expect:
@@ -37,12 +39,13 @@ def keep(results, path):
 
 
 @pytest.fixture(scope="module")
-def folders(ran, tmp_path_factory):
+def folders(ran, blank, tmp_path_factory):
     """Results of the chain: as it is and over faster links; as files, of fewer rows and with a budget for less."""
     out = tmp_path_factory.mktemp("results")
     inputs = tmp_path_factory.mktemp("inputs")
     shutil.copytree(ran, out / "old")
-    hosim_api.run(chain.write(inputs), set={"links.*.bandwidth": "8 GB/s"}).write(out / "fast")
+    with blank():
+        hosim_api.run(chain.write(inputs), set={"links.*.bandwidth": "8 GB/s"}).write(out / "fast")
     keep(hosim_api.run(chain.write(inputs), policies=["static"]), out / "fewer.json")
     small = chain.SCENARIO.replace("4.3 MB", "1 MB")
     keep(hosim_api.run(chain.write(inputs, scenario=small)), out / "small.json")

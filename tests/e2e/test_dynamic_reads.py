@@ -13,6 +13,8 @@ import simulator as hosim
 from simulator.cli.check import describe
 from simulator.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1"
 DENSE_FIRST = "[{stop: 1, feed_forward: {kind: dense, width: 64}}]"
 JOB = documents.decoder(3, EXPERTS, DENSE_FIRST, batch=1, sequence=16, steps=4, experts="each")
@@ -94,7 +96,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
     assert ("of the candidates stay in hbm" in rows["hybrid"]["notes"]) == moves
 
 
-@pytest.mark.parametrize("evict", ["lru", "lfu", "hot"])
+@pytest.mark.parametrize("evict", ["lru", "hot", pytest.param("lfu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("budget", ["98 kB", "182 kB", "266 kB"])
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_a_runtime_does_not_block_itself_where_every_home_is_free(tmp_path, budget, ahead, evict) -> None:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import some_ranks
+from pages import printed
 
 import simulator as hosim_api
 from simulator import catalog
@@ -27,10 +28,14 @@ def runs_end_with_their_rows():
     """They end with what would make them free, too."""
 
 
+def laid(folder):
+    homes = f"[static]\nhomes: {{{HALF}: ddr}}"
+    return some_ranks.lay(folder, WORKLOAD, some_ranks.SCENARIO.replace("[resident]", homes))
+
+
 @pytest.fixture
 def scenario(tmp_path):
-    homes = f"[static]\nhomes: {{{HALF}: ddr}}"
-    return some_ranks.lay(tmp_path, WORKLOAD, some_ranks.SCENARIO.replace("[resident]", homes))
+    return laid(tmp_path)
 
 
 def step(scenario, policy="static", **changes):
@@ -59,8 +64,13 @@ def test_unmoved_is_the_step_with_everything_in_hbm_whatever_it_has(scenario):
     assert found["moved_h2d_bytes"] == 0
 
 
-def test_where_only_collectives_are_left_a_row_is_free(hosim, scenario):
-    said = hosim("run", scenario).out
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What a run of the scenario prints, with the searches at its end."""
+    return printed(hosim_api.run(laid(tmp_path_factory.mktemp("said")), what_if=None))
+
+
+def test_where_only_collectives_are_left_a_row_is_free(said, scenario):
     amount = re.search(r"static needs links.\*.bandwidth ([\d.]+ \w+/s) \(now .*\) to be as fast as if", said)
     assert amount, said
     fast, same = {"links.*.bandwidth": amount[1]}, unmoved(scenario)
@@ -86,8 +96,7 @@ def test_a_condition_on_stall_that_fails_for_collectives_alone_says_so(hosim, sc
     assert "all of it waits" not in short, "at that bandwidth copies are waited for, too"
 
 
-def test_a_home_that_forces_traffic_though_all_would_fit_is_named(hosim, scenario):
-    said = hosim("run", scenario).out
+def test_a_home_that_forces_traffic_though_all_would_fit_is_named(said, scenario):
     free = step(in_hbm(scenario))
     told = "L0[23]/*.weight has its home in ddr but would fit in hbm: with free homes "
     assert f"{told}a step of static takes {free / 1e3:.0f} us.\n" in said

@@ -14,6 +14,8 @@ import recorded
 from simulator import inputs
 from simulator.importers import imported
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 
 def test_a_graph_is_imported_told_and_checked(hosim, scenario, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,7 @@
 """Prefill and decode of small models with weights at home in a slower tier, through the whole of a run."""
 
+import re
+
 import documents
 import pytest
 
@@ -26,7 +28,7 @@ hardware: box.yaml
 workload: job.yaml
 homes: {{weight: ddr, {experts}kv_cache: free}}
 budget: 5 MB
-policies: [resident, reactive, static]
+policies: [resident, {{policy: reactive, options: {{look_ahead: 1}}}}, static]
 """
 
 
@@ -74,7 +76,7 @@ name: story
 hardware: box.yaml
 workload: job.yaml
 homes: {kv_cache: ddr}
-policies: [reactive, static]
+policies: [{policy: reactive, options: {look_ahead: 1}}, static]
 """
 
 
@@ -89,7 +91,7 @@ def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
     job = WORK.format(attention=seeing, feed_forward=DENSE, phase=phase, key=key).replace("a toy}", "a toy, kv: a toy}")
     late = view == "sparse" and "decode" in phase
     rows = "policies: [reactive, static, hybrid, {policy: reactive, label: demand, options: {dynamic: on_demand}}]"
-    story = CACHES.replace("policies: [reactive, static]", rows) if late else CACHES
+    story = re.sub("policies: .*", rows, CACHES) if late else CACHES
     for name, text in (("box", documents.BOX), ("job", job), ("story", story)):
         (tmp_path / f"{name}.yaml").write_text(text)
     results = hosim.run(tmp_path / "story.yaml")

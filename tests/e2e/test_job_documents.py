@@ -13,6 +13,8 @@ from simulator import catalog
 from simulator.cli import main
 from simulator.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 MODEL = "{layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocabulary: 256, tied_embeddings: false}"
 WORK = f"""\
 schema: hosim/workload/1

@@ -21,6 +21,8 @@ from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 
 def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
     out = tmp_path / "out"
@@ -54,25 +56,33 @@ def test_folded_and_unfolded_give_the_same_row(tmp_path, parallel):
     assert rows[0] == rows[1]
 
 
-def test_each_graph_of_a_job_has_its_plan(tmp_path):
-    results = hosim.run(written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2"), policies=["static"])
-    row = results["static"]
+PIPELINE = "tensor: 2, pipeline: 2, micro_batches: 2"
+
+
+@pytest.fixture(scope="module")
+def pipelined(tmp_path_factory):
+    """A run of two stages of two ranks, for all that only read it."""
+    return hosim.run(written(tmp_path_factory.mktemp("pipelined"), PIPELINE))
+
+
+def test_each_graph_of_a_job_has_its_plan(pipelined):
+    row = pipelined["static"]
     assert [plan.policy for plan in row.plans] == ["static", "static"]
     assert [len(plan.home) for plan in row.plans] == [len(graph.tensors) for graph in row.job.graphs]
     assert row.ranks["program"].tolist() == [row.job.labels[number] for number in row.job.graph_of]
     assert set(row.waits["rank"]) <= {0, 1, 2, 3}
 
 
-def test_the_same_job_gives_the_same_tables(tmp_path):
-    scenario = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
-    first, second = (hosim.run(scenario)["reactive"] for _ in range(2))
+def test_the_same_job_gives_the_same_tables(pipelined, tmp_path):
+    first = pipelined["reactive"]
+    second = hosim.run(written(tmp_path, PIPELINE), policies=["reactive"])["reactive"]
     for table in ("spans", "waits", "memory", "ranks"):
         pd.testing.assert_frame_equal(getattr(first, table), getattr(second, table))
 
 
 def test_hosim_plan_tells_each_graph(tmp_path, capsys):
     out = tmp_path / "plan"
-    scenario = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
+    scenario = written(tmp_path, PIPELINE)
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(scenario), "--out", str(out)])
     told = capsys.readouterr().out
@@ -150,13 +160,12 @@ def test_more_ranks_than_devices_are_refused(tmp_path):
 
 
 def test_a_plan_file_is_of_one_graph(tmp_path):
-    pipeline = "tensor: 2, pipeline: 2, micro_batches: 2"
     text = SCENARIO.replace("[resident, reactive, static]", "[plan.jsonl]").split("expect:")[0]
     (tmp_path / "plan.jsonl").write_text("")
     with pytest.raises(
         ConfigError, match=r"a file has the plan of one graph, found one file for 2 graphs; name a file"
     ):
-        hosim.run(written(tmp_path, pipeline, text))
+        hosim.run(written(tmp_path, PIPELINE, text))
 
 
 def few_layers(name, folder):
@@ -194,7 +203,7 @@ def test_plans_of_several_graphs_are_written_read_and_replayed_to_the_same_bytes
 
 def test_plans_that_hosim_plan_writes_for_several_graphs_run_again(tmp_path, request):
     command = request.getfixturevalue("hosim")
-    path = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
+    path = written(tmp_path, PIPELINE)
     done = command("plan", path, "--out", tmp_path / "planned")
     assert (done.code, done.out.splitlines()[-1]) == (0, f"Plan: {tmp_path / 'planned' / '*' / 'plan.jsonl'}")
     text = (
@@ -230,8 +239,8 @@ def test_plans_made_apart_fit_together_in_what_ranks_share(tmp_path):
     assert (both.status, both.shortfall.tier, both.shortfall.capacity_bytes) == ("infeasible", "ddr", 30)
 
 
-def test_what_plans_say_names_the_stage_where_others_say_something_else(tmp_path):
-    rows = hosim.run(written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2"))
+def test_what_plans_say_names_the_stage_where_others_say_something_else(pipelined):
+    rows = pipelined
     assert rows["reactive"].summary["notes"].startswith("evicts "), "all stages say the same"
     first, second = rows["static"].summary["notes"].split("; ")
     assert first.startswith("stage 0, 2 ranks from 0 to 1: nothing moves")
@@ -243,10 +252,10 @@ def test_a_job_that_is_none_is_refused(tmp_path):
         hosim.run(written(tmp_path, "tensor: 2"), job=3)
 
 
-def test_the_stage_that_lacks_most_room_speaks_for_all(tmp_path):
-    stages, small = "tensor: 2, pipeline: 2, micro_batches: 2", "budget: 550 kB\nassumed: {budget: a story}\n"
-    needed = hosim.run(written(tmp_path, stages))["resident"].summary["peak_hbm_bytes"]
-    short = hosim.run(written(tmp_path, stages, SCENARIO + small))["resident"].summary
+def test_the_stage_that_lacks_most_room_speaks_for_all(pipelined, tmp_path):
+    needed = pipelined["resident"].summary["peak_hbm_bytes"]
+    small = f"{SCENARIO}budget: 550 kB\nassumed: {{budget: a story}}\n"
+    short = hosim.run(written(tmp_path, PIPELINE, small), policies=["resident"])["resident"].summary
     assert (short["status"], short["short_bytes"]) == ("infeasible", needed - 550_000)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 import simulator as hosim
 
-POLICIES = ("resident", "reactive", "static", "lookahead", "offload_saved", "upstream_greedy", "recompute")
+REACTIVE, AHEAD = "{policy: reactive, options: {look_ahead: 1}}", "{policy: lookahead, options: {distance: 2}}"
+POLICIES = ("resident", REACTIVE, "static", AHEAD, "offload_saved", "upstream_greedy", "recompute")
 STORY = f"""\
 schema: hosim/scenario/1
 name: story

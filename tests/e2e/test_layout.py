@@ -46,10 +46,18 @@ def test_layout_as_json_has_every_rank_and_byte(hosim):
     assert len(found["weights"]) == 32 * 9 + 3
 
 
+def few_layers(name, path):
+    """Write a shipped workload with fewer layers."""
+    text = catalog.path_of(name, "workload").read_text(encoding="utf-8")
+    assert "layers: 32" in text
+    path.write_text(text.replace("layers: 32", "layers: 4").replace("[16, 16]", "[2, 2]"))
+    return path
+
+
 def test_ranks_stand_along_the_axes_in_the_order_that_is_named(hosim, tmp_path):
-    text = catalog.path_of("llama3_8b_train_2x2x2", "workload").read_text(encoding="utf-8")
-    path = tmp_path / "mine.yaml"
-    path.write_text(text.replace("  pipeline: 2", "  pipeline: 2\n  axis_names: [data, tensor, pipeline]"))
+    path = few_layers("llama3_8b_train_2x2x2", tmp_path / "mine.yaml")
+    named = path.read_text().replace("  pipeline: 2", "  pipeline: 2\n  axis_names: [data, tensor, pipeline]")
+    path.write_text(named)
     lines = hosim("layout", path).out.splitlines()
     assert "8 ranks = data 2 x tensor 2 x pipeline 2" in lines[0]
     assert any("send" in line and line.endswith("0 > 1 | 2 > 3 | 4 > 5 | ... (4)") for line in lines)
@@ -66,14 +74,14 @@ def test_one_rank_communicates_nothing(hosim, scenario):
     assert "1 rank\n" in hosim("layout", scenario.parent / "workload.yaml").out
 
 
-def test_layout_of_pools(hosim):
-    lines = hosim("layout", "llama3_8b_prefill_decode").out.splitlines()
+def test_layout_of_pools(hosim, tmp_path):
+    lines = hosim("layout", few_layers("llama3_8b_prefill_decode", tmp_path / "pools.yaml")).out.splitlines()
     head = "llama3_8b_prefill_decode: 4 ranks = prefill 2 + decode 2, each with the whole model"
     assert lines[0] == head
     caches = [line.split() for line in lines if "33.6 MB" in line and " > " in line]
     assert [line[1:5] for line in caches] == [
-        ["prefill", "send", "kv", "32"],
-        ["decode", "recv", "kv", "32"],
+        ["prefill", "send", "kv", "4"],
+        ["decode", "recv", "kv", "4"],
     ]
 
 

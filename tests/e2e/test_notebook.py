@@ -32,7 +32,8 @@ def test_sweeps_and_differences_show_themselves(scenario, tmp_path):
     assert sweep._repr_html_().count("<td") == 6 * len(sweep.rows) + len(sweep.rows)
     assert sweep.sentences[0] in sweep._repr_html_()
     for name, bandwidth in (("old", "2 GB/s"), ("new", "20 GB/s")):
-        hosim.run(scenario, set={"links.*.bandwidth": bandwidth}, policies=["static"]).write(tmp_path / name)
+        ran = hosim.run(scenario, set={"links.*.bandwidth": bandwidth}, policies=["static"])
+        (tmp_path / name).write_bytes(ran.json())
     found = hosim.diff(tmp_path / "old", tmp_path / "new")
     assert found.conclusion in found._repr_html_()
     assert "<h2>static</h2>" in found._repr_html_()

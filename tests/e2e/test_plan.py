@@ -30,6 +30,7 @@ def test_plan_tells_one_tensor_in_full(hosim, scenario):
     assert "did you mean" in missing.err
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_plan_writes_a_folder_and_replaces_it(hosim, scenario, tmp_path):
     out = tmp_path / "out"
     for _ in range(2):
@@ -54,7 +55,8 @@ def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
     (tmp_path / "again.yaml").write_text(text, encoding="utf-8")
     if scenario.parent != tmp_path:
         chain.write(tmp_path)
-    assert hosim("run", tmp_path / "again.yaml", "--out", tmp_path / "ran").code == 0
+    asked = ("--policy", "static", "--policy", "plan", "--out", tmp_path / "ran")
+    assert hosim("run", tmp_path / "again.yaml", *asked).code == 0
     for table in ("spans.csv", "waits.csv", "memory.csv"):
         one, other = ((tmp_path / "ran" / row / table).read_bytes() for row in ("static", "plan"))
         assert one == other
@@ -71,6 +73,7 @@ def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
     assert "a plan names tensors of its run, found 'nope'" in wrong.err
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
     done = hosim("plan", scenario, "--policy", "reactive", "--out", tmp_path / "out")
     assert done.code == 0
@@ -80,6 +83,7 @@ def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
     assert hosim("plan", scenario, "--policy", "reactive", "--tensor", "a0").code == 1
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_a_plan_is_called_written_only_if_it_is(hosim, scenario, tmp_path):
     assert "written" not in hosim("plan", scenario, "--policy", "reactive").out
     assert f"Plan: {tmp_path / 'out' / 'plan.jsonl'}" in hosim("plan", scenario, "--out", tmp_path / "out").out
@@ -102,6 +106,7 @@ def test_a_plan_that_blocks_itself_says_who_waits_for_whom(hosim, scenario):
     assert told[1].startswith("op 'fwd/4' (action 4) waits for 1.00 MB of room in hbm")
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     out = tmp_path / "out"
     done = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--out", out)
@@ -147,6 +152,7 @@ def test_plan_says_what_run_says_of_what_cannot_fit(hosim):
     assert "offload_saved and static do not fit in hbm: 71.1 MB short" in ran.out
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_what_a_prefetch_is_waited_for_is_what_the_run_waits(hosim, tmp_path):
     name = "tiny_train_910c"
     assert hosim("plan", name, "--out", tmp_path / "plan").code == 0
@@ -160,11 +166,11 @@ def test_what_a_prefetch_is_waited_for_is_what_the_run_waits(hosim, tmp_path):
     assert found.sum() > 0
 
 
-def test_planning_tells_how_far_it_is(hosim, monkeypatch):
+def test_planning_tells_how_far_it_is(hosim, scenario, monkeypatch):
     monkeypatch.setattr(tables, "SELDOM_S", 0)
     done = hosim("plan", "tiny_train_910c")
     assert re.search(r"hosim: after \d+ s: static, plan 2 is tried\n", done.err)
     less = hosim("plan", "tiny_train_910c", "--set", "tiers.ddr.capacity=10 MB")
     assert re.search(r"hosim: after \d+ s: static, how much room is enough", less.err)
     monkeypatch.undo()
-    assert hosim("plan", "tiny_train_910c").err == ""
+    assert hosim("plan", scenario).err == ""

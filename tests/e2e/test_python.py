@@ -37,13 +37,6 @@ def test_type_checkers_see_every_public_name():
     assert sorted(re.findall(r"(?: as |\n)(\w+)(?:,?\n| = )", stub)) == hosim.__all__
 
 
-def test_run_stays_the_function_whoever_imports_its_module():
-    code = "import simulator.run.case, simulator as h; h.Results; print(type(h.run).__name__, h.run.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "function run\n"
-    assert isinstance(hosim.run, FunctionType)
-
-
 def test_import_loads_nothing_heavy():
     code = "import sys, simulator, simulator.cli; print([m for m in ('numpy','pandas','pydantic','yaml','simpy',"
     code += "'matplotlib','rich','importlib.metadata') if m in sys.modules])"
@@ -112,6 +105,7 @@ def test_a_window_of_the_timeline(results):
     assert figure.axes[0].get_xlim() == (0, 600)
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_a_policy_of_ones_own(tmp_path):
     def mine(problem: hosim.Problem) -> hosim.Plan:
         return resident(problem, Resident())
@@ -202,19 +196,32 @@ hosim.run({str(chain.write(tmp_path))!r}).write({str(tmp_path / "out")!r})
     assert (tmp_path / "out" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "import hosim.torch as ht; import hosim; found = ht",
-        "from hosim.torch import capture, fake; import hosim; found = hosim.torch; assert found.capture is capture",
-        "import hosim.torch; import simulator; found = simulator.torch; assert hosim.torch.fake is found.fake",
-    ],
-)
-def test_the_module_of_pytorch_is_imported_like_any_other(said):
-    """In a process of its own, as what others have imported before would help; torch itself is not loaded by it."""
-    more = "import simulator.execute as module, sys; assert found is module; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", f"{said}\n{more}"], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+IN_A_FORK = """
+import os, sys
+import simulator.catalog
+assert not any(name in sys.modules for name in ("simulator.run", "simulator.execute", "hosim"))
+for said in {said!r}:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    exec(said)
+    break
+"""
+WHAT = "import simulator.execute as module; assert found is module; print('torch' in sys.modules)"
+
+
+def test_modules_are_imported_like_any_others():
+    """In processes of their own, as what others have imported before would help; torch itself is not loaded."""
+    said = [
+        "import simulator.run.case, simulator as h; h.Results; print(type(h.run).__name__, h.run.__name__)",
+        f"import hosim.torch as ht; import hosim; found = ht\n{WHAT}",
+        f"from hosim.torch import capture\nimport hosim; found = hosim.torch; assert found.capture is capture\n{WHAT}",
+        f"import hosim.torch; import simulator; found = simulator.torch; assert hosim.torch.fake is found.fake\n{WHAT}",
+    ]
+    code = IN_A_FORK.format(said=said)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (["function run", *["False"] * 3], "")
+    assert isinstance(hosim.run, FunctionType)
 
 
 def test_two_streams_of_a_die_are_not_faster_than_the_die(tmp_path):

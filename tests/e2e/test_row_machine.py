@@ -8,6 +8,8 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 RATES = "assumed:\n  budget: room for four activations\n  links.*.bandwidth: for a test\n"
 
 

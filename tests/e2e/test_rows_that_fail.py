@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 MACHINE = """\
 schema: hosim/hardware/1
 name: m

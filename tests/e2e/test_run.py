@@ -249,6 +249,7 @@ def test_a_plan_that_blocks_itself_is_a_row_with_the_reason(hosim, scenario):
     assert alone.err == "hosim: no row ran to its end, all are blocked\n"
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_what_a_policy_does_not_know_how_to_plan_is_a_row_with_the_reason(hosim, scenario, tmp_path):
     policies = "switches: {copies_wait_for: end}\npolicies:\n  - optimal"
     scenario.write_text(scenario.read_text().replace("policies:\n  - resident", policies))
@@ -265,6 +266,7 @@ def test_what_a_policy_does_not_know_how_to_plan_is_a_row_with_the_reason(hosim,
     assert alone.err == f"hosim: no row ran to its end, all are refused; {rows[0]['notes']}\n"
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_what_cannot_fit_says_so_and_what_would_help(hosim, tmp_path):
     path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "500 kB"))
     done = hosim("run", path, "--out", tmp_path / "out")
@@ -295,6 +297,7 @@ PLACES = {
 SELDOM = ("one core", "a process")
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 @pytest.mark.parametrize(
     "place", ["a thread", "a daemon", *(pytest.param(one, marks=pytest.mark.slow) for one in SELDOM)]
 )
@@ -307,7 +310,8 @@ def test_the_same_is_written_wherever_it_is_called(place, folder, tmp_path, monk
     files = {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
     written = tmp_path / "out"
     assert {p.relative_to(written) for p in written.rglob("*") if p.is_file()} == files
-    assert (written / "static" / "timeline.png").read_bytes() == (folder / "static" / "timeline.png").read_bytes()
+    for name in ("spans.csv", "waits.csv", "memory.csv", "plan.jsonl", "trace.perfetto.json.gz"):
+        assert (written / "static" / name).read_bytes() == (folder / "static" / name).read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -317,6 +321,7 @@ def test_rows_from_forks_keep_no_tables_and_say_the_same(scenario):
     assert {len(row.trace.spans) for row in forked.values() if row.is_ok} == {0}
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_an_earlier_run_is_replaced_and_nothing_else_is(hosim, scenario, tmp_path):
     out = tmp_path / "out"
     assert hosim("run", scenario, "--out", out, "--policy", "static").code == 0

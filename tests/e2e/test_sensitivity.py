@@ -79,6 +79,7 @@ def test_the_picture_has_a_panel_for_each_parameter(found):
     assert found.figure().figure.png() == found.figure().figure.png()
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_the_command_prints_the_table_and_writes_page_table_and_picture(monkeypatch, capsys, tmp_path):
     path = chain.write_open(tmp_path, claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
     monkeypatch.setattr("sys.argv", ["sensitivity.py", str(path), "--workers", "1", "--out", str(tmp_path / "out")])

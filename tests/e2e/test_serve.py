@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pandas as pd
 import pytest
 from sensitivity import sensitivity
 from serving_cases import DRAWN, write
@@ -31,6 +32,18 @@ def filed(tmp_path):
         return write(tmp_path, requests=FILED)
 
     return made
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """Both rows of the toy as it is, for all that only read them."""
+    return hosim_api.serve(write(tmp_path_factory.mktemp("toy")))
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory):
+    """The planned row alone."""
+    return hosim_api.serve(write(tmp_path_factory.mktemp("static")), policies=["static"])
 
 
 def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_path):
@@ -67,8 +80,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_pa
     assert done.out.startswith(hosim("serve", tmp_path / "one" / "out" / "scenario.yaml").out)
 
 
-def test_the_tables_add_up(tmp_path):
-    found = hosim_api.serve(write(tmp_path), policies=["static"])
+def test_the_tables_add_up(static):
+    found = static
     (row,) = found.rows
     hits = [row[f"hit_{tier}_fraction"] for tier in ("hbm", "ddr", "pool")]
     assert row["computed_fraction"] + sum(hits) == pytest.approx(1)
@@ -85,7 +98,7 @@ def test_the_tables_add_up(tmp_path):
     assert row["ttft_p50_ns"] == sorted(found.requests["ttft_ns"])[5]
 
 
-def test_a_row_that_breaks_a_law_fails_alone(hosim, tmp_path, monkeypatch):
+def test_a_row_that_breaks_a_law_fails_alone(hosim, toy, tmp_path, monkeypatch):
     """One iteration of `static` is refused by the referee: the other row is as it was."""
     path, checked = write(tmp_path), replays.checked
 
@@ -94,11 +107,10 @@ def test_a_row_that_breaks_a_law_fails_alone(hosim, tmp_path, monkeypatch):
             raise InvariantError("trace", "a law", "none", "report this")
         return checked(case, label, plans, progress)
 
-    before = hosim_api.serve(path).rows
     monkeypatch.setattr(replays, "checked", refusing)
     failed, other = hosim_api.serve(path).rows
     assert (failed["status"], failed["why"]) == ("failed", "trace: a law, found none; report this")
-    assert other == before[1]
+    assert other == toy.rows[1]
     done = hosim("serve", path)
     assert "static fails: trace: a law" in done.out
     assert (done.code, done.err) == (1, "hosim: static fails: trace: a law, found none; report this\n")
@@ -112,7 +124,7 @@ def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, t
     out = tmp_path / "out"
     first = hosim("serve", path, "--policy", "static", "--out", out)
     assert first.code == 0
-    found = hosim_api.serve(path, policies=["static"]).requests
+    found = pd.read_csv(out / "requests.csv")
     assert list(found["arrival_ns"]) == [0, 1_000_000, 2_000_000]
     assert list(found["hit_hbm_tokens"]) == [0, 24, 0]
     assert hosim("serve", out / "scenario.yaml", "--policy", "static").out == first.out
@@ -195,10 +207,9 @@ def test_without_a_scenario_a_workload_is_served_on_a_machine_and_what_is_short_
         hosim_api.serve(hardware=box)
 
 
-def test_what_is_read_already_is_served_as_it_is(tmp_path):
+def test_what_is_read_already_is_served_as_it_is(static, tmp_path):
     read = catalog.resolve(write(tmp_path))
-    served = hosim_api.serve(read, policies=["static"])
-    assert served.rows == hosim_api.serve(tmp_path / "story.yaml", policies=["static"]).rows
+    assert hosim_api.serve(read, policies=["static"]).rows == static.rows
     with pytest.raises(ConfigError, match="found scenario and hardware and workload"):
         hosim_api.serve(read, hardware="box", workload="toy")
     with pytest.raises(ConfigError, match="a loaded document does not change"):
@@ -220,18 +231,18 @@ def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):
         ("{row: static, faster_than: on demand}", 1, "an expectation of a served row has no faster_than, found one"),
     ):
         path.write_text(f"{text}expect:\n  - {expected}\n")
-        done = hosim("serve", path)
+        done = hosim("serve", path, "--policy", "static")
         assert done.code == code
         assert said in done.err
 
 
-def test_what_is_expected_of_it_is_validated_too(tmp_path):
+def test_what_is_expected_of_it_is_validated_too(static, tmp_path):
     path = write(tmp_path)
     path.write_text(
         f"{path.read_text()}expect:\n  - {{row: static, column: ttft_p50_ns, printed: 10 s, kind: shown, why: first}}\n"
     )
     nominal, slower = (hosim_api.validate([path], scale=scale) for scale in ({}, {"compute.peak.bf16": 0.001}))
-    (served,) = hosim_api.serve(path, policies=["static"]).rows
+    (served,) = static.rows
     assert nominal.rows[0]["error"] == pytest.approx(served["ttft_p50_ns"] / 10e9 - 1)
     assert slower.rows[0]["error"] > nominal.rows[0]["error"]
 
@@ -306,15 +317,15 @@ def test_a_crowd_is_served_and_held_against_no_bound(tmp_path, monkeypatch):
 
     for name in ("bound", "least_peak_bytes"):
         monkeypatch.setattr(Case, name, asked)
-    (row,) = hosim_api.serve(write(tmp_path, requests=crowd(100)), policies=["static"]).rows
-    assert (row["status"], row["finished"]) == ("ok", 100)
+    (row,) = hosim_api.serve(write(tmp_path, requests=crowd(40)), policies=["static"]).rows
+    assert (row["status"], row["finished"]) == ("ok", 40)
 
 
 LONG = """\
-  count: 20
+  count: 6
   arrivals: {interval: 0 s}
   prompt: {mean: 8}
-  output: {mean: 1000}
+  output: {mean: 400}
   block: 8
   max_sequences: 1
   max_tokens: 64
@@ -323,8 +334,8 @@ LONG = """\
 
 def test_iterations_that_are_alike_are_replayed_once(tmp_path):
     """Long answers, one after another."""
-    (row,) = hosim_api.serve(write(tmp_path, requests=LONG, kv_tiers="hbm: 400 KiB"), policies=["static"]).rows
-    assert (row["status"], row["finished"], row["iterations"]) == ("ok", 20, 20_000)
+    (row,) = hosim_api.serve(write(tmp_path, requests=LONG, kv_tiers="hbm: 160 KiB"), policies=["static"]).rows
+    assert (row["status"], row["finished"], row["iterations"]) == ("ok", 6, 2_400)
     assert row["replayed"] < 150
 
 
@@ -333,9 +344,9 @@ def test_a_request_that_has_no_room_yet_costs_no_more_the_longer_it_is(tmp_path,
     named = []
     monkeypatch.setattr(scheduler, "Block", lambda *about: named.append(about) or Block(*about))
     requests = LONG.replace("max_sequences: 1", "max_sequences: 2")
-    row = hosim_api.serve(write(tmp_path, requests=requests, kv_tiers="hbm: 400 KiB"), policies=["static"]).rows[0]
-    assert row["iterations"] > 20 * 1008 // 8
-    assert len(named) == 20 * 2
+    row = hosim_api.serve(write(tmp_path, requests=requests, kv_tiers="hbm: 160 KiB"), policies=["static"]).rows[0]
+    assert row["iterations"] > 6 * 408 // 8
+    assert len(named) == 6 * 2
 
 
 def test_a_row_tells_how_far_it_is(tmp_path):
@@ -378,9 +389,8 @@ def test_the_shipped_scenario_answers_its_question():
     assert none / most > 5
 
 
-def test_latencies_are_held_against_objectives(tmp_path):
-    path = write(tmp_path)
-    (free,) = hosim_api.serve(path, policies=["static"]).rows
+def test_latencies_are_held_against_objectives(static, tmp_path):
+    path, (free,) = write(tmp_path), static.rows
     assert free["goodput_fraction"] is free["goodput_per_s"] is None
     path.write_text(f"{path.read_text()}slo: {{ttft: {free['ttft_p50_ns']} ns, e2e: {free['e2e_p90_ns']} ns}}\n")
     found = hosim_api.serve(path, policies=["static"])
@@ -394,8 +404,8 @@ def test_latencies_are_held_against_objectives(tmp_path):
     assert row["total_tokens_per_s"] == pytest.approx((tokens + requests["prompt_tokens"].sum()) * 1e9 / row["end_ns"])
 
 
-def test_every_column_of_a_summary_is_registered(tmp_path):
-    (row,) = hosim_api.serve(write(tmp_path), policies=["static"]).rows
+def test_every_column_of_a_summary_is_registered(static):
+    (row,) = static.rows
     assert [column for column in row if not figure_of(column).meaning] == ["policy", "why", "busy_ns"]
     assert all(any(figure.place_in(column) is not None for column in row) for figure in SERVED)
 

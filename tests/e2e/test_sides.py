@@ -30,15 +30,18 @@ MACHINE: dict[str, Any] = {
     },
     "host_compute": RATES | {"tier": "ddr"},
 }
-POLICIES = ["resident", "static", "reactive", "lookahead"]
+AHEAD = {"reactive": {"evict": "lru", "look_ahead": 0}, "lookahead": {"distance": 2}}
+"""What these two would search for, each by as many replays as there are values."""
+POLICIES = ["resident", "static", *AHEAD]
 DECODES = {"phase": "decode", "new_tokens": 2}
 
 
 @pytest.fixture
 def rows(tmp_path: Path):
     def run(homes: dict[str, str] | None = None, policies: list[str] = POLICIES, **more: Any) -> dict[str, Result]:
-        work = workload(GQA, EXPERTS, steps=3, **more).model_dump(mode="json", exclude_unset=True)
-        scenario = {"schema": "hosim/scenario/1", "name": "s", "policies": policies, "homes": homes or {}}
+        work = workload(GQA, EXPERTS, steps=2, **more).model_dump(mode="json", exclude_unset=True)
+        chosen = [{"policy": name, "options": AHEAD.get(name, {})} for name in policies]
+        scenario = {"schema": "hosim/scenario/1", "name": "s", "policies": chosen, "homes": homes or {}}
         scenario |= {"hardware": "box.yaml", "workload": "w.yaml"}
         work = {"schema": "hosim/workload/1", **work}
         for name, document in {"box": MACHINE, "w": work, "s": scenario}.items():

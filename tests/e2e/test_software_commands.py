@@ -1,6 +1,9 @@
 """Software profiles on the command line."""
 
 import chain
+import pytest
+
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 
 
 def test_commands_take_software(hosim, tmp_path):

@@ -27,6 +27,8 @@ from simulator.run.row import row_of
 from simulator.run.sweep import silent
 from simulator.scenario.study import Sample
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
+
 LINK, LATENCY, BUDGET, STEPS = "links.*.bandwidth", "links.*.latency", "scenario.budget", "workload.steps"
 STUDY = """\
 schema: hosim/study/1

@@ -123,6 +123,7 @@ def test_what_was_chosen_to_explain_is_told_and_written(hosim, tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"][0]["chosen"] == "two steps"
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
     missed = (
         "  - {row: static, column: peak_hbm_bytes, printed: 9 MB, figure: peak, why: the <peak>, missed: not known}\n"

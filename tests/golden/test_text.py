@@ -75,8 +75,9 @@ def diff(tmp_path_factory):
     """What faster links and one row less change."""
     inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("results")
     path = chain.write(inputs)
-    hosim.run(path).write(out / "old")
-    hosim.run(path, set={"links.*.bandwidth": "8 GB/s"}, policies=["resident", "static"]).write(out / "new")
+    (out / "old").write_bytes(hosim.run(path).json())
+    new = hosim.run(path, set={"links.*.bandwidth": "8 GB/s"}, policies=["resident", "static"])
+    (out / "new").write_bytes(new.json())
     return hosim.diff(out / "old", out / "new", tolerance=0.01)
 
 
