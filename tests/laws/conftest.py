@@ -1,10 +1,11 @@
 """The same random cases in every run: a law that fails here fails everywhere.
 
+By default each tries a third of its cases, and one of its name among the slow tests all of them.
 ``HYPOTHESIS_PROFILE=more`` tries four times as many; ``thorough`` looks further, with new cases each time.
 """
 
 import pytest
-from examples import PROFILE, examples
+from examples import PROFILE, examples, pytest_generate_tests, pytest_runtest_call  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

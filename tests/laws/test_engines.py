@@ -74,7 +74,7 @@ def _compare(kind: str, most: int) -> None:
 
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same(kind: str) -> None:
-    _compare(kind, 100 if kind == "one" else 80)  # of 80 machines whose memories bind, 76 happened to end well
+    _compare(kind, 80 if kind == "dynamic" else 40)  # of the former, half looks at the machine
 
 
 @pytest.mark.slow
@@ -104,6 +104,8 @@ SHIPPED = [
 def test_they_tell_the_same_of_shipped_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both = BothEngines()
     monkeypatch.setattr(engine, "run", both)
+    if name in SMALL:  # what a search tries is compared above
+        monkeypatch.setattr("simulator.policies.static.improve.REPLAYS", 10)
     hosim.run(name)
     assert both.left_out <= {ADDRESSES, LOOKS, *ALONE}, both.counts
     assert not both.counts["not refused"]
