@@ -1,11 +1,15 @@
-"""How many random cases a law is tried with."""
+"""The same random cases in every run, and how many: a law that fails here fails everywhere.
+
+By default each tries a third of its cases, and one of its name among the slow tests all of them.
+``HYPOTHESIS_PROFILE=more`` tries four times as many; ``thorough`` looks further, with new cases each time.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
 SHARE = 3
@@ -15,12 +19,22 @@ FEWEST = 5
 
 def some(every: Sequence[Any], nth: int) -> list[Any]:
     """Each ``nth`` of these cases by default, from the first on; the others are slow."""
-    return [case if n % nth == 0 else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(every)]
+    values = [case if isinstance(case, tuple) else (case,) for case in every]
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (n % nth > 0)) for n, case in enumerate(values)]
 
 
 def examples(most: int) -> int:
     """So many where one looks further, a quarter of them by default."""
     return most // 4 if PROFILE == "laws" else most
+
+
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+for name in ("laws", "more"):
+    settings.register_profile(
+        name, max_examples=examples(60), deadline=None, derandomize=True, database=None, suppress_health_check=slow
+    )
+settings.register_profile("thorough", max_examples=1000, deadline=None, database=None, suppress_health_check=slow)
+settings.load_profile(PROFILE)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

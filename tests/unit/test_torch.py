@@ -32,8 +32,12 @@ def sizes(graph):
     return dict(found)
 
 
+LIKE = ("encoder_decoder", "perceptron")
+"""Those whose parts are in other steps, too."""
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("encoder_decoder", "perceptron"))) for n in torch_steps.STEPS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE)) for name in torch_steps.STEPS]
 )
 def test_the_peak_of_what_is_live_is_that_of_pytorchs_memory_tracker(name):
     ours, theirs = (
