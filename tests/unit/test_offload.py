@@ -110,11 +110,11 @@ OFTEN = [
 ]
 OFTEN += [
     ("recompute", InPlace, 7),
-    (MIXED, Recurrent, 8),
+    (MIXED, Recurrent, 6),
     (MIXED, Normalised, 8),
     (MIXED, Autocast, 6),
-    ("recompute", Attention, 5),
-    ("recompute", Tied, 5),
+    ("recompute", Attention, 7),
+    ("recompute", Tied, 7),
 ]
 AGAIN = [*AGAIN, *(pytest.param(*row, marks=pytest.mark.slow) for row in OFTEN if row not in AGAIN)]
 SLOW_PACE = {"pace": ("20 MB/s", "20 MB/s")}
