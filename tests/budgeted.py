@@ -142,7 +142,7 @@ class Deep(torch.nn.Module):
 KINDS = (Attention, InPlace, Checkpointed, Tied, Experts, Autocast, Recurrent, Normalised)
 
 
-def made(kind, count=6):
+def made(kind, count=3):
     """A model of some layers of a kind, its optimizer, and an input."""
     torch.manual_seed(1)
     model = Layers(*(kind() for _ in range(count)))

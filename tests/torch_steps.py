@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import ExitStack
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def perceptron():
     return nn.Sequential(*layers), torch.randn(512, 256), {"loss": classes}
 
 
-def llama(layers=2, hidden=256, tokens=512, vocabulary=1024, **more):
+def llama(layers=1, hidden=256, tokens=512, vocabulary=1024, **more):
     config = hf.LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers,
         num_attention_heads=hidden // 32, num_key_value_heads=hidden // 128, max_position_embeddings=tokens, **more,
@@ -150,7 +151,7 @@ def transformer():
     given = {"tgt_mask": mask, "tgt_is_causal": True, "loss": lambda out: out.pow(2).mean()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "enable_nested_tensor")  # without a batch first
-        return nn.Transformer(64, 4, 2, 2, 128), torch.randn(10, 8, 64), torch.randn(64, 8, 64), given
+        return nn.Transformer(64, 4, 1, 1, 128), torch.randn(10, 8, 64), torch.randn(64, 8, 64), given
 
 
 STEPS = {
@@ -179,8 +180,9 @@ def made(name, **more):
     return parts[0], parts[1:], named, {"optimizer": torch.optim.AdamW, **options}
 
 
+@cache
 def captured(name, **more):
-    """Capture a step."""
+    """Capture a step, once for all tests of a process."""
     module, inputs, named, options = made(name, **more)
     return hosim.torch.capture(module, *inputs, **named, **options)
 

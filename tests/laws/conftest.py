@@ -1,19 +1,7 @@
-"""The same random cases in every run: a law that fails here fails everywhere.
-
-``HYPOTHESIS_PROFILE=more`` tries four times as many; ``thorough`` looks further, with new cases each time.
-"""
+"""Of each law some cases by default, and `static` without its search where a law asks for that."""
 
 import pytest
-from examples import PROFILE, examples
-from hypothesis import HealthCheck, settings
-
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-for name in ("laws", "more"):
-    settings.register_profile(
-        name, max_examples=examples(60), deadline=None, derandomize=True, database=None, suppress_health_check=slow
-    )
-settings.register_profile("thorough", max_examples=1000, deadline=None, database=None, suppress_health_check=slow)
-settings.load_profile(PROFILE)
+from examples import pytest_generate_tests, pytest_runtest_call  # noqa: F401
 
 
 @pytest.fixture

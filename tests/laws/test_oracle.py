@@ -46,13 +46,13 @@ kinds = {
 
 
 @pytest.mark.parametrize("kind", kinds)
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_it_agrees_on_runs_of_a_kind(kind: str, data: st.DataObject) -> None:
     _agree_on(data.draw(kinds[kind]))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(300))
 @given(ranks_that_meet(), st.data())
 def test_it_agrees_on_ranks_whose_devices_are_unlike(run: Run, data: st.DataObject) -> None:
     """The budget of the run is the capacity of the machine's device; those of others are some times that."""

@@ -29,7 +29,7 @@ from simulator.referee import check_trace
 
 SEEDS = [4, *(pytest.param(block, marks=pytest.mark.slow) for block in range(24) if block != 4)]
 """Blocks of 250 cases. In 14 of these 24 a plan blocked while a compute stood before all copies, in 4, too."""
-EACH = min(250, examples(400))
+EACH = min(250, examples(160))
 """So many cases of a block are tried for laws that no case is known to have broken."""
 
 

@@ -113,7 +113,7 @@ def test_the_bound_is_a_tick_and_says_which_plans_it_holds_for(results):
     assert f"lower bound{homes}" in legend(picture)
 
 
-@pytest.mark.parametrize("count", [1, 2, 10, 25])
+@pytest.mark.parametrize("count", [1, 2, 10, pytest.param(25, marks=pytest.mark.slow)])
 def test_no_text_leaves_the_picture_or_its_panel(count, results):
     """Labels of any length, and values behind bars."""
     some = list(results.values())
@@ -134,7 +134,7 @@ def test_no_text_leaves_the_picture_or_its_panel(count, results):
 
 def test_no_value_is_written_over_a_limit(results):
     """What is held is written behind its bar, or where the limit lies there, behind that."""
-    for peak in range(2_000_000, 4_300_000, 230_000):
+    for peak in range(2_000_000, 4_300_000, 460_000):
         rows = rows_of(results, static={"peak_hbm_bytes": peak}, reactive={"peak_hbm_bytes": peak - 50_000})
         picture = comparison(rows, "toy").figure
         picture.draw_without_rendering()

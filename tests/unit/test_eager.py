@@ -8,9 +8,13 @@ import pytest
 from simulator.builders.eager import norm_traffic, rotary_traffic
 
 torch = pytest.importorskip("torch")
-llama = pytest.importorskip("transformers.models.llama.modeling_llama")
 SHAPE = 2, 64, 1024
 ELEMENTS = 2 * 64 * 1024
+
+
+def llama():
+    """The module of transformers, which takes seconds to import, though no test of it is chosen."""
+    return pytest.importorskip("transformers.models.llama.modeling_llama")
 
 
 class Turned(torch.nn.Module):
@@ -22,7 +26,7 @@ class Turned(torch.nn.Module):
 
     def forward(self, x, cos, sin):
         q, k = (make(x).unflatten(-1, (64, -1)).transpose(1, 2) for make in self.made)
-        return llama.apply_rotary_pos_emb(q, k, cos, sin)
+        return llama().apply_rotary_pos_emb(q, k, cos, sin)
 
 
 def moved(step, *inputs):
@@ -47,7 +51,7 @@ def per_element(traffic):
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_norm_moves_what_its_ops_do(dtype, trains):
     type_of = getattr(torch, dtype)
-    norm = llama.LlamaRMSNorm(SHAPE[-1]).requires_grad_(trains)
+    norm = llama().LlamaRMSNorm(SHAPE[-1]).requires_grad_(trains)
     step = torch.nn.Sequential(torch.nn.Linear(SHAPE[-1], SHAPE[-1], bias=False), norm).to(type_of)
     predicted = norm_traffic(1, type_of.itemsize, trains=trains)
     assert moved(step, torch.zeros(SHAPE, dtype=type_of)) == per_element(predicted)

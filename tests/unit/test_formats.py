@@ -152,8 +152,8 @@ def test_a_file_is_refused_at_the_first_line_in_which_a_key_comes_twice(
 
 
 def test_a_key_twice_in_a_long_file_is_told_with_its_line(tmp_path: Path) -> None:
-    lines = ['{"schema":"test/1"}', *(f'{{"a::b":{i}}}' for i in range(60_000)), '{"c":1,"c":2}', "", '{"d":1}']
-    with pytest.raises(ConfigError, match="f:60002: each key comes once, found 'c' again"):
+    lines = ['{"schema":"test/1"}', *(f'{{"a::b":{i}}}' for i in range(24_000)), '{"c":1,"c":2}', "", '{"d":1}']
+    with pytest.raises(ConfigError, match="f:24002: each key comes once, found 'c' again"):
         read(written(tmp_path / "f", "\n".join(lines)))
 
 

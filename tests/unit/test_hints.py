@@ -20,7 +20,7 @@ def _said(tmp_path, **more):
     return "\n".join(hosim.run(chain.write(tmp_path), **more).sentences)
 
 
-def test_a_link_that_its_bus_caps_is_named_with_the_bus():
+def test_a_link_that_its_bus_caps_is_named_with_the_bus(quick_plans):
     steps = []
     for rate in (100, 200, 400):
         results = hosim.run("llama3_8b_train_h100", set={"links.*.bandwidth": f"{rate} GB/s"}, policies=["static"])

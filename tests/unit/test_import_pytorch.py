@@ -480,6 +480,7 @@ def test_a_timeline_is_sorted_by_start(tmp_path):
     assert len(found.device) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason=ABSENT)
 def test_the_published_trace_of_gpt2_has_its_weights_and_as_many_gradients():
     found = hosim.read_pytorch_trace(DATA / "pytorch_et/hf_GPT2_et.json.tar.gz")

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from examples import some
 from pydantic import ValidationError
 from small_job import SCENARIO, written
 
@@ -65,7 +66,7 @@ def step_ns(found: Job, tmp_path: Path) -> int:
     return int(row.summary["step_ns"])
 
 
-@pytest.mark.parametrize(("stages", "chunks", "micros"), [(2, 2, 4), (2, 4, 2), (4, 2, 4)])
+@pytest.mark.parametrize(("stages", "chunks", "micros"), some([(2, 4, 2), (2, 2, 4), (4, 2, 4)], 3))
 def test_the_bubble_is_that_of_the_closed_form(stages: int, chunks: int, micros: int, tmp_path: Path) -> None:
     """(p - 1) / (v m) of the ideal time (arXiv 2104.04473, section 2.2.2), but for what messages take: 1 ns each."""
     ideal = LAYERS // stages * micros * (FORWARD_NS + BACKWARD_NS)

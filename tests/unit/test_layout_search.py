@@ -233,7 +233,8 @@ def test_the_global_batch_is_stated():
 
 
 def test_results_do_not_depend_on_processes(scenario, tmp_path):
-    one, two = (hosim.layout_search(scenario, workers=workers, replay=2) for workers in (1, 2))
+    over = {"parallel.pipeline": [1, 2], "parallel.tensor": [1, 2, 4]}
+    one, two = (hosim.layout_search(scenario, workers=workers, replay=2, over=over) for workers in (1, 2))
     assert one.json() == two.json()
     one.write(tmp_path / "out")
     assert (tmp_path / "out" / "layouts.csv").exists()

@@ -52,7 +52,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", some([*SHAPES], 3))
+@pytest.mark.parametrize("shape", some([*SHAPES], 5))
 def test_what_list_scheduling_orders_is_no_longer_and_above_its_bound(shape: str, ran: Ran) -> None:
     results = ran(SHAPES[shape])
     plain, mpmd = (results[name].summary for name in ("plain", "mpmd"))
@@ -75,7 +75,7 @@ def test_an_exchange_is_masked_by_another_micro_batch_in_no_more_room_than_there
     assert roomy["step_ns"] <= tight["step_ns"] <= plain["step_ns"]
 
 
-@pytest.mark.parametrize("shape", some(["experts", "stages", "interleaved"], 2))
+@pytest.mark.parametrize("shape", some(["experts", "stages", "interleaved"], 3))
 def test_woven_micro_batches_mask_one_another(shape: str, ran: Ran) -> None:
     plain = ran(SHAPES[shape])["plain"].summary
     woven = ran(f"{SHAPES[shape]}, woven: true")["plain"].summary

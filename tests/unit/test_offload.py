@@ -80,7 +80,11 @@ def test_a_step_under_a_plan_gives_the_same_numbers_within_its_budget(policy, ki
 
 @pytest.mark.parametrize(
     ("policy", "pace"),
-    [("static", PACE), pytest.param("reactive", PACE, marks=pytest.mark.slow), (MIXED, ("50 MB/s", "50 MB/s"))],
+    [
+        pytest.param("static", PACE, marks=pytest.mark.slow),
+        pytest.param("reactive", PACE, marks=pytest.mark.slow),
+        (MIXED, ("50 MB/s", "50 MB/s")),
+    ],
 )
 def test_whenever_copies_come_the_numbers_are_the_same(policy, pace, monkeypatch):
     """Copies that take random times, each way: an op that ran too early would read other bytes, or none."""
@@ -97,7 +101,7 @@ def test_whenever_copies_come_the_numbers_are_the_same(policy, pace, monkeypatch
         assert same(plain(Attention, 8)[1], now())
 
 
-AGAIN = [("recompute", InPlace, 7), ("recompute", Normalised, 9), (MIXED, Attention, 6)]
+AGAIN = [("recompute", Normalised, 9), (MIXED, Attention, 6)]
 OFTEN = [
     (policy, kind, 8)
     for policy in ("recompute", MIXED)
@@ -105,11 +109,12 @@ OFTEN = [
     if kind not in (Checkpointed, Recurrent, Normalised)
 ]
 OFTEN += [
-    (MIXED, Recurrent, 8),
+    ("recompute", InPlace, 7),
+    (MIXED, Recurrent, 6),
     (MIXED, Normalised, 8),
     (MIXED, Autocast, 6),
-    ("recompute", Attention, 5),
-    ("recompute", Tied, 5),
+    ("recompute", Attention, 7),
+    ("recompute", Tied, 7),
 ]
 AGAIN = [*AGAIN, *(pytest.param(*row, marks=pytest.mark.slow) for row in OFTEN if row not in AGAIN)]
 SLOW_PACE = {"pace": ("20 MB/s", "20 MB/s")}
@@ -464,7 +469,7 @@ def test_an_error_in_the_midst_of_a_step_leaves_all_storages_there(error):
         layers = inner.__closure__
         model = next(cell.cell_contents for cell in layers if isinstance(cell.cell_contents, torch.nn.Module))
 
-        hook = model.layers[3].register_full_backward_hook(failing(error))
+        hook = model.layers[1].register_full_backward_hook(failing(error))
         with pytest.raises(error):
             step(x)
         hook.remove()

@@ -89,7 +89,10 @@ def test_what_ships_has_ratios_of_real_over_predicted_time() -> None:
             assert all(0 < ratio < math.inf for ratio in ratios)
 
 
-@pytest.mark.parametrize("scenario", ["long_context_kv_tiers", "llama3_8b_16_replicas"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["long_context_kv_tiers", "llama3_8b_layer_scaling", pytest.param("llama3_8b_16_replicas", marks=pytest.mark.slow)],
+)
 def test_every_row_that_ran_says_what_paces_it(scenario: str) -> None:
     for row in hosim.run(scenario).values():
         summary = row.summary

@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_given_up_when_room_is_needed_and_made_again_before
     assert plan(p).notes == ("1 tensor dropped, and remade by 1 rerun, 10 ns in all",)
 
 
-@pytest.mark.parametrize("layers", [16, 64, 256, 1024])
+@pytest.mark.parametrize("layers", [16, 64, 256, pytest.param(1024, marks=pytest.mark.slow)])
 def test_about_the_square_root_of_2n_layers_of_room_cost_at_most_one_more_forward(layers):
     """Of k places and one more forward come at most k * (k + 1) / 2 layers; of half the places half a forward."""
     places = math.isqrt(2 * layers) + 3

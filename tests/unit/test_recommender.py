@@ -276,7 +276,7 @@ def small(tmp_path):
     return tmp_path / "scenario.yaml"
 
 
-def test_rows_that_are_missed_come_and_go_and_a_plan_hides_what_waits_on_demand(small):
+def test_rows_that_are_missed_come_and_go_and_a_plan_hides_what_waits_on_demand(small, quick_plans):
     demanded, planned = (row.summary for row in hosim.run(small).values())
     missed = use(1_000_000, 0.8, 2 * 4096 * 20, RowCache(share=0.3)).missed
     for row in (demanded, planned):

@@ -32,7 +32,13 @@ def sizes(graph):
     return dict(found)
 
 
-@pytest.mark.parametrize("name", torch_steps.STEPS)
+LIKE = ("encoder_decoder", "perceptron")
+"""Those whose parts are in other steps, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE)) for name in torch_steps.STEPS]
+)
 def test_the_peak_of_what_is_live_is_that_of_pytorchs_memory_tracker(name):
     ours, theirs = (
         int(live_bytes(torch_steps.captured(name).graph).max()),
@@ -95,7 +101,7 @@ COPIED = {
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # without a batch first
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "both")) for n in COPIED])
 def test_views_of_a_copied_layer_are_no_storages_of_their_own(name, training):
     def step(*inputs):
         model.zero_grad()
@@ -151,7 +157,7 @@ def test_arithmetic_is_that_of_pytorchs_counter(name):
 
 
 def test_attention_counts_as_its_closed_form():
-    graph = torch_steps.captured("llama", layers=1).graph
+    graph = torch_steps.captured("llama").graph
     by_phase = Counter()
     for op in graph.ops:
         by_phase[op.phase] += op.flops if op.op_class == "attention" else 0
@@ -473,9 +479,8 @@ def test_tied_weights_are_one_tensor():
 
 def test_all_is_freed_after_its_last_use_if_asked():
     module, inputs, named, options = torch_steps.made("llama")
-    as_pytorch, early = (
-        hosim.torch.capture(module, *inputs, **named, **options, free_early=free) for free in (False, True)
-    )
+    as_pytorch = torch_steps.captured("llama")
+    early = hosim.torch.capture(module, *inputs, **named, **options, free_early=True)
     assert (as_pytorch.workload.outputs, early.workload.outputs) == ("kept", "freed")
     assert not any("has not freed" in said for said in early.derived)
     assert early.derived[3:] == as_pytorch.derived[4:]
@@ -486,7 +491,7 @@ def test_all_is_freed_after_its_last_use_if_asked():
 
 
 def test_two_captures_are_the_same():
-    first, second = (torch_steps.captured("encoder_decoder") for _ in range(2))
+    first, second = (capture("llama") for capture in (torch_steps.captured, torch_steps.captured.__wrapped__))
     assert first.graph == second.graph
     assert (first.kept, first.derived, first.dropped) == (second.kept, second.derived, second.dropped)
 

@@ -1,5 +1,7 @@
 """A step that is captured under fake tensors has the ops and storages that it has when it runs."""
 
+from itertools import product
+
 import pytest
 
 torch = pytest.importorskip("torch", reason='torch is not installed (pip install "hosim[torch]")')
@@ -100,6 +102,10 @@ LAYERS = {
 }  # fmt: skip
 
 
+UNLIKE = ("in bf16", "norms", "attention with dropout", "encoder")
+"""Those whose layers do something else when they do not train."""
+
+
 def recorded(model, x):
     """The graph of a step that ran."""
     step = hosim.torch.offload(model, optimizer=torch.optim.AdamW, budget="1 GB", pace=("2 GB/s", "2 GB/s"))
@@ -109,8 +115,12 @@ def recorded(model, x):
         return imported("step", planning.record, free_early=False, how="").graph
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [pytest.param(name, training, id=f"{name}-{'train' if training else 'eval'}",
+                  marks=[pytest.mark.slow] * (not training and name not in UNLIKE))
+     for name, training in product(LAYERS, (True, False))],
+)  # fmt: skip
 def test_a_captured_step_is_the_one_that_runs(name, training):
     torch.manual_seed(1)
     model = LAYERS[name]().train(training)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -93,6 +94,12 @@ def captured(make, rows=ROWS):
     return hosim.torch.capture(model, x, loss=mean, optimizer=torch.optim.AdamW), model, x
 
 
+@cache
+def found_of(make, rows=ROWS):
+    """What was captured of a step, once for all tests that look at its graph alone."""
+    return captured(make, rows)[0]
+
+
 @pytest.fixture(autouse=True)
 def alone():
     """Leave no process group to other tests."""
@@ -145,7 +152,7 @@ def test_the_peak_of_a_rank_is_that_of_pytorchs_memory_tracker(make):
 
 
 def test_fsdp_shares_states_and_holds_what_it_gathered():
-    graph = captured(sharded, rows=1)[0].graph
+    graph = found_of(sharded, rows=1).graph
     states = held(graph)
     assert (states["weight"], states["optimizer_state"]) == (
         LAYERS * LAYER_BYTES // RANKS, 2 * LAYERS * LAYER_BYTES // RANKS,
@@ -162,7 +169,7 @@ def test_fsdp_shares_states_and_holds_what_it_gathered():
 
 
 def test_fsdp_meets_as_zero_3_of_hosim_does():
-    found = captured(sharded)[0]
+    found = found_of(sharded)
     sizes = met(found.graph)
     # FSDP gathers the last layer for backward again, which the builder keeps: torchtitan tells FSDP to.
     assert sizes == {
@@ -190,7 +197,7 @@ def test_fsdp_gathers_a_layer_while_the_one_before_it_computes(policy):
     def make():
         return sharded(layers().float(), **({"mp_policy": policy} if policy else {}))
 
-    graph = captured(make)[0].graph
+    graph = found_of(make).graph
     names = [op.name.partition("@")[0] for op in graph.ops if op.phase == "forward" and not op.name.startswith("step")]
     gather = ["_foreach_copy_", "all_gather_copy_in", "_allgather_base_"][policy is None :]
     for layer in range(LAYERS - 1):
@@ -201,7 +208,7 @@ def test_fsdp_gathers_a_layer_while_the_one_before_it_computes(policy):
 
 
 def test_tensor_parallel_layers_add_up_what_they_make():
-    graph = captured(tensor_parallel)[0].graph
+    graph = found_of(tensor_parallel).graph
     assert met(graph) == {("all_reduce", ALL): [2 * ROWS * WIDTH] * (2 * LAYERS - 1)}  # no gradient of the input
     assert held(graph)["weight"] == LAYERS * LAYER_BYTES // RANKS
     products = 2 * ROWS * 4 * WIDTH * WIDTH
@@ -209,14 +216,14 @@ def test_tensor_parallel_layers_add_up_what_they_make():
 
 
 def test_sequence_parallel_layers_gather_and_scatter():
-    graph = captured(lambda: tensor_parallel(layout=Shard(0)), rows=ROWS // RANKS)[0].graph
+    graph = found_of(lambda: tensor_parallel(layout=Shard(0)), rows=ROWS // RANKS).graph
     sizes = met(graph)
     assert {kind for kind, _ in sizes} == {"all_gather", "reduce_scatter"}
     assert {size for parts in sizes.values() for size in parts} == {2 * ROWS * WIDTH}
 
 
 def test_replicas_reduce_their_gradients_in_buckets():
-    graph = captured(replicated)[0].graph
+    graph = found_of(replicated).graph
     (sizes,) = met(graph).values()
     assert sum(sizes) == LAYERS * LAYER_BYTES
     assert sizes == [LAYER_BYTES // 2 * 2] * LAYERS  # of 1 MiB each
@@ -227,7 +234,7 @@ def test_replicas_reduce_their_gradients_in_buckets():
 
 def test_replicas_that_find_unused_parameters_keep_their_first_buckets_and_say_which_are_used():
     """Buckets of 2 MiB, and a number for each parameter, as two processes of gloo meet by PyTorch's profiler."""
-    graph = captured(finding)[0].graph
+    graph = found_of(finding).graph
     (sizes,) = met(graph).values()
     assert sizes == [2 * LAYER_BYTES] * 2 + [4 * 2 * LAYERS]
     names = [tensor.name for tensor in graph.tensors if tensor.kind in ("optimizer_state", "gradient")]
@@ -240,7 +247,7 @@ def test_a_static_graph_is_shared_as_any_other():
         dist.init_process_group("nccl")
         return nn.parallel.DistributedDataParallel(layers(), bucket_cap_mb=1, static_graph=True)
 
-    found, plain = (captured(make)[0].graph for make in (static, replicated))
+    found, plain = (found_of(make).graph for make in (static, replicated))
     assert met(found) == met(plain)
     assert held(found) == held(plain)
 
@@ -267,7 +274,7 @@ def test_gradients_that_are_added_up_before_they_are_reduced_wait_for_no_others(
 
 
 def test_two_axes_meet_apart():
-    graph = captured(both)[0].graph
+    graph = found_of(both).graph
     pairs, fours = (0, 4), (0, 1, 2, 3)
     sizes = met(graph)
     assert sizes["reduce_scatter", pairs] == [LAYER_BYTES // 4] * LAYERS
@@ -280,7 +287,7 @@ def test_two_axes_meet_apart():
 
 @pytest.mark.parametrize(("make", "shares"), [(sharded, 8), (tensor_parallel, 1), (replicated, 8), (both, 2)])
 def test_what_was_captured_runs_on_as_many_ranks(make, shares, tmp_path):
-    made = captured(make)[0]
+    made = found_of(make)
     made.write(tmp_path / "mine.yaml")
     assert made.workload.batch == ROWS * shares
     assert any(f"All 8 ranks do what the first does; {shares} of them" in sentence for sentence in made.derived)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from building import build
+from examples import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameters import count
@@ -165,7 +166,7 @@ PAIRS = [
 """A layout, a stage of ZeRO and an attention: each two of these together."""
 
 
-@pytest.mark.parametrize(("layout", "zero_stage", "attention"), PAIRS)
+@pytest.mark.parametrize(("layout", "zero_stage", "attention"), some(PAIRS, 3))
 def test_all_ranks_do_the_work_of_one(layout: dict[str, Any], zero_stage: int, attention: dict[str, Any]) -> None:
     """But for the latents and the indexer, which every tensor rank has as a whole."""
     alone = build(workload(attention, EXPERTS))

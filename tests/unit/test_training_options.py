@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from building import build
-from examples import examples
+from examples import examples, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -464,7 +464,7 @@ def on_one_rank(number: int) -> Graph:
     return build(workload(MLA, EXPERTS, **OPTIONS[number]))
 
 
-@pytest.mark.parametrize(("i", "j", "stage"), PAIRS)
+@pytest.mark.parametrize(("i", "j", "stage"), some(PAIRS, 4))
 def test_all_ranks_do_the_work_of_one(i: int, j: int, stage: int) -> None:
     """But for what each tensor rank does alike: narrow matrices of adapters among it, where tokens are not cut."""
     layout, options, alone = LAYOUTS[i], OPTIONS[j], on_one_rank(j)
