@@ -73,7 +73,7 @@ class Pages:
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 
     @no_garbage_search()
-    def add(self, row: Row) -> dict[str, Any]:
+    def add(self, row: Row, *_: object) -> dict[str, Any]:
         """Write the folder of a row, unless it has no trace, and return the content of its section."""
         shown = None if row.trace is None else scene(row)
         section = _section(row, shown, _MOST_BYTES // _BAR_BYTES // len(self._folders))

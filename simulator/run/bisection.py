@@ -123,11 +123,9 @@ class Search:
                 (tried[index],) = study.labelled((values[index],), study.rows((values[index],)))
             return _meets(tried[index], math.inf)
 
-        def holds_in_bound(value: int | float) -> bool:
-            return _meets(self.try_bound(BOUNDS[0], self.base, (value,))[0], math.inf)
-
-        last = len(values) - 1
-        index = bisect_left(values, True, bisect_left(values, self.first), last, key=holds_in_bound)
+        last, bounded = len(values) - 1, partial(self.try_bound, BOUNDS[0], self.base)
+        first = bisect_left(values, self.first)
+        index = bisect_left(values, True, first, last, key=lambda value: _meets(bounded((value,))[0], math.inf))
         if holds(index) or holds(last):
             step, is_held = (-1, True) if holds(index) else (4, False)  # failing values take longest to try
             while 0 <= index + step <= last and holds(index + step) == is_held:

@@ -24,7 +24,7 @@ from simulator.report.views import Section, SweepView
 from simulator.run.case import Case, asked_columns
 from simulator.run.effects import hints
 from simulator.run.provenance import as_run, files_named, provenance
-from simulator.run.sweep import Progress, Sweep, silent
+from simulator.run.sweep import Sweep, silent
 from simulator.trace import ISSUED, Trace
 from simulator.units import nearest
 
@@ -314,7 +314,7 @@ class Results(dict[str, Result]):
             The command that gives the same again, for the page.
         """
         with writing(out, list(self)) as pages:
-            with closing(forked([partial(_add_row, pages, row) for row in self.values()], silent)) as written:
+            with closing(forked([partial(pages.add, row) for row in self.values()], silent)) as written:
                 sections = dict(written)
             self.finish(pages, [sections[position] for position in range(len(self))], command)
 
@@ -351,10 +351,6 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         from simulator.report.html import Pages  # noqa: PLC0415 - imports matplotlib, which makes a folder
 
         yield Pages(folder, labels, _write_tables)
-
-
-def _add_row(pages: Pages, row: Result, _: Progress) -> dict[str, Any]:
-    return pages.add(row)
 
 
 def _write_tables(row: Result, folder: Path) -> None:
