@@ -54,7 +54,8 @@ def commands(text: str) -> list[str]:
 
 def printed(results: Results, out: str = "") -> str:
     """What `hosim run` prints of results, into a pipe, with the folder that it writes."""
-    results.told = results.told or what_would_free([*results.values()], None, silent, is_asked=None)
+    sought = [] if results.told else what_would_free([*results.values()], None, is_asked=None)
+    results.told = [*results.told, *filter(None, (search(silent) for search in sought))]
     return "\n\n".join((*_findings(results), *_notes(results, Path(out) if out else None))) + "\n"
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +47,17 @@ def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str
     return axes or None
 
 
-def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a folder that cannot be written."""
-    from simulator.report.files import check_target
+def writable(
+    context: click.Context, parameter: click.Parameter, path: Path | None, *, is_folder: bool = False
+) -> Path | None:
+    """Refuse a file, or a folder of results, that cannot be written."""
+    if path is not None and is_folder:
+        from simulator.report.files import check_target
 
-    if path is not None:
         check_target(path)
-    return path
+    elif path is not None:
+        from simulator.outputs import check_file
 
-
-def writable_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written."""
-    from simulator.outputs import check_file
-
-    if path is not None:
         check_file(parameter.opts[0], path)
     return path
 
@@ -129,13 +126,13 @@ def _settable(function: Callable[..., Any]) -> Callable[..., Any]:
 _JUNIT = "Write the expectations as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
     "scenario": _on_machine,
-    "out": click.option("-o", "--out", type=PATH, callback=_writable, help=_OUT),
+    "out": click.option("-o", "--out", type=PATH, callback=partial(writable, is_folder=True), help=_OUT),
     "set": _settable,
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),
     "json": click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-    "junit": click.option("--junit", type=_FILE, callback=writable_file, help=_JUNIT),
+    "junit": click.option("--junit", type=_FILE, callback=writable, help=_JUNIT),
     "workers": click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help=_WORKERS),
 }
 

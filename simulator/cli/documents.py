@@ -312,7 +312,7 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
             ["-o", "--out", "--output", "out"],
             type=common.PATH,
             required=True,
-            callback=common.writable_file,
+            callback=common.writable,
             metavar="FILE",
             help=_OUT,
         ),

@@ -63,7 +63,7 @@ def lint(
 @click.option("--hardware", metavar="NAME", help="Without a scenario: the machine; a name or a .yaml.")
 @click.option("--workload", metavar="NAME", help="Without a scenario: the workload; a name or a .yaml.")
 @click.option("--to", "target", type=click.Choice(tuple(TARGETS)), required=True, help="The form.")
-@click.option("-o", "--out", "--output", "out", type=common.PATH, required=True, callback=common.writable_file,
+@click.option("-o", "--out", "--output", "out", type=common.PATH, required=True, callback=common.writable,
               metavar="FILE", help="The file to write.")  # fmt: skip
 def export(
     plan: Path, scenario: str | None, hardware: str | None, workload: str | None, target: str, out: Path

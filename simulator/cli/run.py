@@ -58,8 +58,8 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
             _print(() if as_json else _findings(results))
         except BrokenPipeError as error:  # nobody reads on: the results are written all the same
             unread = error
-        with bar:
-            _ = results.told  # searched while the table is read
+        with bar as progress:
+            results.search(progress, for_page=pages is not None)  # while the table is read
             if pages is not None:
                 results.finish(pages, [row.section for row in results.values()], common.reproducing())
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)

@@ -279,18 +279,14 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
         The title.
     """
     columns = figures(rows, ("policy", Figure("figure", "text", "figure")))
-    columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
+    stated = ((row["value"], unit_of(row["value"])) for row in rows)
+    short = (human(parse(value, unit), unit) if unit and len(str(value)) > _LONG else value for value, unit in stated)
+    columns.append(Column("value", short, left=False))
     columns += figures(rows, (Figure("origin", "text", "origin"), "step_ns"))
     columns.append(Column("with 10 % more", (signed(0.1 * row["elasticity"]) for row in rows), left=False))
     premise = f"hosim raised each of {tried} figures of the machine by 10 % and planned anew"
     idle = [f"{premise}; figures not listed change no step."] if usual else []
     return SweepView(title, [Section(columns=columns)], [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)])
-
-
-def _short(value: object) -> object:
-    """Write a value as its document states it, unless that is long."""
-    unit = unit_of(value)
-    return human(parse(value, unit), unit) if unit and len(str(value)) > _LONG else value
 
 
 def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:

@@ -241,7 +241,10 @@ def layout_text(job: Job, workload: Workload | JobDocument, weights: Mapping[str
         "how weights are cut, before ZeRO": _cuts(weights),
         "communicated in a step, by each rank": exchanged,
     }
-    tables = [f"{head}\n{aligned(figures(rows, _used(rows), _FIGURES), 2)}" for head, rows in parts.items() if rows]
+    tables = list[str]()
+    for head, rows in ((head, rows) for head, rows in parts.items() if rows):
+        used = [column for column in rows[0] if _FIGURES[column].unit != "B" or any(row[column] for row in rows)]
+        tables.append(f"{head}\n{aligned(figures(rows, used, _FIGURES), 2)}")
     tables += [] if exchanged else ["nothing is communicated"]
     return "\n\n".join([f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}", *tables])
 
@@ -249,11 +252,6 @@ def layout_text(job: Job, workload: Workload | JobDocument, weights: Mapping[str
 def _sizes(kinds: Counter[str]) -> dict[str, int]:
     """Return the bytes of each kind of tensor, and of all, by column."""
     return {**{f"{kind}_bytes": kinds[kind] for kind in map(str, TensorKind)}, "in_all_bytes": kinds.total()}
-
-
-def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the columns of rows, without sizes that are 0 in every row."""
-    return [column for column in rows[0] if _FIGURES[column].unit != "B" or any(row[column] for row in rows)]
 
 
 def layout_data(job: Job, weights: Mapping[str, Weight]) -> dict[str, Any]:

@@ -197,7 +197,10 @@ class Diff:
         """The table of all rows, a table of each row that changed, and the differences of inputs and verdicts."""
         moved = [row for row in self.rows if row.moved]
         sections = [Section(columns=_table(self.rows))] if moved else []
-        sections += [Section(row.label, _details(row)) for row in moved if row.terms or not row.is_same_work]
+        for row in (row for row in moved if row.terms or not row.is_same_work):
+            changed = [row.step, *(change for change in (*row.terms, *row.figures) if change.old != change.new)]
+            names, marks = zip(*((change.name, "" if change.moved else "accepted") for change in changed), strict=True)
+            sections.append(Section(row.label, [Column("", names), *_sides(changed), Column("", marks)]))
         inputs = [f"{name}: {old} -> {new}" for name, old, new in self.inputs]
         turned = [f"expectation {'holds again' if turn.holds else 'fails now'}: {turn.asks}" for turn in self.verdicts]
         return SweepView(f"{self.old} and {self.new}", sections, [self.conclusion, *inputs, *turned])
@@ -368,10 +371,3 @@ def _cause(row: RowChange) -> str:
         return "other work" + ("" if row.step.of is None else f", by {row.step.figure.head}")
     moved = next((change for change in chain(row.terms, row.figures) if change.moved), None)
     return f"{moved.name} {moved.written}" if moved else "same"
-
-
-def _details(row: RowChange) -> list[Column]:
-    """Make the table of one row: the step, and each term and figure that changed."""
-    changed = [row.step, *(change for change in (*row.terms, *row.figures) if change.old != change.new)]
-    marks = ("" if change.moved else "accepted" for change in changed)
-    return [Column("", (change.name for change in changed)), *_sides(changed), Column("", marks)]

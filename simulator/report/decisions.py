@@ -107,18 +107,15 @@ def plan_text(explanation: Explanation) -> str:
         head = "cache operators, the cost terms of Algorithm 1 at their positions, and the waits of the replay"
         columns = ("role", "tensors", "count", "size_bytes", *_COSTS)
         parts.append(_cut(head, _alike(moved, ("role",), _COSTS), columns))
-    by_link = grouped(slots(explanation), itemgetter("link"))
-    if rows := [_use(link, lines) for link, lines in by_link.items()]:
+    by_link, used = grouped(slots(explanation), itemgetter("link")), list[Line]()
+    for link, lines in by_link.items():
+        served_ns = sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in lines)
+        shares = {f"{use}_fraction": sum(slot[f"{use}_ns"] for slot in lines) / served_ns for use in ("wanted", "busy")}
+        used.append({"link": link, **shares, "slots_oversubscribed": sum(slot["oversubscribed"] for slot in lines)})
+    if used:
         count = counted(len(next(iter(by_link.values()))), "slot")
-        parts.append(_cut(f"links, in {count} of the step", rows, tuple(rows[0])))
+        parts.append(_cut(f"links, in {count} of the step", used, tuple(used[0])))
     return "\n\n".join(parts)
-
-
-def _use(link: str, slots: Sequence[Line]) -> Line:
-    """Return how long copies want a link and how long it is busy, as shares of the time that it can serve."""
-    served_ns = sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in slots)
-    shares = {f"{use}_fraction": sum(slot[f"{use}_ns"] for slot in slots) / served_ns for use in ("wanted", "busy")}
-    return {"link": link, **shares, "slots_oversubscribed": sum(slot["oversubscribed"] for slot in slots)}
 
 
 def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) -> list[Line]:

@@ -130,8 +130,9 @@ class Picture(Figure):
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         with styled(), rc_context({"svg.hashsalt": "hosim"}):
             if kind == "png":  # `savefig` would draw everything twice
-                boxes = self.findobj(OffsetBox)
-                for box in boxes:  # of legends: measured once, not anew for every box around them
+                legends = [*self.legends, *filter(None, (ax.get_legend() for ax in self.axes))]
+                boxes = [box for legend in legends for box in legend.findobj(OffsetBox)]
+                for box in boxes:  # measured once, not anew for every box around them
                     vars(box)["get_bbox"] = cache(box.get_bbox)
                 self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
                 for box in boxes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.interrupts import no_garbage_search
 from simulator.metrics import peak_breakdown
 from simulator.metrics.rows import Row, chosen, of_ranks, with_measured
 from simulator.report import drawing, perfetto
@@ -71,7 +72,8 @@ class Pages:
         self.folder, self._more = folder, more
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 
-    def add(self, row: Row) -> dict[str, Any]:
+    @no_garbage_search()
+    def add(self, row: Row, *_: object) -> dict[str, Any]:
         """Write the folder of a row, unless it has no trace, and return the content of its section."""
         shown = None if row.trace is None else scene(row)
         section = _section(row, shown, _MOST_BYTES // _BAR_BYTES // len(self._folders))
@@ -86,6 +88,7 @@ class Pages:
             (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
         return section
 
+    @no_garbage_search()
     def report(
         self,
         scenario: Scenario,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
     path
         The file.
     """
-    between, every = b"", _of_all(rows)
+    between, every = b"", chain.from_iterable(_of_all(rows))
     with path.open("wb") as plain, gzip.GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         while chunk := b",".join(islice(every, _CHUNK)):
@@ -54,12 +54,12 @@ def write(rows: Sequence[Row], path: Path) -> None:
         out.write(b"\n]}\n")
 
 
-def _of_all(rows: Sequence[Row]) -> Iterator[Event]:
+def _of_all(rows: Sequence[Row]) -> Iterator[Iterable[Event]]:
     first = behind = 0
     for row in rows:
         for pid, some in _by_process(row, "process" if rows[1:] else "rank"):
             behind = max(behind, first + pid + 1)
-            yield from some(first + pid)
+            yield some(first + pid)
         first = behind
 
 
@@ -71,7 +71,7 @@ def events(row: Row) -> Iterator[Event]:
     row
         A row with a trace.
     """
-    return _of_all([row])
+    return chain.from_iterable(_of_all([row]))
 
 
 def _by_process(row: Row, numbered: str) -> Iterator[tuple[int, Events]]:
@@ -109,30 +109,31 @@ def _meta(name: str, pid: int, tid: int = 0, /, **args: object) -> list[Event]:
     return [orjson.dumps({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})]
 
 
-def _objects(table: Columns) -> Iterator[bytes]:
-    """Iterate over the lines of a table as JSON, without empty values; a text stands for a column of it."""
-    form, cells = b"", list[Sequence[bytes]]()
-    for key, values in table.items():
-        start = b",%b:" % orjson.dumps(key)
-        if isinstance(values, str):
-            form += (start + orjson.dumps(values)).replace(b"%", b"%%") if values else b""
-        elif set(map(type, values)) <= {int, float}:  # most are different: written at once
-            form += start.replace(b"%", b"%%") + b"%b"
-            cells.append(orjson.dumps(values)[1:-1].split(b",") if values else ())
-        else:
-            form += b"%b"
-            text_of = {value: start + orjson.dumps(value) for value in set(values)} | dict.fromkeys(("", None), b"")
-            cells.append([text_of[value] for value in values])
-    return (b"{%b}" % (form % line)[1:] for line in zip(*cells, strict=True))
+def _events(about: Columns, args: Columns) -> Iterator[Event]:
+    """Iterate over events: what they are about, and their arguments, without empty values but the first of each.
+
+    A text or a number stands for a column of it.
+    """
+    forms, cells = list[bytes](), list[Sequence[bytes]]()
+    for table in (about, args):
+        form = b""
+        for key, values in table.items():
+            start = b",%b:" % orjson.dumps(key)
+            if isinstance(values, str | int):
+                form += (start + orjson.dumps(values)).replace(b"%", b"%%") if values != "" else b""
+            elif set(map(type, values)) <= {int, float}:  # most are different: written at once
+                form += start.replace(b"%", b"%%") + b"%b"
+                cells.append(orjson.dumps(values)[1:-1].split(b",") if values else ())
+            else:
+                form += b"%b"
+                text_of = {value: start + orjson.dumps(value) for value in set(values)} | dict.fromkeys(("", None), b"")
+                cells.append([*map(text_of.__getitem__, values)])
+        forms.append(form[1:])
+    return map((b'{%b,"args":{%b}}' % (*forms,)).__mod__, zip(*cells, strict=True))
 
 
-def _with_args(about: Columns, args: Columns) -> Iterator[Event]:
-    """Iterate over events: what they are about, and their arguments."""
-    return (b'%b,"args":%b}' % (each[:-1], more) for each, more in zip(_objects(about), _objects(args), strict=True))
-
-
-def _slices(view: Row, pid: int) -> Iterator[Event]:
-    """Iterate over the threads of a rank and their slices: steps, spans and waits."""
+def _slices(view: Row, pid: int) -> Iterable[Event]:
+    """Return the threads of a rank and their slices: steps, spans and waits."""
     spans, waits, ends = columns(view, "spans"), columns(view, "waits"), dict[int, int]()
     of_phase = zip(spans["phase"], spans["kind"], strict=True)
     spans["cat"] = [kind if kind == "delay" else phase or kind for phase, kind in of_phase]
@@ -148,16 +149,18 @@ def _slices(view: Row, pid: int) -> Iterator[Event]:
     steps |= {"step": order, "start_ns": [0, *sorted(ends.values())][: len(ends)], "end_ns": [ends[k] for k in order]}
     lanes = sorted({*steps["lane"], *spans["lane"], *waits["lane"]}, key=lambda lane: ("#" in lane, lane))
     threads = {lane: tid for tid, lane in enumerate(lanes, _FIRST)}
+    made = list[Iterable[Event]]()
     for lane, tid in threads.items():
         of_host = any(lane.startswith(f"stream {stream}") for stream in view.graph.host_streams)
-        yield from _meta("thread_name", pid, tid, name=f"host, {lane}" if of_host else lane)
-        yield from _meta("thread_sort_index", pid, tid, sort_index=tid)
+        made.append(_meta("thread_name", pid, tid, name=f"host, {lane}" if of_host else lane))
+        made.append(_meta("thread_sort_index", pid, tid, sort_index=tid))
     for args in (steps, spans, waits):
         lane, starts, finishes = args.pop("lane"), args.pop("start_ns"), args.pop("end_ns")
-        about: Columns = {"ph": "X", "pid": [pid] * len(starts), "tid": [threads[each] for each in lane]}
+        about: Columns = {"ph": "X", "pid": pid, "tid": [threads[each] for each in lane]}
         about |= {"name": args.pop("name"), "cat": args.pop("cat"), "ts": [start / 1000 for start in starts]}
         about["dur"] = [(end - start) / 1000 for start, end in zip(starts, finishes, strict=True)]
-        yield from _with_args(about, args)
+        made.append(_events(about, args))
+    return chain.from_iterable(made)
 
 
 def _shared(row: Row, rates: Block) -> Iterator[tuple[int, Events]]:
@@ -180,11 +183,10 @@ def _shared(row: Row, rates: Block) -> Iterator[tuple[int, Events]]:
         yield pid, partial(_meta, "process_name", name=f"shared in {where}, id")
 
 
-def _memory(usage: Usage, pid: int) -> Iterator[Event]:
-    name = f"{usage.tier} ({usage.allowed})" if usage.allowed else usage.tier
-    yield from _counter(name, usage.time_ns, usage.total_bytes, pid)
-    for k in usage.kinds:
-        yield from _counter(f"{usage.tier}: {KINDS[k].replace('_', ' ')}", usage.time_ns, usage.kind_bytes[k], pid)
+def _memory(usage: Usage, pid: int) -> Iterable[Event]:
+    counted = {f"{usage.tier} ({usage.allowed})" if usage.allowed else usage.tier: usage.total_bytes}
+    counted |= {f"{usage.tier}: {KINDS[k].replace('_', ' ')}": usage.kind_bytes[k] for k in usage.kinds}
+    return chain.from_iterable([_counter(name, usage.time_ns, held, pid) for name, held in counted.items()])
 
 
 def _counter(name: str, times: Ints, held: Ints, pid: int, unit: str = "B") -> Iterator[Event]:
@@ -192,5 +194,5 @@ def _counter(name: str, times: Ints, held: Ints, pid: int, unit: str = "B") -> I
     last = np.flatnonzero(lasts(times))
     changes = last[np.diff(held[last], prepend=held[last[:1]] - 1) != 0]
     moments = [time / 1000 for time in times[changes].tolist()]
-    about = {"ph": "C", "pid": [pid] * len(moments), "tid": [0] * len(moments), "name": name, "ts": moments}
-    return _with_args(about, {f"[{unit}]": held[changes].tolist()})
+    about = {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": moments}
+    return _events(about, {f"[{unit}]": held[changes].tolist()})

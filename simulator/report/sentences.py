@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from simulator.errors import Shortfall
 from simulator.metrics.figures import present
 from simulator.metrics.rows import UNBOUNDED, Row, by_place, by_step
 from simulator.metrics.statistics import grouped
@@ -65,7 +64,12 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 def _not_running(rows: Sequence[Row]) -> Iterator[str]:
     unfit = {row.label: row.shortfall for row in rows if row.shortfall is not None}
-    for why, labels in grouped(unfit, lambda label: _why_unfit(unfit[label])).items():
+    whys = {
+        label: f"not fit in {short.tier}: {quantity(short.short_bytes, 'B')} short at {short.at}"
+        + (f"; {short.tier} fills up {short.full}" if short.full else "")
+        for label, short in unfit.items()
+    }
+    for why, labels in grouped(unfit, whys.__getitem__).items():
         yield f"{listed(labels)} {'do' if labels[1:] else 'does'} {why}"
     least = min(unfit.values(), key=lambda short: short.short_bytes, default=None)
     if least and least.levers and len(unfit) == len(rows):
@@ -73,12 +77,6 @@ def _not_running(rows: Sequence[Row]) -> Iterator[str]:
     stopped = [row for row in rows if row.summary["status"] in {"refused", "failed"}]
     yield from (f"{row.label} {ENDS[row.summary['status']]}: {row.summary['notes']}" for row in stopped)
     yield from (f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked)
-
-
-def _why_unfit(short: Shortfall) -> str:
-    """Say where, and by how much, a row does not fit."""
-    full = f"; {short.tier} fills up {short.full}" if short.full else ""
-    return f"not fit in {short.tier}: {quantity(short.short_bytes, 'B')} short at {short.at}{full}"
 
 
 def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:

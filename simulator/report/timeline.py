@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,19 +103,15 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     return {name: np.concatenate(both) for name, both in parts.items()}
 
 
-def _lane_name(row: Row, lane: int) -> str:
-    (link, channel), hardware = divmod(lane, COPIES), row.hardware
-    if not link:
-        name = f"stream {lane}" if lane else "compute"
-        return f"host, {name}" if lane in row.graph.host_streams else name
-    name = hardware.link_names[link - 1]
-    return f"{name} #{channel}" if hardware.links[name].channels > 1 else name
-
-
-def _of_one(row: Row, acts: Block, mark: str) -> list[Lane]:
+def _of_one(row: Row, acts: Block, mark: str) -> Iterator[Lane]:
     """Make a lane for each stream and each channel of a link that was used; their names end in a mark."""
-    lanes = [(lane, pick(acts, acts["lane"] == lane)) for lane in np.unique(acts["lane"]).tolist() or [0]]
-    return [Lane(_lane_name(row, lane) + mark, row, [((-0.4, 0.4), bars)]) for lane, bars in lanes]
+    for lane in np.unique(acts["lane"]).tolist() or [0]:
+        link, channel = divmod(lane, COPIES)
+        name = row.hardware.link_names[link - 1] if link else f"stream {lane}" if lane else "compute"
+        if link and row.hardware.links[name].channels > 1:
+            name += f" #{channel}"
+        name = f"host, {name}" if lane in row.graph.host_streams else name
+        yield Lane(name + mark, row, [((-0.4, 0.4), pick(acts, acts["lane"] == lane))])
 
 
 def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:

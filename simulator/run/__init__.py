@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from simulator.run.case import Case, Policies, names_in, prepare
 from simulator.run.questions import frontier
 from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
-from simulator.run.sweep import Progress, Sweep, silent
+from simulator.run.sweep import Progress, silent
 from simulator.run.what_if import page_parts, what_would_free
 from simulator.scenario.question import Question
 
@@ -81,7 +81,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     with using(engine):
         case = read(scenario, set=with_software(set, software), job=job)
         results = run_case(case, policies, progress, what_if=what_if if job is None else False)
-        _ = results.told  # searched before this returns
+        if what_if is not False:
+            results.search(progress or silent)
     return results
 
 
@@ -162,17 +163,16 @@ def run_case(
         Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
         leave nothing in this process but their plans; traces keep no tables.
     what_if
-        As for `run`; what would free the fastest row is searched when the results are first asked for it.
+        As for `run`; what would free the fastest row is not searched before `Results.search`.
     """
     progress = progress or silent
     results = rows_of(case, policies, progress, each, in_forks=in_forks)
-    sought: Callable[[], Sequence[str]] = tuple
-    also: Callable[[], Sequence[Sweep]] = tuple
+    searches: dict[str, Any] = {}
     if what_if is not False:
-        sought = partial(what_would_free, results, policies, progress, is_asked=what_if)
-        also = partial(page_parts, results, progress, is_asked=bool(what_if))
+        searches["sought"] = partial(what_would_free, results, policies, is_asked=what_if)
+        searches["also"] = partial(page_parts, results, is_asked=bool(what_if))
     if case.loaded.scenario.frontier is None:
-        return Results(case, results, None, sought, also)
+        return Results(case, results, **searches)
     question = catalog.question(case.loaded, Question, {})
     searched = frontier(case.loaded, policies=policies, progress=progress)
     answers = {(answer["policy"], answer["within"]): answer for answer in searched.rows}
@@ -182,4 +182,4 @@ def run_case(
             row.summary[column] = answer.get(figure)
             if {"tried", "next"} & answer.keys() == {"tried"} and figure not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, searched, sought, also)
+    return Results(case, results, searched, **searches)

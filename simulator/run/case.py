@@ -307,7 +307,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
     draws = RunDraws.of(loaded, job)
     trials, shared = Trials(draws), sharers(job.ranks, hardware)
     times = _times_ns(job, hardware)
-    ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), _first_ranks(job), strict=True)
+    ran = zip(job.graphs, times, map(job.ranks_of, range(len(times))), strict=True)
     measured = [draws.measured_ns(*of_graph) for of_graph in ran]
     streams = tuple(bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs)
     certain = replace(
@@ -348,14 +348,10 @@ def _ordered(loaded: Loaded, job: Job) -> tuple[Job, int | None]:
     return ordered, bound_ns if is_certain else None  # where times differ, some rank may be faster
 
 
-def _first_ranks(job: Job) -> list[int | None]:
-    """Return, for each graph, the first rank that runs it; None if its ranks meet no others."""
-    return [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
-
-
 def _times_ns(job: Job, hardware: Hardware) -> list[list[int]]:
     """Return, for each graph, the time of each op alone, on the first rank that runs it [ns]."""
-    return [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, _first_ranks(job), strict=True)]
+    meeting = (job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs))
+    return [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, meeting, strict=True)]
 
 
 def execute(

@@ -182,9 +182,14 @@ class Results(dict[str, Result]):
     largest
         The largest value of a field with which each row fits, if the scenario asks.
     sought
-        Searches what would make the fastest row free, when `told` is first read.
+        Returns the searches of what would make the fastest row free, each for a sentence.
     also
-        Makes the further sweeps of the page, when it is written.
+        Makes the further sweeps of the page.
+
+    Attributes
+    ----------
+    told
+        Sentences on the bandwidth and the capacity that would make the fastest row free, once that is searched.
     """
 
     def __init__(
@@ -192,11 +197,13 @@ class Results(dict[str, Result]):
         case: Case,
         rows: Sequence[Result],
         largest: Sweep | None = None,
-        sought: Callable[[], Sequence[str]] = tuple,
-        also: Callable[[], Sequence[Sweep]] = tuple,
+        sought: Callable[[], Sequence[Callable[[Progress], str]]] = tuple,
+        also: Callable[[Progress], Sequence[Sweep]] = lambda _: (),
     ) -> None:
         super().__init__((row.label, row) for row in rows)
         self.case, self.largest, self._sought, self._also = case, largest, sought, also
+        self.told: Sequence[str] = ()
+        self._parts: Sequence[Sweep] | None = None
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
@@ -226,10 +233,19 @@ class Results(dict[str, Result]):
         rows, largest = list(self.values()), self.largest.sentences if self.largest else []
         return [*sentences(rows), *hints(self.case, rows), *largest, *pointer(self.case.loaded.scenario.sweep)]
 
-    @cached_property
-    def told(self) -> Sequence[str]:
-        """Sentences on the bandwidth and the capacity that would make the fastest row free, if that is searched."""
-        return self._sought()
+    def search(self, progress: Progress, *, for_page: bool = False) -> None:
+        """Search what would make the fastest row free, which is then `told`; and at once, what only a page shows.
+
+        Parameters
+        ----------
+        progress, for_page
+            Called now and then; and whether a page is written.
+        """
+        calls: list[Callable[[Progress], Any]] = [*[self._also][:for_page], *self._sought()]
+        with closing(forked(calls, progress)) as ended:
+            outcomes = dict(ended)
+        self._parts = outcomes.pop(0) if for_page else None  # begun first, as it takes longest
+        self.told = [outcomes[position] for position in sorted(outcomes) if outcomes[position]]
 
     @property
     def sentences(self) -> list[str]:
@@ -314,7 +330,7 @@ class Results(dict[str, Result]):
             The command that gives the same again, for the page.
         """
         with writing(out, list(self)) as pages:
-            with closing(forked([partial(_add_row, pages, row) for row in self.values()], silent)) as written:
+            with closing(forked([partial(pages.add, row) for row in self.values()], silent)) as written:
                 sections = dict(written)
             self.finish(pages, [sections[position] for position in range(len(self))], command)
 
@@ -332,7 +348,8 @@ class Results(dict[str, Result]):
         files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
         for role, name in files_named(case.loaded).items():
             (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
-        drawn = [(also.view, picture(also.figure()).png() if also.view.panels else None) for also in self._also()]
+        parts = self._also(silent) if self._parts is None else self._parts
+        drawn = [(also.view, picture(also.figure()).png() if also.view.panels else None) for also in parts]
         of_rows = [section | {"row": row} for row, section in zip(rows, sections, strict=True)]
         pages.report(case.loaded.scenario, self.more | {"card": self.card}, of_rows, drawn, command)
         files.write_summary(folder, [row.summary for row in rows], self.more)
@@ -351,10 +368,6 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         from simulator.report.html import Pages  # noqa: PLC0415 - imports matplotlib, which makes a folder
 
         yield Pages(folder, labels, _write_tables)
-
-
-def _add_row(pages: Pages, row: Result, _: Progress) -> dict[str, Any]:
-    return pages.add(row)
 
 
 def _write_tables(row: Result, folder: Path) -> None:

@@ -266,16 +266,14 @@ def step_shares(graph: Graph) -> dict[str, float]:
     Ops `host` and `idle` fill a recorded step up; a share is that of the replay in which they take no time. Parameters
     and errors as for `replay_recording`.
     """
-    fills = ("/idle", "/host"), ("/idle",), ()
-    ran_ns, launched_ns, step_ns = (replay_recording(_without(graph, names))[0] for names in fills)
+    took_ns = list[int]()
+    for names in (("/idle", "/host"), ("/idle",), ()):  # kernels of such names, which are repeatable, keep their times
+        are_spared = (op.name.endswith(names) and not op.repeatable for op in graph.ops)
+        ops = [replace(op, duration_ns=0) if spared else op for op, spared in zip(graph.ops, are_spared, strict=True)]
+        took_ns.append(replay_recording(replace(graph, ops=tuple(ops)))[0])
+    ran_ns, launched_ns, step_ns = took_ns
     parts = {"ops that ran": ran_ns, "launches of the host": launched_ns - ran_ns, "idle": step_ns - launched_ns}
     return {name: part_ns / max(1, step_ns) for name, part_ns in parts.items()}
-
-
-def _without(graph: Graph, names: tuple[str, ...]) -> Graph:
-    """Return a recorded step in which fills of these names take no time; kernels of such names are repeatable."""
-    ops = (replace(op, duration_ns=0) if op.name.endswith(names) and not op.repeatable else op for op in graph.ops)
-    return replace(graph, ops=tuple(ops)) if names else graph
 
 
 def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0, *, peak_bytes: int = 0, marked_ns: int = 0) -> str:

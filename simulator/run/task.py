@@ -95,9 +95,7 @@ class RunDraws:
             ops[op] = replace(ops[op], duration_ns=min(of_rank[op] for of_rank in drawn_ns))
         return replace(graph, ops=tuple(ops))
 
-    def measured_ns(
-        self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int], meeting: int | None
-    ) -> Sequence[int]:
+    def measured_ns(self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
         """Return the time of each op in the measured step of the first of some ranks [ns], from its planned time.
 
         Of several ranks that draw for themselves, it is the least time of each op.
@@ -106,14 +104,12 @@ class RunDraws:
         ----------
         graph, times_ns, ranks
             The graph that the ranks run, and the time of each op that policies know [ns].
-        meeting
-            The rank whose collectives they are, if there are some.
         """
         device, least, draws = self.devices[ranks[0]], self.least(graph, ranks), self.draws(graph, ranks[0])
         if draws is not None and len(ranks) > 1 and not self.are_alike:
             return durations_ns(least.certain, device)
         if least is not graph or device is not self.hardware:
-            times_ns = durations_ns(least, device, meeting)
+            times_ns = durations_ns(least, device, ranks[0] if graph.meets else None)
         return times_ns if draws is None else draws.step_durations_ns(times_ns, graph.steps - 1)
 
     def shorter_ns(self, graph: Graph, op: int, ranks: Sequence[int]) -> int:

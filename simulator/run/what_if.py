@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +16,6 @@ from simulator.catalog.settings import amounts
 from simulator.lifetime import live_bytes
 from simulator.metrics.rows import by_step
 from simulator.policies import POLICIES
-from simulator.processes import forked
 from simulator.report.answers import FREE, free_sentence
 from simulator.report.views import SweepView
 from simulator.report.words import quantity, ratio
@@ -42,9 +40,9 @@ _ROOMS = 8
 
 
 def what_would_free(
-    rows: Sequence[Result], policies: Policies | None, progress: Progress, *, is_asked: bool | None
-) -> list[str]:
-    """Say with which bandwidth, and with which capacity, the fastest row is free; or which homes keep it from that.
+    rows: Sequence[Result], policies: Policies | None, *, is_asked: bool | None
+) -> list[Callable[[Progress], str]]:
+    """Search with which bandwidth, and with which capacity, the fastest row is free; or which homes keep it from that.
 
     Each search tries about two plans of the row, each about as hard to find as its own: if the row took half of the
     run, a search takes as long as the run.
@@ -53,7 +51,7 @@ def what_would_free(
     ----------
     rows
         All rows of the run.
-    policies, progress
+    policies
         As for `simulator.run.run_case`.
     is_asked
         Whether to search; None: only if the row is not free already, and the search takes no longer than the rows did,
@@ -62,32 +60,35 @@ def what_would_free(
 
     Returns
     -------
-    list of str
-        A sentence for each amount, which was tried; none if no row ran.
+    list of callable
+        A search for each amount, whose sentence says what was tried, if anything; none if no row ran.
     """
     fastest = next(iter(by_step(rows)), None)
     if fastest is None:
         return []
     case, label = fastest.case, fastest.label
     if case.graph.on_host:  # what crosses between its devices must, whatever stays
-        return [f"No bandwidth or capacity is searched for {label}: its host computes."] if is_asked else []
+        return [lambda _: f"No bandwidth or capacity is searched for {label}: its host computes."] if is_asked else []
     if case.choice(label).is_file:
-        return [f"No bandwidth or capacity is searched for {label}: its plan is for one machine."] if is_asked else []
+        why = f"No bandwidth or capacity is searched for {label}: its plan is for one machine."
+        return [lambda _: why] if is_asked else []
     is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
     if is_asked is None and (_is_free(fastest) or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
-        return [] if _is_free(fastest) else [f"For the bandwidth or capacity at which {label} never stalls, {ask}."]
+        hint = f"For the bandwidth or capacity at which {label} never stalls, {ask}."
+        return [] if _is_free(fastest) else [lambda _: hint]
     machine = case.loaded.hardware
     wires = [f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind)]
     wires += [f"tiers.{name}.bandwidth" for name in machine.memories.values()]
     fields = {"bandwidth": " + ".join(wires), "capacity": f"peak.{machine.compute_tier}"}
-    searches = [partial(_freeing, case, label, policies, kind, field) for kind, field in fields.items() if field]
+    searches: list[Callable[[Progress], str]] = [
+        partial(_freeing, case, label, policies, kind, field) for kind, field in fields.items() if field
+    ]
     if not machine.has_like_memories:
         del searches[-1:]
     elif _homes_below(case) and all(live_bytes(task.graph).max() <= task.problem.budget_bytes for task in case.tasks):
         searches[-1:] = [partial(_needless, fastest, policies)]  # more room cannot be what lacks
-    with closing(forked(searches, progress)) as sentences:
-        return [sentence for _, sentence in sorted(sentences) if sentence]
+    return searches
 
 
 def _is_free(row: Result) -> bool:
@@ -153,7 +154,7 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
     Parameters
     ----------
     rows, progress
-        As for `what_would_free`; a row whose policy is a function has no further parts.
+        As for `simulator.run.run_case`; a row whose policy is a function has no further parts.
     is_asked
         Whether to make both, however long it takes; else the page says how to ask for what would take long.
     """
@@ -169,7 +170,7 @@ def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) ->
     for title, (times, make) in makes.items():
         if is_asked or times * _ops_computed(fastest) <= _PAGE:
             part = make()
-            parts.append(replace(part, view=part.view._replace(title=f"What {title} {row}")))
+            parts.append(replace(part, view=part.view._replace(title=f"What {title} {row}"), also=tuple))
         else:
             lacking.append(f"what {title} {row}")
     if lacking:
