@@ -254,15 +254,15 @@ class DecoderModel(Part):
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
         require(fits, must, "neither, or both", "vocabulary", do=do)
-        must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
-        found = f"{self.embedding_rows or 0:,} rows"
-        require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
+        must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
+        found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
+        require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)
         alone = self.norms == ("both" if self.predicted else "before") and not self.parallel and not self.encoded
         alone &= self.head and all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
         require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
         require(self.mixed or self.residuals > 1, "several residuals are mixed, or not", "one", "mixed", do="remove it")
-        must = "predicted residuals are several, and their layers whole, with layer_inputs"
+        must = "predicted residuals are several, and their layers whole, with inputs of their own"
         fits = self.residuals > 1 and all(part.kind != "none" for kind in self.kinds for part in kind)
         fits = (fits and self.layer_inputs is not None) or not (self.predicted or self.laurel)
         require(fits, must, "others", "predicted", do="remove predicted or laurel")
