@@ -244,11 +244,11 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         unread = [*map(c.named, c.sizes())]
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or has
-        alike = max(c.is_own, SequenceMatcher(None, name, kind).ratio())
+        alike = max(c.is_own, SequenceMatcher(None, name, kind[:100]).ratio())
         # So a refusal counts as three keys, and the very name as six: families alike come first among those near.
         far = len(unread) + 3 * bool(refused) - 6 * alike
         tried.append((alike < _ALIKE, far, f"{name} ({text})"))
-    return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}"
+    return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}".replace("\n", "\\n")
 
 
 def _name(outer: Mapping[str, Any], path: Path) -> str:

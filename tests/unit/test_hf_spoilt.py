@@ -33,28 +33,29 @@ OURS = {name for part in (SCHEMA, *SCHEMA["$defs"].values()) for name in part.ge
 OURS = (OURS | {name for family in FAMILIES.values() for name in family.sums}) - OF_FILES
 """What hosim calls fields of a model, and values that it makes of several keys; no file has such a key."""
 OPTIONS: list[dict[str, Any]] = [
-    {"phase": "train", "sequence": 16},
-    {"phase": "train", "sequence": 16, "tensor": 2, "pipeline": 2},
+    *({"phase": phase, "sequence": 16} for phase in ("train", "prefill", "decode")),
+    {"phase": "train", "sequence": 16, "tensor": 2},
     {"phase": "prefill", "sequence": 16, "chunk": 8, "block": 4},
-    {"phase": "decode", "sequence": 16, "experts": "each"},
-    {"phase": "decode", "kv_cache": "fp8"},
     {"phase": "requests"},
     {"part": "encoder"},
-    {"part": "vision"},
     {},
 ]
 
 
 def spoilt(number: int) -> tuple[str, dict[str, Any]]:
-    """A file whose values are others, missing or hostile, perhaps with a key of another family; and options."""
+    """A file whose sizes are others, or whose values are missing, hostile or those of another family; and options."""
     random, names = Random(f"config {number}"), [*STATED]
     name = names[number % len(names)]
-    config = {"text_config": STATED[name]} if random.random() < 0.1 else dict(STATED[name])
-    for _ in range(random.choice((0, 0, 1, 2))):
+    config = dict(STATED[name])
+    sizes = [key for key, value in config.items() if type(value) is int]
+    for key in random.sample(sizes, min(len(sizes), random.choice((1, 1, 2, 3)))):
+        config[key] = random.choice((0, 1, 3, 7, 100_001, config[key] + 1, 3 * config[key], config[key] // 2))
+    if random.random() < 0.2:
         config[random.choice(KEYS)] = random.choice(
             (None, 0, -1, 1, 10**6, "x", [0, 0], [28, 28], [], {"a": [1]}, True)
         )
-    config = changed(config, random)
+    config = {"text_config": config, "vision_config": {}} if random.random() < 0.1 else config
+    config = changed(config, random) if random.random() < 0.4 else config
     return json.dumps(config), random.choice(OPTIONS)
 
 
