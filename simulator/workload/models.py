@@ -278,12 +278,12 @@ class DecoderModel(Part):
             require(fits, must, "others", "attention", "shifted", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
-        made = set[object]()
+        made, may_hand_on = set[object](), self.causal or not self.hands_on
         for attention in (self.layer(index).attention for index in range(self.layers)):
             fits = not isinstance(attention, Gqa) or not attention.reuses or attention.alike in made
             made |= {attention.alike} if isinstance(attention, Gqa) else set()
             must, do = "a layer reuses keys and values of an earlier one alike", "remove reuses"
-            require(fits and (self.causal or not self.hands_on), must, "none", "others", do=do)
+            require(fits and may_hand_on, must, "none", "others", do=do)
         must, do = "a layer has an attention or a feed_forward, and both if they are parallel", "set one of them"
         for absent in ([part.kind for part in kind].count("none") for kind in self.kinds):
             require(absent + self.parallel < 2, must, "none", do=do)

@@ -87,6 +87,15 @@ def test_many_files_of_all_families_that_went_wrong(tmp_path: Path) -> None:
     assert {check(number, tmp_path) for number in range(examples(10_000))} == {True, False}
 
 
+@pytest.mark.slow
+def test_the_largest_encoder_is_read_layer_by_layer(tmp_path: Path) -> None:
+    """Each of its layers is looked at a few times: where each looked at all others, this took minutes."""
+    Path(tmp_path, "config.json").write_text(json.dumps(STATED["xlm-roberta"] | {"num_hidden_layers": 10_000}))
+    model = hosim.read_hf(tmp_path).workload.model
+    assert isinstance(model, DecoderModel)
+    assert model.layers == 10_000
+
+
 NO_EXPERTS = [{"moe_layer_start_index": [28, 28]}, {"moe_layer_end_index": [0, 0]}, {"moe_num_experts": [0, 0]}]
 
 
