@@ -317,8 +317,7 @@ def _by_its_keys(fault: FieldError, document: dict[str, Any], c: Config) -> Conf
     key, basis = keys.get(path[-1]) or next(within, ("", ""))
     where, do = (f"{c.where}, {key}", fault.do) if key else (c.where, f"correct the keys that say so, or {CAPTURE}")
     if path[0] in (*_OPTION_FIELDS, "phase", "experts") or path[-1] == "kv_cache":
-        asked = path[:2][-1]
-        where = f"--{_OPTIONS.get(asked, asked).replace('_', '-')}"
+        where = f"--{_OPTIONS.get(path[:2][-1], path[:2][-1]).replace('_', '-')}"
         do = fault.do.replace(".".join(path), where)
     elif basis == "derived":
         value, do = f"{value}, made of other keys", "correct these, or add it"
