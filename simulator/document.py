@@ -332,9 +332,7 @@ class Document(Part):
         ranged = {path: cited for path, cited in self.sources.items() if any(citation.range for citation in cited)}
         data = self.model_dump(mode="json", by_alias=True) if ranged else {}
         for path, cited in ranged.items():
-            figure: Any = data
-            for key in self._keys(path):
-                figure = figure.get(key) if isinstance(figure, Mapping) else None
+            figure = inside(data, self._keys(path))
             for index, ends in ((index, citation.range) for index, citation in enumerate(cited) if citation.range):
                 units, values = zip(*map(amount, (ends[0], figure, ends[1])), strict=True)
                 is_number = len({*units}) == 1 and all(isinstance(value, int | float) for value in values)
@@ -355,6 +353,16 @@ def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     """Return dotted paths, each after the paths of everything that contains it."""
     prefixes = (accumulate(path.split("."), "{}.{}".format) for path in paths)
     return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
+
+
+def inside(data: Any, path: Iterable[str]) -> Any:
+    """Return what stands at a path in nested lists and mappings; None if there is nothing."""
+    for key in path:
+        if isinstance(data, list) and key.isdecimal():
+            data = dict(enumerate(data)).get(int(key))
+        else:
+            data = data.get(key) if isinstance(data, Mapping) else None
+    return data
 
 
 def amount(value: object) -> tuple[str | None, Any]:

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import re
 import sys
+import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,6 +121,36 @@ def whole(path: Path, most: int | None = None) -> bytes:
         data = file.read(most + 1)
     _check_size(len(data), most, "bytes", shown(path))
     return data
+
+
+def unpacked(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes; of an archive (``.tar``, ``.tar.gz``, ``.tgz``), the first not hidden one.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, is too large or empty, or is a pickle.
+    """
+    where, data = shown(path), whole(path, most)
+    if path.name.endswith((".tar", ".tar.gz", ".tgz")) or (path == STDIN and data[257:262] == b"ustar"):
+        data = _first_file(data, where)
+    data_only(data, path)
+    insist(data and not data.isspace(), where, "a file holds something", "an empty one", "write it again")
+    return data
+
+
+def _first_file(data: bytes, where: str) -> bytes:
+    try:
+        with tarfile.open(fileobj=BytesIO(data), mode="r:") as archive:
+            for member in archive:
+                is_hidden = member.name.rpartition("/")[2].startswith(".")
+                if member.isreg() and not member.issparse() and not is_hidden and member.size <= len(data):
+                    file = archive.extractfile(member)
+                    return file.read() if file else b""
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+        found = str(error) or "another file"
+        raise ConfigError(where, "a file of this name is a tar archive", found, "correct its name") from None
+    raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
 def digest(path: Path) -> str:

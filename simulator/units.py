@@ -78,9 +78,22 @@ class FieldError(ValueError):
     def __str__(self) -> str:
         return f"{self.must}, found {self.found}; {self.do}"
 
-    def at(self, where: str) -> ConfigError:
-        """Turn the fault into an error at a place, such as a file and line."""
-        return ConfigError(where, self.must, self.found, self.do)
+    def at(self, where: str, names: Mapping[str, str] = {}) -> ConfigError:
+        """Turn the fault into an error at a place, such as a file and line.
+
+        Parameters
+        ----------
+        where
+            The place.
+        names
+            What fields are called there: those of names with a ``_``, and of rules that are about two fields.
+        """
+        is_of_two = re.fullmatch(r"\w+ (divides|is at most) \w+", self.must)
+        used = {name: other for name, other in names.items() if is_of_two or "_" in name}
+        must, found, do = (
+            re.sub(r"\w+", lambda word: used.get(word[0], word[0]), text) for text in (self.must, self.found, self.do)
+        )
+        return ConfigError(where, must, found, do)
 
 
 def require(holds: object, must: str, found: object, *path: str, do: str = "correct it") -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import simulator as hosim
 from simulator.builders.weights import parameters
 from simulator.errors import ConfigError
+from simulator.importers.hf_keys import FAMILIES
 
 KINDS = ("SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 """Mappings of transformers whose families are counted."""
@@ -75,6 +76,12 @@ def module_of(name: str, config: Any) -> Any:
     raise LookupError(name)
 
 
+def has_encoder(config: Any) -> bool:
+    """Whether an encoder of words is a part, and not a tower of pictures alone."""
+    text = f"{config.get_text_config(decoder=True).model_type} encoder"
+    return getattr(config, "is_encoder_decoder", False) and (not hasattr(config, "vision_config") or text in FAMILIES)
+
+
 def parts_of(config: Any, module: Any) -> dict[str, list[Any]]:
     """Return the parts that hosim reads, each with its modules."""
     text = config.get_text_config(decoder=True)
@@ -110,7 +117,7 @@ def row_of(name: str) -> Row:
         Path(folder, "config.json").write_text(config.to_json_string(use_diff=False))
         try:
             parts = {"decoder": hosim.read_hf(folder, phase="train", sequence=128)}
-            if getattr(config, "is_encoder_decoder", False):
+            if has_encoder(config):
                 parts["encoder"] = hosim.read_hf(folder, phase="train", sequence=128, part="encoder")
         except ConfigError as error:
             return Row(name, "refused", note=reason(error))
@@ -118,7 +125,7 @@ def row_of(name: str) -> Row:
     told = ", ".join(text for found in parts.values() for text in found.dropped if " " in text)
     try:
         module = module_of(name, config)
-        modules = parts_of(config, module)
+        modules = {part: found for part, found in parts_of(config, module).items() if part in counted}
     except Exception as error:
         return Row(name, "read", sum(counted.values()), note=f"transformers cannot build it: {type(error).__name__}")
     total = sum(counted[part] for part in modules)

@@ -20,8 +20,8 @@ import orjson
 
 from simulator.errors import ConfigError, insist
 from simulator.importers.operators import OperatorNode, views
-from simulator.importers.recordings import Event, objects, records_of, unpacked
-from simulator.inputs import shown
+from simulator.importers.recordings import MOST_BYTES, Event, objects, records_of
+from simulator.inputs import shown, unpacked
 
 MOST_NODES = 1_000_000
 """Most nodes of a trace: each takes 4 to 12 kB of memory, with its op and the replay."""
@@ -164,7 +164,7 @@ def load(path: Path, derived: list[str]) -> tuple[dict[str, Any], dict[int, Chak
     """
     where, nodes, index, header = shown(path), dict[int, ChakraNode](), 0, dict[str, Any]()
     try:
-        for fields, attrs in _messages(path, unpacked(path)):
+        for fields, attrs in _messages(path, unpacked(path, MOST_BYTES)):
             if index:
                 node = ChakraNode(fields, attrs)
                 nodes[node.id] = node

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import SequenceMatcher
-from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from simulator.builders import check
-from simulator.document import faults
+from simulator.document import faults, inside
 from simulator.errors import ConfigError, insist
+from simulator.importers.hf_kept import quantized
 from simulator.importers.hf_keys import ALIASES, CAPTURE, FAMILIES, PARTS, TOLD, TOWERS, UNBUILT, Config, is_irrelevant
 from simulator.importers.hf_model import whole_model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
-from simulator.units import suggestion
+from simulator.units import FieldError, suggestion
 from simulator.workload import Workload
 
 # Largest file (real ones have some kB); default tokens of a sequence.
@@ -35,10 +34,14 @@ _DECODERS = ("text_config", "llm_config", "language_config", "thinker_config", "
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
+# What an option is called whose field has another name.
+_OPTIONS = {"kv": "block", "count": "requests", "output": "answer"}
 # Likeness from which a name is of another version of a family (deepseek_v3 and v4).
 _ALIKE = 0.8
 _READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Parts of a name that say that weights are kept otherwise than they are computed.
+_KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)", re.IGNORECASE)
 Phase = Literal["train", "prefill", "decode", "requests"]
 
 
@@ -216,13 +219,13 @@ def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[
 
 def _check_read(c: Config) -> None:
     """Refuse keys that state sizes which nothing reads."""
-    unread, kind = c.sizes(), str(c.data.get("model_type", c.family.config))
+    unread, kind = c.sizes(), str(c.stated.get("model_type", c.family.config))
     must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
-    found = ", ".join(f"{key} {json.dumps(c.data[key])[:30]}" for key in unread)
+    found = ", ".join(f"{c.named(key)} {json.dumps(c.data[key])[:30]}" for key in unread)
     close = suggestion(unread[0], c.known - c.data.keys()) if unread else ""
-    near = _nearest(c.data, kind) if unread else ""  # which reads the file as one of every family
+    near = _nearest(c.stated, kind) if unread else ""  # which reads the file as one of every family
     do = f"correct the key{close}; " * bool(close) + f"{near}; {CAPTURE}, or remove a key if the model does without it"
-    insist(not unread, f"{c.where}, {', '.join(unread[:1])}", must, found, do)
+    insist(not unread, f"{c.where}, {', '.join(map(c.named, unread[:1]))}", must, found, do)
 
 
 def _nearest(data: Mapping[str, Any], kind: str) -> str:
@@ -238,14 +241,14 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
             whole_model_of(c)
         except ConfigError as error:
             refused = f"refuses {error.where.removeprefix(', ')}"
-        unread = c.sizes()
+        unread = [*map(c.named, c.sizes())]
         left = f"would not read {', '.join(unread[:3])}{' ...' * (len(unread) > 3)}" if unread else ""
         text = " and ".join(filter(None, [left, refused])) or has
-        alike = max(c.is_own, SequenceMatcher(None, name, kind).ratio())
+        alike = max(c.is_own, SequenceMatcher(None, name, kind[:100]).ratio())
         # So a refusal counts as three keys, and the very name as six: families alike come first among those near.
         far = len(unread) + 3 * bool(refused) - 6 * alike
         tried.append((alike < _ALIKE, far, f"{name} ({text})"))
-    return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}"
+    return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}".replace("\n", "\\n")
 
 
 def _name(outer: Mapping[str, Any], path: Path) -> str:
@@ -263,11 +266,11 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # as ModelOpt writes it
     states = _DTYPES.get(str(c.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype")))
     dtypes |= {"states": states} if states and phase != "train" else {}
-    quantized = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
-    if quantized and phase == "train":
+    stated = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
+    if stated and phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
-    elif quantized:
-        dtypes |= _quantized(quantized, c)
+    elif stated:
+        dtypes |= quantized(stated, c)
     elif kept := _KEPT.search(f"{_name(c.data, path)} {path.absolute().parent.name} {path.name}"):
         lacks = f"neither config.json nor {beside.name} beside it says how weights are kept"
         c.derived.append(f"Weights count as computed: the name says {kept[0]}, but {lacks}.")
@@ -279,122 +282,43 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     if c.defaults_taken:
         defaults = ", ".join(f"{key} {value}" for key, value in c.defaults_taken.items())
         c.derived.insert(0, f"Defaults of {c.version}, as config.json lacks them: {defaults}.")
-    stated = sorted(path for path in c.origins if reduce(_inside, path.split("."), document) is not None)
-    sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
+    stated = {path: [{"from": text, "basis": basis}] for path, _, _, text, basis in c.found}
+    sources = {path: stated[path] for path in sorted(stated) if inside(document, path.split(".")) is not None}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
     assumed = [key for key in document if key in _OPTION_FIELDS]
     return {"sources": sources, "assumed": dict.fromkeys(assumed, "chosen when it was imported; change it to yours")}
-
-
-def _inside(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None
 
 
 def _validated(document: dict[str, Any], c: Config) -> Workload:
     """Make the workload, and check it like a document written by hand."""
     try:
         workload = Workload.model_validate(document)
+        check(workload)
     except ValidationError as error:
-        fault = faults(error, document)[0]
-        path = ".".join(fault.path)
-        keys = (text for field, (text, _) in c.origins.items() if f"{field}.".startswith(f"{path}."))
-        where = f"{c.where}, {next(keys, path).removeprefix('config.json, ')}"
-        raise fault.at(where) from None
-    check(workload)
+        raise _by_its_keys(faults(error, document)[0], document, c) from None
+    except ConfigError as error:
+        place = error.where.removeprefix(f"workload {document['name']}")
+        fault = FieldError(error.must, error.found, error.do, (*place.removeprefix(", ").split("."),))
+        is_field = fault.path[0] in document
+        raise (_by_its_keys(fault, document, c) if is_field else fault.at(f"{c.where}{place}")) from None
     return workload
 
 
-# Parts of a name that say that weights are kept otherwise than they are computed.
-_KEPT = re.compile(r"(nv|mx|n)fp?4|fp8|awq|gptq|int[48]|[48]-?bit|w[48]a(8|16)", re.IGNORECASE)
-_ROUTED = re.compile(r"(?<!shared_)experts")
-_UNQUANTIZED = ("ignore", "modules_to_not_convert", "exclude_modules")
-_METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
-# Name of ModelOpt -> how weights are kept.
-_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A4_NVFP4": "nvfp4"}
-# Inputs that share a scale -> 4-bit format.
-_GROUPS = {128: "int4", 32: "int4_of_32"}
+def _by_its_keys(fault: FieldError, document: dict[str, Any], c: Config) -> ConfigError:
+    """Say what is wrong with a field of the workload by the keys of the file, or by the option that set it."""
+    path, value = fault.path, fault.found
 
+    def likeness(entry: tuple[str, Any, str, str, str]) -> tuple[bool, bool]:
+        *inner, name = entry[0].split(".")
+        return inside(document, (*path[:-1], name)) == entry[1], inner[-1:] == [*path[-2:-1]]
 
-def _quantized(config: Any, c: Config) -> dict[str, str]:
-    """Return the dtypes that a quantized model states: ``weights`` or ``experts``, and perhaps ``kv_cache``.
-
-    Parameters
-    ----------
-    config
-        The value of ``quantization_config``.
-    c
-        Collects what was derived.
-
-    Raises
-    ------
-    ConfigError
-        If hosim does not know the quantization.
-    """
-    where = f"{c.where}, quantization_config"
-    config = config.get("quantization", config) if isinstance(config, dict) else config
-    insist(isinstance(config, dict), where, "this is an object", repr(config))
-    dtypes: dict[str, str] = {}
-    for part, dtype, note in _weights(config, where):
-        others = f"Some {part} are kept as {dtype}; all count as {dtypes.get(part)}, as most are."
-        c.derived += [note] if note and part not in dtypes else [others] if dtypes.get(part, dtype) != dtype else []
-        dtypes.setdefault(part, dtype)
-    kept = config.get("expert_dtype", c.get("expert_dtype"))  # of DeepSeek-V4
-    dtypes |= {"experts": "mxfp4"} if kept == "fp4" and "weights" in dtypes else {}
-    cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
-    is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
-    return dtypes | ({"kv_cache": "fp8"} if is_fp8 else {})
-
-
-def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
-    """Yield parts of the weights, each with its dtype and a note for people; the first entry of a part counts."""
-    method, algorithm = config.get("quant_method"), str(config.get("quant_algo")).upper()
-    unquantized: Any = next(filter(None, map(config.get, _UNQUANTIZED)), [])
-    has_plain_attention = isinstance(unquantized, list) and any("self_attn" in str(name) for name in unquantized)
-    part = "experts" if has_plain_attention else "weights"
-    bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
-    if method is None and bits and isinstance(group, int):
-        method, group = "gptq", group // 2  # MLX keeps a scale and an offset for each group
-    if method == "mxfp4":
-        yield "experts", "mxfp4", "Routed experts are kept as mxfp4 (quantization_config), all else as computed."
-    elif method in ("fp8", "fbgemm_fp8"):
-        is_exact = config.get("weight_block_size") == [128, 128]
-        yield "weights", "fp8", "" if is_exact else "Scales of fp8 count as one for each block of 128 x 128."
-    elif method == "bitsandbytes" and config.get("load_in_4bit"):
-        yield part, "nf4", ""
-    elif method in ("auto-round", "awq", "bitsandbytes", "gptq"):
-        yield part, *(_integers(8, None, where) if method == "bitsandbytes" else _integers(bits, group, where))
-    elif method == "compressed-tensors" or (algorithm not in _ALGORITHMS and "config_groups" in config):
-        groups = config.get("config_groups")
-        several = list(groups.values()) if isinstance(groups, dict) else []
-        for about in sorted(several, key=lambda about: -len(str(about))) or [{}]:
-            kept: Any = about.get("weights") if isinstance(about, dict) else None
-            insist(isinstance(kept, dict), f"{where}, config_groups", "a group says how weights are kept", repr(groups))
-            is_routed = len(several) > 1 and _ROUTED.search(str(about.get("targets")))
-            numbers = _floats if kept.get("type") == "float" else _integers
-            yield "experts" if is_routed else part, *numbers(kept.get("num_bits"), kept.get("group_size"), where)
-    elif method in ("modelopt", None) and algorithm in _ALGORITHMS:
-        yield part, _ALGORITHMS[algorithm], ""
-    elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
-        kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
-        parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
-        is_known = {algorithm for _, algorithm in parts} <= {*_ALGORITHMS}
-        insist(is_known, where, "these are known", f"{[*parts]}", "remove it")
-        for (part, algorithm), _ in parts.most_common():
-            yield part, _ALGORITHMS[algorithm], ""
-    else:
-        do = f"use one of {', '.join(_METHODS)}, or remove quantization_config to count weights as they are computed"
-        raise ConfigError(where, "how weights are kept is known", f"quant_method {method!r}", do)
-
-
-def _floats(bits: Any, group: Any, where: str) -> tuple[str, str]:
-    insist(bits in (4, 8), f"{where}, num_bits", "floats are kept in 4 or 8 bits", repr(bits))
-    return "fp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4", ""
-
-
-def _integers(bits: Any, group: Any, where: str) -> tuple[str, str]:
-    must = "integers are kept in 4 or 8 bits"
-    insist(bits in (4, 8), f"{where}, bits", must, repr(bits), "remove quantization_config to count as computed")
-    if bits == 8:
-        return "fp8", "Integers of 8 bits count as fp8, with its scales."
-    dtype = _GROUPS.get(group) if isinstance(group, int) else None
-    return dtype or "int4", "" if dtype else f"Scales of int4 count as one for 128 inputs, not {group!r:.40}."
+    keys = {place.rpartition(".")[2]: (key, basis) for place, _, key, _, basis in sorted(c.found, key=likeness)}
+    within = ((key, basis) for place, _, key, _, basis in c.found if place.startswith(f"{'.'.join(path)}."))
+    key, basis = keys.get(path[-1]) or next(within, ("", ""))
+    where, do = (f"{c.where}, {key}", fault.do) if key else (c.where, f"correct the keys that say so, or {CAPTURE}")
+    if path[0] in (*_OPTION_FIELDS, "phase", "experts") or path[-1] == "kv_cache":
+        where = f"--{_OPTIONS.get(path[:2][-1], path[:2][-1]).replace('_', '-')}"
+        do = fault.do.replace(".".join(path), where)
+    elif basis == "derived":
+        value, do = f"{value}, made of other keys", "correct these, or add it"
+    return FieldError(fault.must, value, do, path).at(where, {name: key for name, (key, _) in keys.items()})

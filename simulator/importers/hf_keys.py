@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from simulator.document import inside
 from simulator.errors import insist
 
 VERSION = "transformers 5.24.0"
@@ -97,21 +98,23 @@ class Config:
     version = VERSION
 
     def __init__(self, data: Mapping[str, Any], family: Family, where: str, beside: Mapping[str, Any] = {}) -> None:
-        self.data, self.family, self.where = {**family.unbuilt, **data}, family, where
+        self.data, self.family, self.where, self.stated = {**family.unbuilt, **data}, family, where, data
         for entry in family.pictures:
-            tower, _, key = entry.partition(".")
-            inner = beside.get(tower)
-            self.data |= {entry: inner[key]} if isinstance(inner, dict) and key in inner else {}
+            value = inside(beside, entry.split("."))
+            self.data |= {} if value is None else {entry: value}
         self.used = set[str]()
+        self.within = dict[str, str]()  # key that is read -> where its value stands, if that is another one
         for entry in family.inside:
             key, _, prefix = entry.partition("=")
             self.used.add(key)
             inner = data.get(key) or {}
             insist(isinstance(inner, dict), f"{where}, {key}", "this is an object", repr(inner))
             self.data = {**self.data, **{f"{prefix}{name}": value for name, value in inner.items()}}
+            self.within |= {f"{prefix}{name}": f"{key}.{name}" for name in inner}
         self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
-        self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
+        # Field of the workload, its value, the key of it, where that comes from, and its basis: the last one counts.
+        self.found: list[tuple[str, Any, str, str, str]] = []
         for condition, entry in family.when.items():
             if all(map(self._holds, condition.split())):
                 self.family = Family(**_joined(vars(self.family), entry))
@@ -134,28 +137,41 @@ class Config:
         keys = self._names(keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
-            self.origins |= {path: (f"config.json, {self.family.sums.get(key, key)}", "quoted")} if path else {}
+            self.note(path, self.data[key], key)
             return self.data[key]
         for key in filter(self.family.defaults.__contains__, keys):
-            if path:
-                self._check_own(key)
-                text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
-                self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
-            return self.family.defaults[key]
+            value = self.family.defaults[key]
+            if path:  # a file that says that it is of another class has other defaults than these
+                must = f"{self.reader} states its sizes: {value} is the default of {self.family.config}, another class"
+                fits = not self.reader or self.is_own or type(value) is not int
+                insist(fits, f"{self.where}, {key}", must, "none", "add it")
+                self.defaults_taken[key] = value
+            self.note(path, value, key, f"{VERSION}, {self.family.config}.{key} (config.json has no such key)")
+            return value
         return None
+
+    def note(self, path: str, value: object, key: str, text: str = "", basis: str = "quoted") -> None:
+        """Note where a field of the workload comes from, if it is one (`path`): from this key, if no text says more."""
+        name = self.named(key)
+        self.found += [(path, value, name, text or f"config.json, {name}", basis)] if path else []
+
+    def forget(self, path: str) -> None:
+        """Forget where a field comes from, which the model has not."""
+        self.found = [entry for entry in self.found if entry[0] != path]
+
+    def named(self, key: str) -> str:
+        """Return the file's own name of a key that is read: of a sum that stands in for one, what that is made of."""
+        return self.within.get(key) or str(self.family.sums.get(key, key))
 
     def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Return what keys may be named, the family's own names first."""
         return (*filter(None, map(self.family.keys.get, keys)), *keys)
 
     def where_is(self, *keys: str) -> str:
-        """Say where the first of some keys stands that the file has, or else the family.
-
-        Of a sum that stands in for a key, it is told what that is made of.
-        """
+        """Say where the first of some keys stands that the file has, or else the family."""
         names = self._names(keys)
         name = next((name for held in (self.data, self.family.defaults) for name in names if name in held), names[0])
-        return f"{self.where}, {self.family.sums.get(name, name)}"
+        return f"{self.where}, {self.named(name)}"
 
     @property
     def reader(self) -> str:
@@ -172,14 +188,7 @@ class Config:
     @property
     def known(self) -> set[str]:
         """The keys by which the table names sizes of the family."""
-        return {*self.family.defaults, *self.family.keys.values()} - {*self.family.implied}
-
-    def _check_own(self, key: str) -> None:
-        """Refuse a default for a size in a file that says that it is of another class, which has its own."""
-        value = self.family.defaults[key]
-        must = f"{self.reader} states its sizes: {value} is the default of {self.family.config}, another class"
-        fits = not self.reader or self.is_own or type(value) is not int
-        insist(fits, f"{self.where}, {key}", must, "none", "add it")
+        return {*self.family.defaults, *self.family.keys.values()} - {*self.family.implied, *self.family.sums}
 
     def unread(self) -> list[str]:
         """Return the keys that say something, and are neither read nor irrelevant nor implied by the family."""
@@ -211,7 +220,7 @@ class Config:
         value = self.get(*keys, path=path)
         if value in (None, "auto") and derived is not None:
             lacks = self.where_is(*keys).rpartition(", ")[2]
-            self.origins |= {path: (f"config.json, which has no {lacks}: from other keys", "derived")} if path else {}
+            self.note(path, derived, lacks, f"config.json, which has no {lacks}: from other keys", "derived")
             return derived
         where = self.where_is(*keys)
         insist(value is not None, where, "a model has this key", "none", "add it")
@@ -227,17 +236,17 @@ class Config:
 
     def counts(self, part: str, path: str) -> dict[str, int]:
         """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
-        least = {"vocabulary": 0}
+        least = {"vocabulary": 1 - bool(self.family.stem)}
         fields = ((name, keys, least.get(name, 1)) for name, keys in PARTS[part].items())
         return {name: self.count(*keys, path=f"{path}.{name}", least=few) for name, keys, few in fields}
 
-    def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
-        """Return a list of texts or numbers; None if the key is absent."""
+    def list_of(self, key: str, kind: type, length: int | None = None, each: str = "layers") -> list[Any] | None:
+        """Return a list of texts or numbers, one for each of some layers or parts; None if the key is absent."""
         values = self.get(key)
         if values is None:
             return None
         fits = isinstance(values, list) and all(type(value) is kind for value in values)
         insist(fits, self.where_is(key), "this is a list of one kind of value", repr(values))
-        must = f"this has an entry for each of {length} layers"
+        must = f"this has an entry for each of {length} {each}"
         insist(length is None or len(values) >= length, self.where_is(key), must, str(len(values)))
         return list(values[:length])

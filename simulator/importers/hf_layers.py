@@ -17,6 +17,7 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
     of_layers: list[Keys] = [{} for _ in range(layers)]
     for key, listed in c.family.lists.items():
         values = c.get(listed)
+        c.within |= {key: c.named(listed)} if values else {}
         for keys, value in zip(of_layers, values if isinstance(values, list) else (), strict=False):
             keys[key] = value
     stated = c.get("per_layer_config") or {}
@@ -128,32 +129,25 @@ def _windowed_layers(c: Config, layers: int) -> set[int]:
     return {*by_rule.get(c.family.local, ())} if is_on else set()
 
 
-def hashed_layers(c: Config, layers: int) -> set[int]:
-    """Return the layers in which a table says for each token of the vocabulary which experts it goes through."""
-    types = c.list_of("mlp_layer_types", str, layers)
-    if types is None:
-        return {*range(c.count("num_hash_layers", least=0, derived=0))}
-    return {layer for layer, kind in enumerate(types) if kind == "hash_moe"}
+def fed_by(c: Config, layers: int) -> list[str]:
+    """Return of each layer whether it is ``dense``, has experts (``moe``), or has such as a table chooses (``hash``).
 
-
-def dense_layers(c: Config, layers: int) -> set[int]:
-    """Return the layers without experts."""
+    The table says of each token of the vocabulary which experts it goes through.
+    """
     if isinstance(c.get("moe_layer_freq"), list):
-        return {layer for layer, code in enumerate(c.list_of("moe_layer_freq", int, layers) or ()) if not code}
+        return ["moe" if code else "dense" for code in c.list_of("moe_layer_freq", int, layers) or ()]
     first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
     step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
     types, with_experts = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
     without = {*(c.list_of("mlp_only_layers", int) or ())}
     if types is not None:
-        return {layer for layer, kind in enumerate(types) if kind == "dense"}
+        return [{"dense": "dense", "hash_moe": "hash"}.get(kind, "moe") for kind in types]
     if with_experts is not None:
-        return {*range(layers)} - {*with_experts}
+        return ["moe" if i in with_experts else "dense" for i in range(layers)]
     last = c.count("moe_layer_end_index", least=-1, derived=-1)
     last = layers - 1 if last < 0 else last
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
-    of_period = {i for i in range(layers) if i % period != offset}
-    return of_period | {
-        i
-        for i in range(layers)
-        if not first <= i <= last or i % every or (i + 1 - c.family.late) % step or i in without
-    }
+    hashed = c.count("num_hash_layers", least=0, derived=0)
+    dense = {i for i in range(layers) if i % period != offset or not first <= i <= last or i in without}
+    dense |= {i for i in range(layers) if i % every or (i + 1 - c.family.late) % step}
+    return ["dense" if i in dense else "hash" if i < hashed else "moe" for i in range(layers)]

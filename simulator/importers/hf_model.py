@@ -11,7 +11,7 @@ from typing import Any
 
 from simulator.errors import insist
 from simulator.importers.hf_keys import CAPTURE, FAMILIES, PARTS, SETS, WORDS, Config
-from simulator.importers.hf_layers import Keys, dense_layers, hashed_layers, layer_types, of_layers
+from simulator.importers.hf_layers import Keys, fed_by, layer_types, of_layers
 from simulator.workload.models import MOST_OTHERS
 
 _ENCODED = 512
@@ -31,7 +31,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     model, more = _model_of(c), dict[str, Any](stem=[_sum(c, words) for words in family.stem])
     narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
     more["embedding_width"] = narrow if narrow != model["hidden"] else None
-    more["embedding_rows"] = _sum(c, family.rows) if family.rows else None
+    more["embedding_rows"] = _sum(c, family.rows, "model.embedding_rows") if family.rows else None
     for table, key in family.tables.items():
         rows = c.count(key, path=f"model.{table}", least=0)
         more[table] = rows and rows + family.more_positions * (table == "positions")
@@ -54,7 +54,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
         more |= {"attention": biased} if family.buckets_of_all else {"others": first}
     if family.stem:  # which has no words, whatever the table needs
-        c.origins.pop("model.vocabulary", None)
+        c.forget("model.vocabulary")
         c.defaults_taken.pop("vocab_size", None)
     whole = model | {field: value for field, value in more.items() if value}
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
@@ -78,7 +78,7 @@ def _without_head(c: Config, model: dict[str, Any]) -> dict[str, Any]:
     if model.get("causal", True) or "embedding_width" in model:  # it decodes; or the head says where it is narrow
         c.derived.append(f"An output projection is counted, though the class that reads the file is {c.reader}.")
         return {}
-    c.origins.pop("model.tied_embeddings", None)
+    c.forget("model.tied_embeddings")
     c.derived.append(f"{c.reader} has no output projection; a pooler or a classifier in its place is not counted.")
     return {"head": False, "tied_embeddings": False, "head_transform": False, "head_biases": []}
 
@@ -88,17 +88,19 @@ def _patches(c: Config, size: str, patch: str) -> int:
     return (c.count(size) // c.count(patch)) ** 2
 
 
-def _sum(c: Config, words: str) -> int:
+def _sum(c: Config, words: str, path: str = "") -> int:
     """Add up products of numbers and the values of keys."""
-    products = (part.split() for part in words.split("+"))
-    return int(sum(prod(float(word) if word[0].isdigit() else _value(c, word) for word in part) for part in products))
+    products = [part.split() for part in words.split("+")]
+    total = sum(prod(float(word) if word[0].isdigit() else _value(c, word) for word in part) for part in products)
+    c.note(path, int(total), words)
+    return int(total)
 
 
 def _value(c: Config, word: str) -> int:
     """Return the value of a key, or an entry of its list (``key.0``), if it has one."""
     key, _, entry = word.partition(".")
-    listed = c.list_of(key, int, int(entry) + 1) if entry and isinstance(c.get(key), list) else None
-    return listed[int(entry)] if listed else c.count(key)
+    listed = c.list_of(key, int, int(entry) + 1, "parts") if entry and isinstance(c.get(key), list) else None
+    return listed[int(entry)] if listed else c.count(key, least=-1 if entry else 1)
 
 
 def _model_of(c: Config) -> dict[str, Any]:
@@ -111,8 +113,8 @@ def _model_of(c: Config) -> dict[str, Any]:
         c.data = {**c.data, "num_hidden_layers": layers}
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
-    where = c.where_is(*PARTS["model"]["layers"])
-    insist(layers <= 10_000, where, "a model has at most 10,000 layers", f"{layers:,}")
+    where, must = c.where_is(*PARTS["model"]["layers"]), "a model has at most 10,000 layers"
+    insist(layers <= 10_000, where, must, f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
     types = layer_types(c, layers)
@@ -127,7 +129,7 @@ def _model_of(c: Config) -> dict[str, Any]:
             others += [{**run, part: kinds[kind]} for run in islice(runs(alike, layers), MOST_OTHERS + 1)]
     if others:
         model["others"] = others
-        c.origins["model.others"] = ("config.json, the keys that say which layers differ", "derived")
+        c.note("model.others", others, "the keys that say which layers differ", basis="derived")
     return model
 
 
@@ -186,11 +188,11 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
         if word in ("mlp", "moe") or keys.get("absent", [False])[0]:
             return {"kind": "none"}
         if word == "state":
-            return _state(view, hidden, "model.attention" if 2 * words.count("state") > len(words) else "")
+            return _state(view, hidden, "model.attention" if 2 * words.count("state") > len(words) else "model.others")
         if c.family.one_row:
             return _row_attention(view, word)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
-        part |= {"beside": _state(view, hidden, "")} if c.family.beside else {}
+        part |= {"beside": _state(view, hidden, "model.attention.beside")} if c.family.beside else {}
         is_near = window and word == "near"
         part |= {"indexer": view.counts("blocks", "model.attention.indexer")} if word == "blocks" else {}
         part |= {key: keys[key] for key in ("reuses", "across") if key in keys}
@@ -201,7 +203,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
 
 
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
-    """Return the part of layers with a state; `path` is where its origins go, if that is the model's attention."""
+    """Return the part of layers with a state, whose origins go to `path`."""
     family, kind = c.family, c.family.state.get("kind", "")
     must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
     insist(kind, f"{c.where}, layer_types", must, found, "name another family")
@@ -213,7 +215,7 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
         usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
         usual |= {"convolution.heads": hidden, "rwkv.heads": hidden, "linear.head_size": hidden // each}
         usual["lru.head_size"] = c.count("lru_width", derived=hidden) // each
-        part[field] = c.count(*keys, path=path and f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
+        part[field] = c.count(*keys, path=f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
     return part | ({"biases": biased} if biased else {})
 
@@ -263,15 +265,15 @@ def _row_attention(c: Config, word: str) -> dict[str, Any]:
 
 def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: int) -> Kinds:
     family, routed = c.family, PARTS["experts"]["routed"]
-    c.used |= set() if any(map(c.data.get, routed)) else SETS["of_experts"]
+    of_experts = SETS["of_experts"] | {family.keys.get(key, key) for key in SETS["of_experts"]}
+    c.used |= set() if any(map(c.data.get, routed)) else of_experts
     words = ["dense"] * len(types)
     if family.single:
         words = [{"mlp": "dense", "moe": "moe", "both": "dense"}.get(WORDS[word], "none") for word in types]
     elif family.experts and c.get(*routed):
-        dense, hashed = dense_layers(c, len(types)), hashed_layers(c, len(types))
-        words = ["dense" if i in dense else "hash" if i in hashed else "moe" for i in range(len(types))]
+        words = fed_by(c, len(types))
     c.used |= {family.width} if "dense" not in words else set()
-    c.used |= SETS["of_experts"] | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
+    c.used |= of_experts | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view, path = c.view({}, keys), "model.feed_forward" if word == words[-1] else "model.others"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,36 +33,6 @@ MOST_VALUES = 40_000_000
 """Most values of a recording in JSON: short ones take many times their length in memory."""
 
 
-def unpacked(path: Path, most: int | None = None) -> bytes:
-    """Read a recording; from an archive (``.tar``, ``.tar.gz``, ``.tgz``), the first file that is not hidden.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read, is too large or empty, or is a pickle.
-    """
-    where, data = inputs.shown(path), inputs.whole(path, most or MOST_BYTES)
-    if path.name.endswith((".tar", ".tar.gz", ".tgz")) or (path == inputs.STDIN and data[257:262] == b"ustar"):
-        data = _first_file(data, where)
-    inputs.data_only(data, path)
-    insist(data and not data.isspace(), where, "a file holds something", "an empty one", "write it again")
-    return data
-
-
-def _first_file(data: bytes, where: str) -> bytes:
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            for member in archive:
-                is_hidden = member.name.rpartition("/")[2].startswith(".")
-                if member.isreg() and not member.issparse() and not is_hidden and member.size <= len(data):
-                    file = archive.extractfile(member)
-                    return file.read() if file else b""
-    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
-        found = str(error) or "another file"
-        raise ConfigError(where, "a file of this name is a tar archive", found, "correct its name") from None
-    raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
-
-
 def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
     """Read a file in JSON.
 
@@ -80,9 +48,9 @@ def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
     Raises
     ------
     ConfigError
-        As for `unpacked`, or if the file is not JSON.
+        As for `inputs.unpacked`, or if the file is not JSON.
     """
-    text = inputs.unmarked(unpacked(path, most), path)
+    text = inputs.unmarked(inputs.unpacked(path, most or MOST_BYTES), path)
     values = sum(map(text.count, (b",", b"[", b"{")))
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")

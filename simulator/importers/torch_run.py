@@ -74,11 +74,6 @@ def _line_of_error(error: BaseException) -> str:
     return (of_users or of_layers or [""])[-1]
 
 
-def _is_of_scaler(error: BaseException) -> bool:
-    """Tell whether a GradScaler, or a function that it called, raised the error."""
-    return any(frame.f_code.co_filename == _SCALES for frame, _ in walk_tb(error.__traceback__))
-
-
 def is_compiled(step: Any) -> bool:
     """Tell whether a module, or a part of it, was compiled by ``torch.compile``; copies lose that mark."""
     parts = step.modules() if isinstance(step, torch.nn.Module) else ()
@@ -333,7 +328,8 @@ def config_errors(name: str) -> Iterator[None]:
         if isinstance(error, fake_tensor.DataDependentOutputException | fake_tensor.DynamicOutputShapeException):
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
-            do = _NO_SCALER if _is_of_scaler(error) else do
+            is_of_scaler = any(frame.f_code.co_filename == _SCALES for frame, _ in walk_tb(error.__traceback__))
+            do = _NO_SCALER if is_of_scaler else do
         elif isinstance(error, fake_tensor.UnsupportedOperatorException) or "no fake impl" in str(error):
             must, found = "each kernel runs under fake tensors", str(getattr(error, "func", error)).partition(". ")[0]
             do = "give it a form there (torch.library.register_fake), or run it for real: hosim.torch.offload"

@@ -254,15 +254,15 @@ class DecoderModel(Part):
         must, do = "a model has a vocabulary and perhaps a head, or a stem alone", "state one of them"
         fits = bool(self.vocabulary) != bool(self.stem) and not (self.head and (self.stem or self.merger))
         require(fits, must, "neither, or both", "vocabulary", do=do)
-        must, do = "a tied embedding has the rows of the vocabulary", "remove one of the two"
-        found = f"{self.embedding_rows or 0:,} rows"
-        require(not (self.embedding_rows and self.tied_embeddings), must, found, "embedding_rows", do=do)
+        must, do = "a tied embedding has the rows of the vocabulary", "set it to false"
+        found = f"{self.embedding_rows or 0:,} rows for {self.vocabulary:,}"
+        require(not (self.embedding_rows and self.tied_embeddings), must, found, "tied_embeddings", do=do)
         alone = self.norms == ("both" if self.predicted else "before") and not self.parallel and not self.encoded
         alone &= self.head and all(part.beside is None for part, _ in self.kinds)
         must, do = "parts of a layer with residuals have a norm before them, one behind the other", "set residuals to 1"
         require(self.residuals == 1 or alone, must, "another layer", "residuals", do=do)
         require(self.mixed or self.residuals > 1, "several residuals are mixed, or not", "one", "mixed", do="remove it")
-        must = "predicted residuals are several, and their layers whole, with layer_inputs"
+        must = "predicted residuals are several, and their layers whole, with inputs of their own"
         fits = self.residuals > 1 and all(part.kind != "none" for kind in self.kinds for part in kind)
         fits = (fits and self.layer_inputs is not None) or not (self.predicted or self.laurel)
         require(fits, must, "others", "predicted", do="remove predicted or laurel")
@@ -278,12 +278,12 @@ class DecoderModel(Part):
             require(fits, must, "others", "attention", "shifted", do=do)
         must, do = "a bias is that of a linear that the head has", "remove it, or add head_transform"
         require(self.head_transform or "transform" not in self.head_biases, must, "transform", "head_biases", do=do)
-        made = set[object]()
+        made, may_hand_on = set[object](), self.causal or not self.hands_on
         for attention in (self.layer(index).attention for index in range(self.layers)):
             fits = not isinstance(attention, Gqa) or not attention.reuses or attention.alike in made
             made |= {attention.alike} if isinstance(attention, Gqa) else set()
             must, do = "a layer reuses keys and values of an earlier one alike", "remove reuses"
-            require(fits and (self.causal or not self.hands_on), must, "none", "others", do=do)
+            require(fits and may_hand_on, must, "none", "others", do=do)
         must, do = "a layer has an attention or a feed_forward, and both if they are parallel", "set one of them"
         for absent in ([part.kind for part in kind].count("none") for kind in self.kinds):
             require(absent + self.parallel < 2, must, "none", do=do)

@@ -614,16 +614,22 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         (TINY | {"num_attention_heads": 1e300}, "num_attention_heads: this is a whole number"),
         (TINY | {"num_hidden_layers": 10**6}, "a model has at most 10,000 layers"),
         (TINY | {"num_hidden_layers": None}, "num_hidden_layers: a model has this key, found none; add it"),
-        (TINY | {"num_key_value_heads": 3}, "kv_heads divides heads, found 3 and 4"),
+        (
+            TINY | {"num_key_value_heads": 3},
+            "num_key_value_heads divides num_attention_heads, found 3 and 4; set num_key_value_heads to 2 or 4",
+        ),
         (TINY | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: this is true or false, found 'yes'"),
         (
             TINY | {"num_attention_heads": 65},
-            "config.json, which has no head_dim: from other keys: input",
+            "config.json, head_dim: input should be greater than or equal to 1, found 0, made of other keys; ",
         ),
         (TINY | {"layer_types": ["full_attention"]}, "this has an entry for each of 4 layers, found 1"),
         (TINY | {"layer_types": ["spiral"] * 4}, "a type of layer is known, found 'spiral'"),
         (TINY | {"layer_types": "full"}, "this is a list of one kind of value"),
-        (kind("mixtral", **EXPERTS | {"num_experts_per_tok": 9}), "top_k is at most routed, found 9 and 8"),
+        (
+            kind("mixtral", **EXPERTS | {"num_experts_per_tok": 9}),
+            "num_experts_per_tok is at most num_local_experts, found 9 and 8",
+        ),
         (kind("deepseek_v3", **LATENT, attention_bias=True), "hosim builds latent attention without biases"),
     ],
 )

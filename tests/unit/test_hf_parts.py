@@ -200,8 +200,8 @@ def test_a_decoder_keeps_its_head_and_tells(reader: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"phase": "requests"}, r"phase: a decoder behind an encoder is not served, found phase requests; set "),
-        ({"phase": "train", "pipeline": 2}, r"parallel.pipeline: an encoder's output reaches one stage, found 2 stag"),
+        ({"phase": "requests"}, r"--phase: a decoder behind an encoder is not served, found phase requests; set "),
+        ({"phase": "train", "pipeline": 2}, r"--pipeline: an encoder's output reaches one stage, found 2 stag"),
     ],
 )
 def test_a_decoder_behind_an_encoder_says_what_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_decoder_behind_an_encoder_says_what_is_not_built(options: Any, messag
 
 
 def test_data_ranks_that_share_nothing_are_not_served(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"parallel.data: data ranks .* found 2 engines of their own; add expert"):
+    with pytest.raises(ConfigError, match=r"--data: data ranks .* found 2 engines of their own; add expert"):
         hosim.read_hf(config(tmp_path, model_type="llama"), phase="requests", data=2)
 
 
@@ -335,5 +335,8 @@ def test_an_embedding_may_have_rows_that_no_output_is_of(tensor: int, tmp_path: 
     )
     assert (table.size_bytes, head.size_bytes) == (2 * 32001 * 4096, 2 * 32000 * 4096 // tensor)
     tied = config(tmp_path, model_type="moshi", tie_word_embeddings=True)
-    with pytest.raises(ConfigError, match="a tied embedding has the rows of the vocabulary, found 32,001 rows"):
+    with pytest.raises(
+        ConfigError,
+        match="a tied embedding has the rows of the vocabulary, found 32,001 rows for 32,000; set it to false",
+    ):
         hosim.read_hf(tied)
