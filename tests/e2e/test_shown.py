@@ -55,13 +55,11 @@ def test_the_python_example_runs(namespace):
     assert (namespace["folder"] / "results" / "llama3_8b" / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_every_expectation_of_the_first_scenario_holds(first):
     assert first.expectations
     assert [str(e) for e in first.expectations if e.is_broken] == []
 
 
-@pytest.mark.slow
 def test_the_table_and_the_sentences_are_what_is_printed(first):
     command = f"hosim run {FIRST} --out"
     found = re.findall(rf"<!-- output of: {command} (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
