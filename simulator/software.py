@@ -112,7 +112,8 @@ class KernelShares(Part):
         Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak; ``default`` covers all other classes.
         Without it those of the machine hold.
     machines
-        Pattern of names of machines -> op classes whose kernels reach another share there; the last match wins.
+        Pattern of names of machines -> op classes whose kernels reach another share there; of a class the last match
+        wins.
     bandwidth
         Share of the compute tier's bandwidth.
     launch_ns
@@ -123,7 +124,7 @@ class KernelShares(Part):
     """
 
     arithmetic: dict[Key, Share] = {}
-    machines: dict[Pattern, dict[Key, Share]] = {}
+    machines: dict[Pattern, Annotated[dict[Key, Share], Field(min_length=1)]] = {}
     bandwidth: Share = 1.0
     launch_ns: Nanoseconds = Field(0, alias="launch")
     fill_ns: Nanoseconds = Field(0, alias="fill")

@@ -122,7 +122,7 @@ def row_of(name: str) -> Row:
         except ConfigError as error:
             return Row(name, "refused", note=reason(error))
     counted = {part: (parameters(found.workload) or (0, 0))[0] for part, found in parts.items()}
-    told = ", ".join(text for found in parts.values() for text in found.dropped if " " in text)
+    told = ", ".join(dict.fromkeys(text for found in parts.values() for text in found.dropped if " " in text))
     try:
         module = module_of(name, config)
         modules = {part: found for part, found in parts_of(config, module).items() if part in counted}

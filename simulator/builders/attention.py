@@ -149,7 +149,8 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
-        scored, scores_bytes = cache.tokens * cache.span.length, t.workload.dtypes.scores_bytes
+        scored = cache.tokens * (cache.seen + cache.tokens) // cache.sequences
+        scores_bytes = t.workload.dtypes.scores_bytes
         pairs = scored if scores_bytes or t.workload.masked == "computed" else cache.pairs
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",

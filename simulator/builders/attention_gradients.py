@@ -49,7 +49,7 @@ from simulator.builders.specs import BATCH, FP32_BYTES, ID_BYTES
 from simulator.builders.states import go_through, shifted_rows
 from simulator.builders.tape import Tape
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Compress, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse
+from simulator.workload import Compress, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse, attends_whole
 
 
 class Heads(NamedTuple):
@@ -95,7 +95,7 @@ def attend_whole(t: Tape, x: str) -> str:
     if not t.model.causal:  # a window is half before a token and half behind it
         most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
-    pairs = 2 * sequence**2 if t.workload.masked == "computed" else pairs
+    pairs = 2 * sequence**2 if t.workload.masked == "computed" and attends_whole(attention) else pairs
     if isinstance(attention, Gqa):
         index, chosen = tuple([t.to(score, t.cut()) for score in inputs[3:]]), tuple[str, ...]()
         if (indexer := attention.indexer) and indexer.top * indexer.block < sequence:

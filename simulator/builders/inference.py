@@ -260,8 +260,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     parallel = laid.workload.parallel
     groups = cached_layers(laid.model, dtypes, parallel.tensor)
     parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
-    padded = -(-rows // parts) * parts
-    t = Tape(laid, rows=padded * laid.mesh.size(BATCH))
+    t = Tape(laid, rows=-(-rows // parts) * parts * laid.mesh.size(BATCH))
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]

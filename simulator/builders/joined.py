@@ -87,7 +87,8 @@ def build_programs(document: JobDocument, build: Built) -> Job:
         graphs.append(joint.repeated(document.steps, f"job {document.name}, {labels[-1]}"))
         check_sums(graphs[-1], f"job {document.name}")
         graph_of |= dict.fromkeys(ranks, index)
-    return Job(document.name, tuple(graphs), tuple(graph_of[rank] for rank in sorted(graph_of)), tuple(labels))
+    of_ranks, lag = tuple([graph_of[rank] for rank in sorted(graph_of)]), sum(map(document.lag, document.edges))
+    return Job(document.name, tuple(graphs), of_ranks, tuple(labels), lag)
 
 
 def _placed(document: JobDocument, name: str, build: Built) -> Placed:
@@ -160,7 +161,7 @@ class _Joint:
         self._waiting: dict[tuple[str, int], list[tuple[str, int, int]]] = {}  # op of a program -> runs that go before
         self._first: dict[tuple[str, str], int] = {}  # of a program, a tensor -> the first op that names it
         self._written: dict[tuple[str, str, int], int] = {}  # and the last one of a run that writes it
-        self._turns = 0  # stream of what moves up in buffers
+        self._turns: dict[tuple[str, int], int] = {}  # edge, and which of its buffers -> stream of what moves up there
         self._before: dict[int, list[Op]] = {}  # op, or the index of all -> messages that go before it
 
     def graph(self, name: str, stack: Sequence[tuple[str, int]], messages: Sequence[Message]) -> Graph:
@@ -185,7 +186,7 @@ class _Joint:
                 self._add(*each, ids)
         if not stack:
             self._ops.append(waiting(name).ops[0])
-        self._turns = 1 + max(op.stream for op in self._ops if op.device != HOST)
+        self._free = 1 + max(op.stream for op in self._ops if op.device != HOST)
         self._add_messages(messages)
         outputs = tuple(dict.fromkeys(self._outputs))
         joint = Graph(name, tuple(self._tensors), self._in_order(), outputs, groups=tuple(self._groups.values()))
@@ -292,8 +293,9 @@ class _Joint:
             names = [f"{self._name(receiver, to)}.{buffer}" for to in part.writes]
             behind = [self._declare(replace(self._tensors[t], name=of)) for t, of in zip(writes, names, strict=True)]
             if is_first:
-                turn = Op(f"{name}/turn.{buffer}", tuple(behind), tuple(writes), kind=OpKind.DELAY, stream=self._turns)
-                ops.append(turn)  # moves no bytes, and lets no kernel wait for what has not come
+                stream = self._turns.setdefault((part.edge, buffer), self._free + len(self._turns))
+                turn = Op(f"{name}/turn.{buffer}", tuple(behind), tuple(writes), kind=OpKind.DELAY, stream=stream)
+                ops.append(turn)  # moves no bytes, and nothing waits for what has not come but what needs it
             writes = behind
         if writes and not is_first:
             reads += writes

@@ -148,8 +148,7 @@ def _through_shared(t: Tape, x: str, attend: Callable[[str], str]) -> str:
 def _with_routed(t: Tape, name: str, reads: list[str], routed: str) -> str:
     """Predict residuals, or correct them, by coefficients that are made of the first elements of a row."""
     n, h, weights = t.model.residuals, t.model.hidden, [f"residuals.{part}" for part in ("router", "norm", name)]
-    products = n * h + n * n * (n if name == "predict" else 1)
-    flops = 2 * t.spread[routed].elements // t.spread[routed].width * products
+    flops = 2 * t.spread[routed].elements // t.spread[routed].width * (n * h + n ** (3 if name == "predict" else 2))
     return t.joined(f"residuals.{name}", reads, n * h, map(t.weight, weights), flops=flops)
 
 

@@ -161,8 +161,7 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     for t.block, waits_for in [(block, []), *due] if index == 0 else due:
         for axes, weights in _by_axes((weight, weight.replicas) for weight in t.weights[t.block].values()):
             for weight in weights:
-                stored_bytes = -(-_shard(t, weight) * weight.size_bytes // weight.parameters)
-                t.declare(weight.name, stored_bytes, weight.kind)
+                t.declare(weight.name, -(-_shard(t, weight) * weight.size_bytes // weight.parameters), weight.kind)
             for weight in weights:  # ops read the gathered tensor in place of the weight
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
                 t.graph.tensor(whole, weight.size_bytes, weight.kind)

@@ -53,21 +53,24 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
         rule = "copies.links names links of the machine that go via no other"
         is_there = any(fnmatchcase(name, pattern) for name in wires)
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
-    parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload))
+    parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload, place))
     why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
     for path, value, source in chain(*parts, _host(machine, software, workload), _memory(machine, software, workload)):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
     return apply(machine, changes)
 
 
-def unread(software: Software, workload: Workload | JobDocument) -> dict[str, str]:
-    """Return which figures of a software no run of a workload reads: pattern of paths -> the reason."""
+def unread(machine: Hardware, software: Software, workload: Workload | JobDocument) -> dict[str, str]:
+    """Return which figures of a software no run of a workload reads on a machine: pattern of paths -> the reason."""
     is_served = workload.requests is not None
     idle = dict.fromkeys(() if is_served else _SERVED, "hosim serve reads it")
     idle |= {"host.step": "only serving pays for iterations"} if is_served else {}
     idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
     others = {*software.kernels} - {*_kinds(software, workload)}
-    return idle | {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
+    idle |= {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
+    patterns = {pattern for shares in software.kernels.values() for pattern in shares.machines}
+    away = [pattern for pattern in patterns if not fnmatchcase(machine.name, pattern)]
+    return idle | {f"kernels.*.machines.{pattern}.*": "it is for other machines" for pattern in away}
 
 
 _SERVED = ("host.iteration", "host.request", "host.ahead")
@@ -116,13 +119,17 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
         yield "host.serving.ahead", True, "host.ahead"
 
 
-def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
+def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
     compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
     key, other = _kinds(software, workload)
     reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
-    stated, shares = compute.achieved_fraction, reads.arithmetic
-    for pattern, others in reads.machines.items():
+    stated, shares = compute.achieved_fraction, {**reads.arithmetic}
+    classes, must = tuple(dict.fromkeys((*OP_CLASSES, *stated, "default"))), "shares are of classes of ops"
+    for pattern, others in {"": shares, **reads.machines}.items():
+        where = ("machines", pattern) if pattern else ("arithmetic",)
+        odd = next((name for name in others if name not in classes), "")
+        insist(not odd, place("kernels", key, *where), must, repr(odd), nearest(odd, classes))
         shares |= others if fnmatchcase(machine.name, pattern) else {}
     most = {name: stated.get(share_of(name, stated), 1.0) for name in (*stated, *OP_CLASSES)}
     less = {name: min(share, shares.get(share_of(name, shares), 1.0)) for name, share in most.items()}

@@ -47,6 +47,9 @@ class Job:
         For each rank, which of them it runs.
     labels
         For each graph, what its ranks are called (``stage 0``); the job's name if there is only one.
+    lag
+        Of programs, by how many steps what they hand over is older than what reads it, over all edges: where this is
+        more than one, steps may overlap, and alternate.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class Job:
     graphs: tuple[Graph, ...]
     graph_of: tuple[int, ...]
     labels: tuple[str, ...]
+    lag: int = 0
 
     def __post_init__(self) -> None:
         where, graphs = f"job {self.name!r}", len(self.graphs) if isinstance(self.graphs, (tuple, list)) else 0

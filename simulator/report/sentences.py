@@ -179,6 +179,11 @@ def _unsettled(row: Row) -> str:
             return ""
         text = f"warning: steps of {row.label} alternate: {period} of them take {quantity(took, 'ns')} again and again"
         return f"{text}, {quantity(took / period, 'ns')} on average; the measured one takes {quantity(step, 'ns')}"
+    if steps > 1 < row.job.lag and steps < (enough := 2 * row.job.lag + 1):  # two periods, after the first step
+        text = (
+            f"warning: steps of {row.label} overlap, and may alternate: set steps of the workload to {enough} or more"
+        )
+        return f"{text}, to see their mean"
     if step <= least * _TIE or steps == 1:
         return ""
     text = f"warning: {row.label} has not settled: the measured step takes {quantity(least, 'ns')} on one rank"

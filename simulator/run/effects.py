@@ -63,7 +63,7 @@ def idle_line(
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
     if loaded.software:
-        idle_there = _named(loaded.software, asked["software"], unread(loaded.software, loaded.workload))
+        idle_there = _named(loaded.software, asked["software"], unread(machine, loaded.software, loaded.workload))
         idle |= {f"software.{path}": why for path, why in idle_there}
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]

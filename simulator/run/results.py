@@ -233,8 +233,10 @@ class Results(dict[str, Result]):
         rows, largest = list(self.values()), self.largest.sentences if self.largest else []
         return [*sentences(rows), *hints(self.case, rows), *largest, *pointer(self.case.loaded.scenario.sweep)]
 
-    def search(self, progress: Progress, *, for_page: bool = False) -> None:
-        """Search what would make the fastest row free, which is then `told`; and at once, what only a page shows.
+    def search(self, progress: Progress = silent, *, for_page: bool = False) -> None:
+        """Search what would make the fastest row free, if the run asks (`what_if`), which is then `told`.
+
+        At once, what only a page shows is searched.
 
         Parameters
         ----------

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import inf, prod
 from typing import Literal, Self
 
 from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa
+from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa, attends_whole
 from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse, seen_in_blocks
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
 from simulator.workload.feed_forwards import Dense, Experts, SharedBlocks
@@ -27,7 +27,7 @@ __all__ = [
     "Compress", "DecoderModel", "Dense", "DlrmModel", "Dtypes", "EmbeddingTable", "Experts", "Gqa", "Indexer",
     "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Merger", "Mixer", "Mla", "Model", "Mqa", "Optimizer",
     "Other", "Parallel", "Pool", "Pools", "Prefixes", "Recurrent", "Request", "Requests", "RowCache", "Select",
-    "SharedBlocks", "Sides", "Sparse", "Workload", "seen_in_blocks",
+    "SharedBlocks", "Sides", "Sparse", "Workload", "attends_whole", "seen_in_blocks",
 ]  # fmt: skip
 
 
@@ -311,9 +311,11 @@ class Workload(Document):
 
     def _check_scores(self, model: DecoderModel) -> None:
         """Refuse scores that no layer holds, and pairs that no mask hides."""
-        whole = [part for part, _ in model.kinds if isinstance(part, Gqa | Mla) and not (part.sparse or part.indexer)]
-        must, hides = "a mask hides pairs", any(model.causal or part.window for part in whole)
-        require(hides or self.masked == "skipped", must, "another attention", "masked", do="remove it")
+        whole = [part for part, _ in model.kinds if attends_whole(part)]
+        must = "a mask hides pairs, which kernels that hold no scores may skip"
+        hides = any(model.causal or (part.window or inf) < 2 * self.sequence - 1 for part in whole)
+        fits = hides and not self.dtypes.scores_bytes
+        require(fits or "masked" not in self.model_fields_set, must, "another attention", "masked", do="remove it")
         if self.phase in (*INFERENCE, "requests"):
             self.dtypes.check_inference(has_scores=bool(whole))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import Field, StrictBool
 
@@ -302,3 +302,8 @@ Mixer = Gqa | Mla | Mqa | Recurrent
 """What mixes tokens in a layer."""
 Attention = Annotated[Mixer | Absent, Field(discriminator="kind")]
 """The attention of a layer, if it has one."""
+
+
+def attends_whole(part: Mixer | Absent) -> TypeGuard[Gqa | Mla]:
+    """Tell whether tokens attend to all tokens before, or to all of a window."""
+    return isinstance(part, Gqa | Mla) and not (part.sparse or part.indexer)

@@ -139,26 +139,44 @@ programs:
   a: {delay: 10 ms, ranks: 1}
   b: {delay: 10 ms, ranks: 1}
   c: {delay: 10 ms, ranks: 1}
+  d: {delay: 10 ms, ranks: 1}
 edges:
   - {from: a, to: b, bytes: 1 kB}
   - {from: b, to: c, bytes: 1 kB}
-  - {from: c, to: a, bytes: 1 kB, stale: STALE}
+  - {from: c, to: d, bytes: 1 kB}
+  - {from: d, to: a, bytes: 1 kB, stale: STALE}
 steps: STEPS
 """
 
 
 @pytest.mark.parametrize(
     ("stale", "steps", "period", "round_ms"),
-    [(0, 8, None, 30), (1, 4, None, 10), (1, 8, 2, 15), (1, 9, 2, 15), (2, 12, None, 10), (3, 12, None, 10)],
+    [
+        (0, 2, None, 40),
+        (0, 8, None, 40),
+        (1, 8, 2, 20),
+        (1, 9, 2, 20),
+        (2, 16, 3, 40 / 3),
+        (3, 16, None, 10),
+        (4, 16, None, 10),
+    ],
 )
 def test_what_goes_once_around_stands_for_one_round_more_than_it_is_stale(tmp_path, stale, steps, period, round_ms):
-    """It takes 30 ms, and no round takes less than 10 ms; rounds that alternate are told whole, if there are enough."""
+    """It takes 40 ms, and no round takes less than 10 ms; rounds that alternate are told whole, if there are enough."""
     (tmp_path / "circle.yaml").write_text(CIRCLE.replace("STALE", str(stale)).replace("STEPS", str(steps)))
     results = hosim.run(hardware="cloudmatrix384_node", workload=tmp_path / "circle.yaml", policies=["resident"])
     row = results["resident"].summary
     assert row.get("period") == period
     mean_ns = row["period_ns"] / period if period else row["step_ns"]
     assert mean_ns == pytest.approx(round_ms * 1e6, rel=2e-3)
+    assert not any("overlap, and may alternate" in text for text in results.sentences)
+
+
+@pytest.mark.parametrize(("stale", "steps", "enough"), [(1, 2, 5), (1, 4, 5), (3, 8, 9)])
+def test_rounds_that_may_alternate_need_steps_enough_to_show_it(tmp_path, stale, steps, enough):
+    (tmp_path / "circle.yaml").write_text(CIRCLE.replace("STALE", str(stale)).replace("STEPS", str(steps)))
+    results = hosim.run(hardware="cloudmatrix384_node", workload=tmp_path / "circle.yaml", policies=["resident"])
+    assert f"set steps of the workload to {enough} or more, to see their mean." in " ".join(results.sentences)
 
 
 BAD = {
@@ -177,7 +195,7 @@ BAD = {
         "from: train, to: act",
         "from: act, to: train",
     ),
-    "edges differ, found one twice": ("edges:", "edges:\n  - {from: train, to: act, weights: true}"),
+    "edges differ, found one twice": ("edges:", "edges:\n  - {from: train, to: act, weights: true, stale: 1}"),
     "runs hand over tensors, in the same round, to a program behind": ("bytes: 1 kB", "bytes: 1 kB, each_run: true"),
     "with each_run one of both patterns has one *": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
     "a part is of tensors, found bytes": ("bytes: 1 kB", "bytes: 1 kB, part: true"),

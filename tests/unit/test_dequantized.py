@@ -119,7 +119,7 @@ def test_scores_are_held_while_attention_runs_of_all_keys_masked_ones_too() -> N
 
 @pytest.mark.parametrize("part", [GQA, GQA | {"window": 4}, MLA])
 def test_pairs_that_a_mask_hides_are_skipped_or_computed(part) -> None:
-    """Of 9 tokens each sees itself and those before it, perhaps 4 at most; kernels that skip nothing compute 9 x 9."""
+    """Of 8 tokens each sees itself and those before it, perhaps 4 at most; kernels that skip nothing compute 8 x 8."""
     most = part.get("window") or SEQUENCE
     skipped, computed = (build(workload(part, masked=how)) for how in ("skipped", "computed"))
     for phase in ("forward", "backward"):
@@ -131,6 +131,10 @@ def test_pairs_that_a_mask_hides_are_skipped_or_computed(part) -> None:
         flops(build(workload(part, **more, **how)), "prefill", "attention")
         for how in ({}, {"masked": "computed"}, {"dtypes": {"scores_bytes": 10}})
     )
+    chunked = {"phase": "prefill", "batch": 2, "steps": 1, "chunk": 4, "masked": "computed"}
+    cores = [op.flops for op in build(workload(part, **chunked)).ops if op.name.endswith("attn.core")]
+    held = min(4, most - 1)  # of a window, what the next token sees
+    assert cores[::LAYERS] == [cores[0], cores[0] * (held + 4) // 4]
     seen = sum(min(token + 1, most) for token in range(SEQUENCE))
     assert both == [few * SEQUENCE**2 // seen] * 2
 
@@ -143,7 +147,7 @@ def refusal(*parts: dict[str, Any], **more: Any) -> str:
 
 def test_what_has_no_effect_is_refused() -> None:
     said = refusal(VIEWS[0], masked="computed")
-    assert said == "a mask hides pairs, found another attention; remove it"
+    assert said == "a mask hides pairs, which kernels that hold no scores may skip, found another attention; remove it"
     assert "masked is for phase train, prefill" in refusal(phase="decode", masked="computed")
     must = "is for weights or experts in a smaller format than compute, found none"
     for key, value in {"dequantize": "before", "arithmetic": "fp8"}.items():

@@ -269,6 +269,18 @@ MISTAKES = {
     "kernels: {train: {arithmetic: {matmul: 1.1}}}": (
         "soft.yaml:4, kernels.train.arithmetic.matmul: input should be less than or equal to 1, found 1.1; correct it"
     ),
+    "kernels: {default: {arithmetic: {matmull: 0.5}}}": (
+        "soft.yaml:4, kernels.default.arithmetic: shares are of classes of ops, found 'matmull'; use one of matmul, "
+        "attention, attention_backward, vector, default (did you mean 'matmul'?)"
+    ),
+    "kernels: {default: {machines: {'x*': {gemm: 0.5}}}}": (
+        "soft.yaml:4, kernels.default.machines.x*: shares are of classes of ops, found 'gemm'; use one of matmul, "
+        "attention, attention_backward, vector, default"
+    ),
+    "kernels: {default: {machines: {'x*': {}}}}": (
+        "soft.yaml:4, kernels.default.machines.x*: dictionary should have at least 1 item after validation, not 0, "
+        "found {}; correct it"
+    ),
     "memory: {context: 200 MB}": (
         "soft.yaml:4, memory: reserved memory is part of the capacity, found 200,000,000 of 100,000,000 B; lower it"
     ),
