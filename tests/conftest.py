@@ -30,6 +30,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_old_is_no_garbage() -> None:
+    """Libraries that a module of tests has imported are looked through no more: PyTorch has millions of objects."""
+    gc.freeze()
+
+
 @pytest.fixture
 def quick_plans(monkeypatch):
     """`static` improves a plan by at most 10 replays, not 500: these are most of the time of a small run."""

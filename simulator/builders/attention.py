@@ -149,14 +149,14 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
-        scored = cache.tokens * (cache.seen + cache.tokens) // cache.sequences
-        scores_bytes = t.workload.dtypes.scores_bytes
-        pairs = scored if scores_bytes or t.workload.masked == "computed" else cache.pairs
+        scores_bytes, is_masked = t.workload.dtypes.scores_bytes, t.workload.masked == "computed"
+        keys = (cache.seen + cache.tokens) // cache.sequences if scores_bytes or is_masked else 0
+        pairs = cache.tokens * keys or cache.pairs
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
             flops=pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
             write_bytes=own_bytes(t, cache, out) + cache.added_bytes, device=t.workload.on.attention,
-            workspace_bytes=scores_bytes * attention.heads * scored,
+            workspace_bytes=scores_bytes * attention.heads * pairs,
         )  # fmt: skip
     return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 
