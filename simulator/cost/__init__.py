@@ -59,14 +59,9 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(classes))}; or add {field}.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, {field}.achieved_fraction", rule, found, do)
-    achieved, fill_ns = _achieved(op, rates), 0 if op.op_class == "vector" else rates.fill_ns
+    achieved = decimal(fractions.get(share_of(op.op_class, fractions), 1.0))
+    fill_ns = 0 if op.op_class == "vector" else rates.fill_ns
     return fill_ns + ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
-
-
-def _achieved(op: Op, rates: Rates) -> Fraction:
-    """Return the share of the peak that an op of its class reaches."""
-    fractions = rates.achieved_fraction
-    return decimal(fractions.get(share_of(op.op_class, fractions), 1.0))
 
 
 def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
@@ -153,7 +148,8 @@ def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:
         One of `UNITS`; a rate as a share in 2^-32; the time at the unit's full rate in 2^-32 ns.
     """
     rates = device_of(op, hardware).rates
-    achieved, peak = _achieved(op, rates), rates.peak_flops.get(op.dtype, math.inf)
+    fractions, peak = rates.achieved_fraction, rates.peak_flops.get(op.dtype, math.inf)
+    achieved = decimal(fractions.get(share_of(op.op_class, fractions), 1.0))
     is_vector = op.op_class == "vector"
     unit, share, reach = ("vector", Fraction(1), achieved) if is_vector else ("matrix", achieved, Fraction(1))
     work_there = 0 if peak == math.inf else math.ceil(op.flops * NS_PER_S * FULL_RATE / (int(peak) * reach))
