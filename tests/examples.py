@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
 SHARE = 3
 """One of so many cases of a law is tried by default; a slow test tries all."""
-FEWEST = 5
+FEWEST = 15
 
 
 def some(every: Sequence[Any], nth: int) -> list[Any]:
