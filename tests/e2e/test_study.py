@@ -254,7 +254,8 @@ def test_policies_with_the_same_median_share_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("more", "drawn_as"), [("", 1), (f"grid: {{{STEPS}: [1, 2]}}\n", 1), ("both", 2)])
-def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, more, drawn_as):
+def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, drawn, monkeypatch, more, drawn_as):
+    monkeypatch.setattr(drawn[0], "write", drawn[1])
     if more == "both":
         more = f"grid: {{{STEPS}: [1, 2], {LINK}: 2..4 GB/s:2}}\n"
     path = study(f"{more}sample: {{size: 8, of: {{{LATENCY}: {UNIFORM}}}}}\n")
