@@ -149,8 +149,8 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *of_scores(t)[1]], [] if is_absorbed else cache.after
-        scores_bytes, is_masked = t.workload.dtypes.scores_bytes, t.workload.masked == "computed"
-        keys = (cache.seen + cache.tokens) // cache.sequences if scores_bytes or is_masked else 0
+        scores_bytes, computes_masked = t.workload.dtypes.scores_bytes, t.workload.masked == "computed"
+        keys = (cache.seen + cache.tokens) // cache.sequences if scores_bytes or computes_masked else 0
         pairs = cache.tokens * keys or cache.pairs
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",

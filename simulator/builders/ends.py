@@ -145,9 +145,8 @@ def loss(t: Tape, x: str) -> None:
     """Make the final norm, logits and loss of one micro-batch; or take the gradients of what a model puts out."""
     t.block = "head"
     if not t.model.head:
-        for out in finish(t, x):  # what follows on it gives its gradient
-            given = partial(t.given, f"{out}.grad", t.spread[out].width, t.spread[out].rows[0])
-            t.record(out, partial(lambda out, given, _: t.add_gradients([out], [given()]), out, given))
+        for out in finish(t, x):
+            t.record(out, partial(_take_gradient, t, out))
         return
     if t.workload.loss_chunks:
         _loss_in_chunks(t, _final(t, x), t.workload.loss_chunks)
@@ -177,6 +176,11 @@ def loss(t: Tape, x: str) -> None:
         t.add_gradients([logits], [grad])
 
     t.record(out, back)
+
+
+def _take_gradient(t: Tape, x: str, _: str) -> None:
+    """Take the gradient of what a model puts out, which comes from what follows on it."""
+    t.add_gradients([x], [t.given(f"{x}.grad", t.spread[x].width, t.spread[x].rows[0])])
 
 
 def _loss_in_chunks(t: Tape, x: str, chunks: int) -> None:

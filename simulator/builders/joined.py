@@ -87,8 +87,8 @@ def build_programs(document: JobDocument, build: Built) -> Job:
         graphs.append(joint.repeated(document.steps, f"job {document.name}, {labels[-1]}"))
         check_sums(graphs[-1], f"job {document.name}")
         graph_of |= dict.fromkeys(ranks, index)
-    of_ranks, lag = tuple([graph_of[rank] for rank in sorted(graph_of)]), sum(map(document.lag, document.edges))
-    return Job(document.name, tuple(graphs), of_ranks, tuple(labels), lag)
+    lag = sum(edge.stale for edge in document.edges) + any(document.lag(edge) > edge.stale for edge in document.edges)
+    return Job(document.name, tuple(graphs), tuple([graph_of[rank] for rank in sorted(graph_of)]), tuple(labels), lag)
 
 
 def _placed(document: JobDocument, name: str, build: Built) -> Placed:

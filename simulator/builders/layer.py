@@ -121,8 +121,7 @@ def _with_input(t: Tape, x: str) -> str:
     given, taken, hidden = f"{t.micro}embed/layers.add.out.{t.block}", x, t.model.hidden
     if t.model.predicted:
         taken = t.joined("residuals.scale", [t.lent(x, "first", hidden)], hidden, [t.weight("residuals.scale")])
-    gate = t.linear("input.gate", taken)
-    made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [gate, given])))
+    made = t.norm("input.norm", t.linear("input.out", t.vector("input.mul", [t.linear("input.gate", taken), given])))
     if t.model.predicted:
         return t.joined("input.add", [x, made], t.model.residuals * hidden)
     return t.vector("input.add", [x, made], adds=t.residual)

@@ -48,8 +48,8 @@ class Job:
     labels
         For each graph, what its ranks are called (``stage 0``); the job's name if there is only one.
     lag
-        Of programs, by how many steps what they hand over is older than what reads it, over all edges: where this is
-        more than one, steps may overlap, and alternate.
+        By how many steps what programs hand to one another, once around, is older at most than what reads it: where
+        this is more than one, steps may overlap, and alternate.
 
     Raises
     ------

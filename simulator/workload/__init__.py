@@ -312,10 +312,10 @@ class Workload(Document):
     def _check_scores(self, model: DecoderModel) -> None:
         """Refuse scores that no layer holds, and pairs that no mask hides."""
         whole = [part for part, _ in model.kinds if attends_whole(part)]
-        must = "a mask hides pairs, which kernels that hold no scores may skip"
+        must, scores = "a mask hides pairs, which kernels that hold no scores may skip", self.dtypes.scores_bytes
         hides = any(model.causal or (part.window or inf) < 2 * self.sequence - 1 for part in whole)
-        fits = hides and not self.dtypes.scores_bytes
-        require(fits or "masked" not in self.model_fields_set, must, "another attention", "masked", do="remove it")
+        fits = (hides and not scores) or "masked" not in self.model_fields_set
+        require(fits, must, "held scores" if scores else "none that it hides", "masked", do="remove it")
         if self.phase in (*INFERENCE, "requests"):
             self.dtypes.check_inference(has_scores=bool(whole))
 

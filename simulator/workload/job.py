@@ -221,10 +221,10 @@ class JobDocument(Document):
             require(fits, must, found, "programs", name, "ranks", do=do)
         of_back = "only tensors go back, in the same round, to a program before on other ranks"
         of_each_run = "runs hand over tensors, in the same round, to a program behind"
+        alike = [edge if edge.bytes_ else edge.model_copy(update={"stale": 0}) for edge in self.edges]
         for index, edge in enumerate(self.edges):
-            alike = [edge, edge.model_copy(update={} if edge.bytes_ else {"stale": 0})]
-            others = [each.model_copy(update={} if each.bytes_ else {"stale": 0}) for each in self.edges[:index]]
-            require(alike[1] not in others, "edges differ", "one twice", "edges", str(index), do="remove it")
+            same = alike.index(alike[index])
+            require(same == index, "edges differ", f"the same as edge {same}", "edges", str(index), do="remove one")
             is_before, is_now = names.index(edge.to) < names.index(edge.from_), bool(edge.tensors) and not edge.stale
             is_apart = {*placed[edge.from_]}.isdisjoint(placed[edge.to])
             for key, fits, must in (

@@ -195,7 +195,10 @@ BAD = {
         "from: train, to: act",
         "from: act, to: train",
     ),
-    "edges differ, found one twice": ("edges:", "edges:\n  - {from: train, to: act, weights: true, stale: 1}"),
+    "edges differ, found the same as edge 0": (
+        "edges:",
+        "edges:\n  - {from: train, to: act, weights: true, stale: 1}",
+    ),
     "runs hand over tensors, in the same round, to a program behind": ("bytes: 1 kB", "bytes: 1 kB, each_run: true"),
     "with each_run one of both patterns has one *": ("bytes: 1 kB", 'tensors: {"x*": "y*"}, each_run: true'),
     "a part is of tensors, found bytes": ("bytes: 1 kB", "bytes: 1 kB, part: true"),

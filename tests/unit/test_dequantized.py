@@ -147,7 +147,7 @@ def refusal(*parts: dict[str, Any], **more: Any) -> str:
 
 def test_what_has_no_effect_is_refused() -> None:
     said = refusal(VIEWS[0], masked="computed")
-    assert said == "a mask hides pairs, which kernels that hold no scores may skip, found another attention; remove it"
+    assert said == "a mask hides pairs, which kernels that hold no scores may skip, found none that it hides; remove it"
     assert "masked is for phase train, prefill" in refusal(phase="decode", masked="computed")
     must = "is for weights or experts in a smaller format than compute, found none"
     for key, value in {"dequantize": "before", "arithmetic": "fp8"}.items():
