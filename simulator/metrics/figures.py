@@ -177,10 +177,11 @@ FIGURES = registered(
     Figure("real_high_ns", "ns", "real step to", "The same with the ninth decile: 80 % of the measurements lie between "
            "the two.", of="real"),
     Figure("ranks", "count", "ranks", "The number of ranks.", of="ranks"),
-    Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step; the times of the row are its own.",
-           of="ranks"),
+    Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step; of more than four steps, with the "
+           "longest of what is the shortest in the last half. The times of the row are its own.", of="ranks"),
     Figure("least_step_ns", "ns", "least step", "The shortest step of the ranks that meet the slowest one, directly or "
-           "over others, and run as many steps: the same as `step_ns` once they have settled.", of="ranks"),
+           "over others, and run as many steps; of more than four, by the mean of the last half. The same as `step_ns` "
+           "once they have settled.", of="ranks"),
     Figure("period", "count", "period", "The number of steps after which those of all ranks that meet repeat, where "
            "they alternate, and the run has two periods.", of="ranks"),
     Figure("period_ns", "ns", "time of a period", "The time of so many steps; by their number it is the mean step.",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,10 @@ def summarise(
     if trace.status != "ok":
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **bound_figures(None, bound), "ranks": job.ranks}
-    slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
+    steps_ns = _steps_ns(job, hardware, trace, rows)
+    least_ns = [min(ns[len(ns) // 2 :]) for ns in steps_ns]  # a rank that waits for others catches up now and then
+    order = [(least, row["step_ns"], row["warmup_ns"]) for least, row in zip(least_ns, rows, strict=True)]
+    slowest = max(range(job.ranks), key=lambda rank: (order[rank], -rank))
     of_job = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for column, figure in columns(hardware).items():
         if (merge := _MERGED.get(figure.over_ranks)) and column in of_job:
@@ -72,7 +76,7 @@ def summarise(
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
-        **_settling(job, hardware, trace, rows, slowest),
+        **_settling(job, steps_ns, slowest),
         "collective_ns": of_job.pop("collective_ns"),
         **_shares(rows, job.ranks * of_job["step_ns"]),
     }
@@ -113,11 +117,20 @@ def hit_fraction(job: Job, hardware: Hardware, trace: Trace, draws: Sequence[Dra
     return counts[True] / counts.total() if counts else None
 
 
-def _settling(
-    job: Job, hardware: Hardware, trace: Trace, rows: Sequence[Mapping[str, Any]], slowest: int
-) -> dict[str, int]:
+def _steps_ns(job: Job, hardware: Hardware, trace: Trace, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Return how long the steps of each rank took after its first; of at most four, the measured one."""
+    alone, lengths = trace.by_rank(), dict[int, list[int]]()
+    for rank in {*trace.stands_in}:
+        graph, lengths[rank] = job.graph(rank), [rows[rank]["step_ns"]]
+        if graph.steps > 4 and (ran := RankRun.of(graph, hardware, alone[rank])).ends_ns:
+            lengths[rank] = np.diff(np.maximum.accumulate(ran.ends_ns[summary.measured(graph, ran).stream])).tolist()
+    return [lengths[rank] for rank in trace.stands_in]
+
+
+def _settling(job: Job, steps_ns: Sequence[Sequence[int]], slowest: int) -> dict[str, int]:
     """Return the least step of the slowest rank and those that it meets, directly or through others, in as many steps.
 
+    Of more than four steps a rank's is the mean of the last half, as one that is ahead of others waits now and then.
     And after how many steps theirs repeat, with the time of those, unless that is one or not to be seen.
     """
     met = set[tuple[int, ...]]()
@@ -125,19 +138,10 @@ def _settling(
         used = {op.collective.group for op in graph.ops if op.collective is not None}
         met.update(*(group.members for group in graph.groups if group.name in used))
     pairs = [pair for members in sorted(met) for pair in (*pairwise(members), *pairwise(members[::-1]))]
-    steps, alone, lengths = job.graph(slowest).steps, trace.by_rank(), list[list[int]]()
-    peers = sorted(peer for peer in reachable(slowest, pairs) if job.graph(peer).steps == steps)
-    least = {"least_step_ns": min(rows[rank]["step_ns"] for rank in peers)}
-    asked = (slowest, *peers) if steps > 4 else ()  # two periods of two, after the first step
-    for rank in dict.fromkeys(trace.stands_in[rank] for rank in asked):
-        ran = RankRun.of(job.graph(rank), hardware, alone[rank])
-        if not ran.ends_ns:
-            return least
-        ends = np.maximum.accumulate(ran.ends_ns[summary.measured(job.graph(rank), ran).stream])
-        lengths.append(np.diff(ends).tolist())
-        if len({*lengths[0][-(steps // 2) :]}) == 1:
-            return least  # of most jobs one rank is asked
-    for period in range(2, (steps - 1) // 2 + 1) if lengths else ():
+    peers = [peer for peer in reachable(slowest, pairs) if job.graph(peer).steps == job.graph(slowest).steps]
+    lengths, last_half = [steps_ns[peer] for peer in peers], slice(len(steps_ns[slowest]) // 2, None)
+    least = {"least_step_ns": min(round(mean(each[last_half])) for each in lengths)}
+    for period in range(2, len(lengths[0]) // 2 + 1) if len({*steps_ns[slowest][last_half]}) > 1 else ():
         took = {sum(each[-period:]) for each in lengths}
         if len(took) == 1 and all(each[-period:] == each[-2 * period : -period] for each in lengths):
             return least | {"period": period, "period_ns": took.pop()}
@@ -255,8 +259,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
         over_bus = pick(copies, rate[copies["track"]] > 0)
         where, times = instances(hardware.topology.sharing[bus.scope], trace.stands_in)
         time, instance = np.append(over_bus["start_ns"], over_bus["end_ns"]), np.tile(where[over_bus["rank"]], 2)
-        ends = np.arange(len(time)) >= len(over_bus["rank"])
-        order = np.lexsort((~ends, time, instance))
+        order = np.lexsort((np.arange(len(time)) < len(over_bus["rank"]), time, instance))  # ends come first
         count = times[over_bus["rank"]]
         changes = (np.append(size, -size)[order] for size in (count, count * rate[over_bus["track"]]))
         transfers, demand = (float(np.cumsum(change).max(initial=0)) for change in changes)

@@ -163,6 +163,22 @@ def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenari
         assert -0.15 < row["estimated_step_ns"] / row["step_ns"] - 1 < 0.01
 
 
+def test_a_program_that_is_ahead_and_waits_now_and_then_is_not_the_slowest(scenario):
+    """Nothing comes back, so that the words, which are behind, keep their pace however far the tower may be ahead."""
+    layouts = {"tower": ("ranks: all, pipeline: 2,", "layers: 4"), "words": ("ranks: all, tensor: 2,", "layers: 4")}
+    for name, (ranks, layers) in layouts.items():
+        path = scenario.with_name(f"{name}.yaml")
+        path.write_text(path.read_text().replace("ranks: all,", ranks).replace("layers: 2", layers))
+    scenario.write_text(scenario.read_text().replace("layout:", "# "))
+    job = JOB[: JOB.index("edges:")].replace("ranks: 1", "ranks: 2")
+    edge = BYTES.replace("1 MB", "1 MB, stale: 2")
+    scenario.with_name("modules.yaml").write_text(f"{job}edges:\n{edge}counts: words\nsteps: 13\n")
+    (row,) = hosim.run(scenario).values()
+    assert row.summary["slowest_rank"] >= 2, "a rank of the words"
+    assert row.summary["step_ns"] == pytest.approx(row.summary["least_step_ns"], rel=0.005), "no warning"
+    assert row.ranks["step_ns"].max() > 1.1 * row.summary["step_ns"], "a step of the tower takes longer now and then"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
