@@ -103,17 +103,30 @@ class HostTimes(Part):
     ahead: StrictBool = False
 
 
-class KernelShares(Part):
-    """What kernels reach; where those of the machine reach less, that holds.
+class ClassShares(Part):
+    """What kernels of each class of ops reach; where those of the machine reach less, that holds.
 
     Attributes
     ----------
     arithmetic
         Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak; ``default`` covers all other classes.
         Without it those of the machine hold.
+    class_bandwidth
+        Op class (``matmul_w4``, ``dequantize`` ...) -> share of the compute tier's bandwidth, where it is not
+        ``bandwidth``.
+    """
+
+    arithmetic: dict[Key, Share] = {}
+    class_bandwidth: dict[Key, Share] = {}
+
+
+class KernelShares(ClassShares):
+    """What kernels reach; where those of the machine reach less, that holds.
+
+    Attributes
+    ----------
     machines
-        Pattern of names of machines -> op classes whose kernels reach another share there; of a class the last match
-        wins.
+        Pattern of names of machines -> what kernels reach there, where it is another; of a class the last match wins.
     bandwidth
         Share of the compute tier's bandwidth.
     launch_ns
@@ -123,11 +136,15 @@ class KernelShares(Part):
         the matrix units in waves [ns].
     """
 
-    arithmetic: dict[Key, Share] = {}
-    machines: dict[Pattern, Annotated[dict[Key, Share], Field(min_length=1)]] = {}
+    machines: dict[Pattern, ClassShares] = {}
     bandwidth: Share = 1.0
     launch_ns: Nanoseconds = Field(0, alias="launch")
     fill_ns: Nanoseconds = Field(0, alias="fill")
+
+    def _check(self) -> None:
+        for pattern, shares in self.machines.items():
+            must, do = "kernels reach other shares on such machines", "state arithmetic or class_bandwidth"
+            require(any((shares.arithmetic, shares.class_bandwidth)), must, "none", "machines", pattern, do=do)
 
 
 class KeptMemory(Part):

@@ -248,7 +248,8 @@ def hosted(draw) -> Run:
     document["tiers"]["ddr"]["bandwidth"] = draw(st.sampled_from(["0.4 GB/s", "1 GB/s", "3 GB/s"]))
     document["host_compute"] = {
         "tier": "ddr", "peak": {"bf16": "1 GFLOP/s"}, "launch": draw(st.sampled_from(["0 ns", "3 ns"])),
-        "achieved_bandwidth": draw(part), "achieved_fraction": {"vector": draw(part), "matmul": draw(part)},
+        "achieved_bandwidth": draw(part), "class_bandwidth": draw(st.sampled_from([{}, {"vector": 0.3}])),
+        "achieved_fraction": {"vector": draw(part), "matmul": draw(part)},
     }  # fmt: skip
     hardware, ops = Hardware.model_validate(document), list(graph.ops)
     for i in draw(st.sets(st.integers(0, len(ops) - 1), min_size=1)):

@@ -313,7 +313,6 @@ def _through_sides(t: Tape, part: Experts, x: str) -> str:
 def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[int, Fraction]) -> str:
     """Take tokens through the experts of a side in one op: so many experts, on which so many choices of each fall."""
     (count, each), names, size, parameters = share, list[str](), 0, 0
-    dtype = t.product_dtype(t.weights[t.block][_UP])
     chosen = -(-chosen_number(count * each.denominator, t.own_tokens, each.numerator) // each.denominator)
     rows = round(t.own_tokens * each)
     for module, stack in t.weights[t.block].items():
@@ -326,10 +325,9 @@ def _of_side(t: Tape, part: Experts, side: str, taken: list[str], share: tuple[i
             parameters += stack.parameters // part.routed * is_matrix(module, stack.shape)
     out, inside = t.tensor(f"ffn.experts.{side}.out", t.model.hidden), part.inner * rows * part.width * t.element_bytes
     read_bytes = rows * t.model.hidden * t.element_bytes + t.made_bytes(taken[1]) + inside + chosen * size
-    t.op(
-        f"ffn.experts.{side}", [*taken, *names], [out], device=side, dtype=dtype, flops=2 * rows * parameters,
-        read_bytes=read_bytes, write_bytes=t.made_bytes(out) + inside, workspace_bytes=inside,
-    )  # fmt: skip
+    work = OpFields(read_bytes=read_bytes, write_bytes=t.made_bytes(out) + inside, flops=2 * rows * parameters)
+    work |= {"device": side, "workspace_bytes": inside, **t.product(t.weights[t.block][_UP])}
+    t.op(f"ffn.experts.{side}", [*taken, *names], [out], **work)
     return out
 
 
@@ -358,8 +356,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     inside = part.inner * rows * up.layout.local_shape(up.shape)[-1] * t.element_bytes
     flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(up.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
-    more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
-    more["dtype"] = t.product_dtype(up)
+    more |= {"read_bytes": t.made_bytes(x) + inside + read_bytes, **t.product(up)}
     if is_each:
         more["dynamic"] = t.dynamic_reads("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)

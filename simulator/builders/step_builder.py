@@ -286,18 +286,20 @@ class StepBuilder:
         out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=rows_of_all)
         read_bytes += self.read_bytes(weight)
         write_bytes = self.spread[out].size_bytes * self.replicas * rows // self.spread[out].rows[0]
-        more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
-        more["dtype"] = self.product_dtype(weight)
-        self.op(name, [*reads, ready], [out], **more)
+        work = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
+        self.op(name, [*reads, ready], [out], **work | self.product(weight))
         return out
 
     def is_packed(self, weight: Weight) -> bool:
         """Return whether a weight is stored in another format than that of activations."""
         return weight.size_bytes != weight.parameters * self.element_bytes
 
-    def product_dtype(self, weight: Weight) -> str:
-        """Return the data type in which a weight multiplies."""
-        return (self.is_packed(weight) and self.workload.dtypes.arithmetic) or self.dtype
+    def product(self, weight: Weight) -> OpFields:
+        """Return the data type in which a weight multiplies, and the class of its kernels, which may convert it."""
+        dtype = self.workload.dtypes.arithmetic if self.is_packed(weight) else self.dtype
+        bits = 16 if dtype or self.workload.dequantizes_before else 8 * weight.size_bytes // weight.parameters
+        kernels = "matmul_w4" if bits < 8 else "matmul_w8" if bits < 16 else "matmul"
+        return {"dtype": dtype or self.dtype, "op_class": kernels}
 
     def converted_weight(self, name: str, weight: Weight) -> str:
         """Return the tensor that an op reads for a weight: as it is stored, or one that an op made ready before."""
@@ -305,17 +307,18 @@ class StepBuilder:
             return self.held[weight.name]
         again = ".bwd" if self.phase == "backward" else self.again
         spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
-        made, taken_bytes = self.add(f"{self.micro}{weight.name}.ready{again}", spread), weight.size_bytes
-        ready_bytes = self.read_bytes(weight)  # of experts only as many are made ready as are read
-        read_bytes = taken_bytes * ready_bytes // (weight.parameters * self.element_bytes)
-        self.op(f"{name}.ready", [self.held[weight.name]], [made], read_bytes=read_bytes, write_bytes=ready_bytes)
+        made = self.add(f"{self.micro}{weight.name}.ready{again}", spread)
+        work = OpFields(
+            op_class="dequantize", write_bytes=self.read_bytes(weight)
+        )  # of experts only those that are read
+        work["read_bytes"] = weight.size_bytes * work["write_bytes"] // (weight.parameters * self.element_bytes)
+        self.op(f"{name}.ready", [self.held[weight.name]], [made], **work)
         return made
 
     def read_bytes(self, weight: Weight) -> int:
         """Return what an op reads of a weight [B], made ready or as it is stored."""
-        if self.is_packed(weight) and not self.workload.dequantizes_before:
-            return weight.size_bytes
-        return weight.parameters * self.element_bytes
+        is_as_stored = self.is_packed(weight) and not self.workload.dequantizes_before
+        return weight.size_bytes if is_as_stored else weight.parameters * self.element_bytes
 
     def dynamic_reads(
         self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int

@@ -236,7 +236,7 @@ class Tape(StepBuilder):
         flops = 2 * (elements * self.mesh.size(inner) // width) * each
         out = self.tensor(f"{name}.out", outputs, self.lay_out(made.tensor_map, sums), size, rows)
         read_bytes = elements * inputs // width * self.element_bytes + sum(map(self.read_bytes, weights))
-        self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes, dtype=self.product_dtype(weight))
+        self.op(name, [inside, *names], [out], **OpFields(flops=flops, read_bytes=read_bytes) | self.product(weight))
 
         def back(dy: str) -> None:
             dy, dx = self.to(dy, made), list[str]()

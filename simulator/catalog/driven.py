@@ -7,7 +7,7 @@ are at most 1, and where both documents state a share or a time, the slower one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
@@ -124,23 +124,40 @@ def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocu
     compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
     key, other = _kinds(software, workload)
     reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
-    stated, shares = compute.achieved_fraction, {**reads.arithmetic}
-    classes, must = tuple(dict.fromkeys((*OP_CLASSES, *stated, "default"))), "shares are of classes of ops"
-    for pattern, others in {"": shares, **reads.machines}.items():
-        where = ("machines", pattern) if pattern else ("arithmetic",)
-        odd = next((name for name in others if name not in classes), "")
-        insist(not odd, place("kernels", key, *where), must, repr(odd), nearest(odd, classes))
-        shares |= others if fnmatchcase(machine.name, pattern) else {}
-    most = {name: stated.get(share_of(name, stated), 1.0) for name in (*stated, *OP_CLASSES)}
-    less = {name: min(share, shares.get(share_of(name, shares), 1.0)) for name, share in most.items()}
-    if less != most:
+    shares = _class_shares(machine, reads, "arithmetic", lambda *keys: place("kernels", key, *keys))
+    if less := _lesser(compute.achieved_fraction, shares, (1.0, 1.0)):
         yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
+    shares = _class_shares(machine, adds, "class_bandwidth", lambda *keys: place("kernels", other, *keys))
+    if less := _lesser(compute.class_bandwidth, shares, (compute.achieved_bandwidth_fraction, adds.bandwidth)):
+        yield "compute.class_bandwidth", less, f"kernels.{other}.class_bandwidth"
     if reads.fill_ns > compute.fill_ns:
         yield "compute.fill", exact(reads.fill_ns, "ns"), f"kernels.{key}.fill"
     if adds.bandwidth < compute.achieved_bandwidth_fraction:
         yield "compute.achieved_bandwidth", adds.bandwidth, f"kernels.{other}.bandwidth"
     if adds.launch_ns > compute.launch_ns:
         yield "compute.launch", exact(adds.launch_ns, "ns"), f"kernels.{other}.launch"
+
+
+def _class_shares(machine: Hardware, kernels: KernelShares, field: str, place: Place) -> dict[str, float]:
+    """Return the shares that a software states of classes of ops on a machine."""
+    named = dict.fromkeys((*OP_CLASSES, *machine.compute.achieved_fraction, "default"))
+    classes = tuple(name for name in named if name != "default" or field == "arithmetic")
+    shares = dict[str, float]()
+    for pattern, of_pattern in [("*", kernels), *kernels.machines.items()]:
+        stated, keys = getattr(of_pattern, field), () if of_pattern is kernels else ("machines", pattern)
+        odd = next((name for name in stated if name not in classes), "")
+        insist(not odd, place(*keys, field), "shares are of classes of ops", repr(odd), nearest(odd, classes))
+        shares |= stated if fnmatchcase(machine.name, pattern) else {}
+    return shares
+
+
+def _lesser(stated: Mapping[str, float], shares: Mapping[str, float], most: tuple[float, float]) -> dict[str, float]:
+    """Return for each class the lesser of two shares, each with that of other classes; nothing if that changes none."""
+    lesser, is_less = dict[str, float](), False
+    for name in {**stated, **shares}:
+        share, less = stated.get(share_of(name, stated), most[0]), shares.get(share_of(name, shares), most[1])
+        lesser[name], is_less = min(share, less), is_less or less < share
+    return lesser if is_less else {}
 
 
 def _memory(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:

@@ -156,9 +156,11 @@ def unit_work(op: Op, hardware: Hardware) -> tuple[str, int, int]:
     return unit, math.ceil(share * FULL_RATE), work_there
 
 
-def memory_rate_cap(rates: Rates) -> int:
-    """Return the share of its tier's bandwidth that a kernel of a device reaches, in fixed point."""
-    return max(1, math.floor(rates.achieved_bandwidth_fraction * FULL_RATE))
+def memory_rate_cap(op: Op, hardware: Hardware) -> int:
+    """Return the share of its tier's bandwidth that an op's kernel reaches, in fixed point."""
+    rates = device_of(op, hardware).rates
+    named = share_of(op.op_class, rates.class_bandwidth)
+    return max(1, math.floor(rates.class_bandwidth.get(named, rates.achieved_bandwidth_fraction) * FULL_RATE))
 
 
 def duration_ns(op: Op, hardware: Hardware) -> int:
@@ -166,8 +168,8 @@ def duration_ns(op: Op, hardware: Hardware) -> int:
     least_ns, traffic = roofline(op, hardware)
     if not traffic:
         return least_ns
-    rates = device_of(op, hardware).rates
-    return max(least_ns, rates.launch_ns + ceil_div(traffic, memory_rate_cap(rates)))
+    launch_ns = device_of(op, hardware).rates.launch_ns
+    return max(least_ns, launch_ns + ceil_div(traffic, memory_rate_cap(op, hardware)))
 
 
 def chosen_op(op: Op, chosen_bytes: int) -> Op:

@@ -210,13 +210,20 @@ class DelaySpread:
 AGAIN = "/again/"
 """Part of the names of ops that a program itself runs a second time, as between checkpoints."""
 
-OP_CLASSES = ("matmul", "attention", "attention_backward", "vector")
-"""Classes that every machine knows, though it need not list them all."""
+OP_CLASSES = ("matmul", "matmul_w8", "matmul_w4", "attention", "attention_backward", "vector", "dequantize")
+"""Classes that every machine knows, though it need not list them all.
+
+Kernels of ``matmul_w8`` and ``matmul_w4`` convert weights of 8 and 4 bits while they multiply (W8A16, W4A16); those of
+``dequantize`` write such weights out as others multiply them.
+"""
 
 
 def share_of(op_class: str, fractions: Mapping[str, float]) -> str:
-    """Return the class that says which share of the peak kernels of another one reach; ``default`` where none does."""
-    return next((name for name in (op_class, op_class.removesuffix("_backward")) if name in fractions), "default")
+    """Return the class that says which share kernels of another one reach; ``default`` where none does.
+
+    A class that is not listed is as the one whose name its own goes on from: ``matmul_w4`` as ``matmul``.
+    """
+    return next((name for name in (op_class, op_class.rpartition("_")[0]) if name in fractions), "default")
 
 
 HOST = "host"

@@ -32,10 +32,10 @@ class Rates(Part):
     peak_flops
         Data type -> peak rate [FLOP/s].
     achieved_fraction
-        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that its kernels reach; ``default``
-        covers these three where they are not listed, and ``attention`` the class ``attention_backward``.
-    achieved_bandwidth_fraction
-        Share of its tier's bandwidth that a memory-bound kernel reaches.
+        Op class -> share of the peak that its kernels reach. A class that is not listed has that of the one whose name
+        its own goes on from (``attention_backward``; ``matmul_w8``, ``matmul_w4``), else ``default``.
+    achieved_bandwidth_fraction, class_bandwidth
+        Share of its tier's bandwidth that a memory-bound kernel reaches; and by op class, where it is another.
     launch_ns
         Fixed device time of each kernel [ns].
     fill_ns
@@ -46,6 +46,7 @@ class Rates(Part):
     peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
     achieved_fraction: dict[Key, Share] = {"default": 1.0}
     achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
+    class_bandwidth: dict[Key, Share] = {}
     launch_ns: Nanoseconds = Field(0, alias="launch")
     fill_ns: Nanoseconds = Field(0, alias="fill")
 

@@ -172,7 +172,7 @@ class _Shape:
                 sides.append((took_ns, 0, size_bytes, 1 + self._meets.index(met)))
                 continue
             rates, (least_ns, traffic) = device_of(op, hardware).rates, roofline(op, hardware)
-            sides.append((least_ns, rates.launch_ns + traffic / memory_rate_cap(rates) if traffic else 0, 0, 0))
+            sides.append((least_ns, rates.launch_ns + traffic / memory_rate_cap(op, hardware) if traffic else 0, 0, 0))
         return np.array(sides, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
 
     def _unread(self, tokens: int) -> list[int]:

@@ -131,7 +131,8 @@ def shared(seed: int) -> Case:
     hardware = machine(draw).model_dump(by_alias=True)
     hardware["compute"] = {"peak": {"bf16": "1 GFLOP/s"}, "launch": draw.choice(["0 ns", "3 ns"]),
                            "achieved_fraction": {"matmul": 0.7, "attention": 0.5, "vector": 0.3},
-                           "achieved_bandwidth": draw.choice([1.0, 0.6])}  # fmt: skip
+                           "achieved_bandwidth": draw.choice([1.0, 0.6]),
+                           "class_bandwidth": draw.choice([{}, {"matmul": 0.4}])}  # fmt: skip
     home = tuple(HBM if tensor.persistent else NOWHERE for tensor in graph.tensors)
     plan = Plan("shared", ("hbm", "ddr"), home, steps, graph.steps)
     return Case(graph, Hardware.model_validate(hardware), plan, 10**6, ())

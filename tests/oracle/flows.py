@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from simulator.graph import Op
-from simulator.hardware import Hardware, Link
+from simulator.hardware import Hardware, Link, Rates
 
 ONE = 1 << 32
 """A whole rate, and a nanosecond of work at it."""
@@ -90,7 +90,7 @@ class Wires:
         if traffic:
             uses, rate = dict[Wire, int](), tier.bandwidth_bytes_per_s or 0
             self._add(uses, ("memory", cores.tier, instance), rate)
-            flows.append(Flow(end, rate, math.floor(cores.achieved_bandwidth_fraction * ONE), traffic, joins, uses))
+            flows.append(Flow(end, rate, math.floor(traffic_share(op, cores) * ONE), traffic, joins, uses))
         return flows
 
     def of_loads(self, sizes: dict[int, int], op: Op, rank: int, now: int, end: Callable[[], None]) -> list[Flow]:
@@ -172,13 +172,18 @@ def demands(op: Op, hardware: Hardware) -> tuple[tuple[str, int, int], int]:
     return unit, work(op.read_bytes + op.write_bytes, hardware.tiers[cores.tier].bandwidth_bytes_per_s or 0)
 
 
+def traffic_share(op: Op, cores: Rates) -> float:
+    """The share of the memory's bandwidth that an op of a class reaches."""
+    return cores.class_bandwidth.get(op.op_class, cores.achieved_bandwidth_fraction)
+
+
 def alone_ns(op: Op, hardware: Hardware) -> int:
     """What an op of the host takes alone after its launch [ns]."""
     cores = hardware.host_compute
     assert cores is not None
     peak, share = int(cores.peak_flops[op.dtype]), Fraction(str(cores.achieved_fraction.get(op.op_class, 1.0)))
     _, traffic = demands(op, hardware)
-    of_memory = -(-traffic // math.floor(cores.achieved_bandwidth_fraction * ONE))
+    of_memory = -(-traffic // math.floor(traffic_share(op, cores) * ONE))
     return max(math.ceil(op.flops * 10**9 / (peak * share)), of_memory)
 
 

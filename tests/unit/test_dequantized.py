@@ -36,8 +36,26 @@ def test_dequantized_before_each_use_a_matrix_is_written_and_read_in_bf16(phase:
     assert {op.name.split("/")[-1].removesuffix(".ready"): (op.read_bytes, op.write_bytes) for op in ready} == {
         name: (int4(i, o), 2 * i * o) for name, (i, o) in LINEARS.items()
     }
-    assert {(op.flops, op.op_class) for op in ready} == {(0, "vector")}
+    assert {(op.flops, op.op_class) for op in ready} == {(0, "dequantize")}
     assert arithmetic(before) == arithmetic(fused)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "kernels"),
+    [
+        ({}, "matmul"),
+        ({"weights": "int4"}, "matmul_w4"),
+        ({"weights": "mxfp4"}, "matmul_w4"),
+        ({"weights": "fp8"}, "matmul_w8"),
+        ({"weights": "fp8", "arithmetic": "fp8"}, "matmul"),  # it is multiplied as it is stored
+        ({"weights": "int4", "dequantize": "before"}, "matmul"),
+        ({"compute": "fp32", "weights": "bf16"}, "matmul"),
+    ],
+)
+def test_kernels_that_convert_weights_as_they_multiply_are_a_class_of_their_own(dtypes: Any, kernels: str) -> None:
+    graph = build(workload(phase="decode", dtypes=dtypes))
+    of_matrices = {op.op_class for op in graph.ops if op.flops and op.name.rpartition("/")[2] in LINEARS}
+    assert of_matrices == {kernels}
 
 
 def test_absorbed_matrices_and_experts_are_made_ready_as_they_are_read() -> None:

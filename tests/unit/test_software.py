@@ -149,6 +149,9 @@ def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul")
     return hosim.run(path)["resident"].summary["step_ns"]
 
 
+_HALF, _QUARTER = "arithmetic: {matmul: 0.5}", "{arithmetic: {matmul: 0.25}}"
+
+
 @pytest.mark.parametrize(
     ("kernels", "ns"),
     [
@@ -158,8 +161,8 @@ def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul")
         ("fill: 3 us", 1_003_000),
         ("launch: 5 us", 1_005_000),
         ("bandwidth: 0.5", 1_000_000),
-        ("arithmetic: {matmul: 0.5}, machines: {'*': {matmul: 0.1}, 'bench_*': {matmul: 0.25}}", 4_000_000),
-        ("arithmetic: {matmul: 0.5}, machines: {'bench_*': {vector: 0.1}, 'large': {matmul: 0.1}}", 2_000_000),
+        (f"{_HALF}, machines: {{'*': {{arithmetic: {{matmul: 0.1}}}}, 'bench_*': {_QUARTER}}}", 4_000_000),
+        (f"{_HALF}, machines: {{'bench_*': {{arithmetic: {{vector: 0.1}}}}, 'large': {_QUARTER}}}", 2_000_000),
     ],
 )
 def test_arithmetic_takes_as_long_as_its_share_makes_it(tmp_path, kernels, ns):
@@ -179,8 +182,32 @@ def test_backward_of_attention_reaches_what_attention_does_where_nothing_else_is
     assert one_op(tmp_path, f"arithmetic: {{{shares}}}", op_class="attention_backward") == ns
 
 
-def test_traffic_takes_as_long_as_its_share_makes_it(tmp_path):
-    assert one_op(tmp_path, "bandwidth: 0.5, fill: 3 us", flops=1, size_bytes=10**9) == 2_000_000
+@pytest.mark.parametrize(
+    ("shares", "ns"),
+    [
+        ("bandwidth: 0.5, fill: 3 us", 2_000_000),
+        ("bandwidth: 0.5, class_bandwidth: {matmul_w4: 0.25}", 4_000_000),
+        ("bandwidth: 0.5, class_bandwidth: {matmul: 0.25}", 4_000_000),
+        ("bandwidth: 0.25, class_bandwidth: {matmul: 0.5}", 2_000_000),
+        ("bandwidth: 0.5, class_bandwidth: {matmul_w8: 0.25, vector: 0.1}", 2_000_000),
+        ("class_bandwidth: {matmul: 0.5}, machines: {'bench_*': {class_bandwidth: {matmul_w4: 0.125}}}", 8_000_000),
+        ("class_bandwidth: {matmul: 0.5}, machines: {large: {class_bandwidth: {matmul_w4: 0.1}}}", 2_000_000),
+    ],
+)
+def test_traffic_takes_as_long_as_its_share_makes_it(tmp_path, shares, ns):
+    assert one_op(tmp_path, shares, flops=1, size_bytes=10**9, op_class="matmul_w4") == ns
+
+
+@pytest.mark.parametrize(("of_machine", "ns"), [(0.125, 8_000_000), (0.5, 4_000_000)])
+def test_where_machine_and_software_state_a_share_of_traffic_the_slower_one_holds(tmp_path, of_machine, ns):
+    path = chain.write(
+        tmp_path, scenario=chain.SCENARIO.partition("budget")[0] + "policies: [resident]\nsoftware: soft.yaml\n"
+    )
+    (tmp_path / "soft.yaml").write_text(PROFILE + "kernels: {default: {class_bandwidth: {matmul_w4: 0.25}}}\n")
+    about = {"reads": [], "writes": [], "flops": 1, "op_class": "matmul_w4", "read_bytes": 10**9, "write_bytes": 0}
+    chain.write_lines(tmp_path / "graph.jsonl", [{"schema": "hosim-graph/1", "name": "one"}, {"op": "one", **about}])
+    row = hosim.run(path, set={"compute.class_bandwidth": {"matmul_w4": of_machine}})["resident"]
+    assert row.summary["step_ns"] == ns
 
 
 KINDS = """kernels:
@@ -271,15 +298,19 @@ MISTAKES = {
     ),
     "kernels: {default: {arithmetic: {matmull: 0.5}}}": (
         "soft.yaml:4, kernels.default.arithmetic: shares are of classes of ops, found 'matmull'; use one of matmul, "
-        "attention, attention_backward, vector, default (did you mean 'matmul'?)"
+        "matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default (did you mean 'matmul'?)"
     ),
-    "kernels: {default: {machines: {'x*': {gemm: 0.5}}}}": (
-        "soft.yaml:4, kernels.default.machines.x*: shares are of classes of ops, found 'gemm'; use one of matmul, "
-        "attention, attention_backward, vector, default"
+    "kernels: {default: {machines: {'x*': {arithmetic: {gemm: 0.5}}}}}": (
+        "soft.yaml:4, kernels.default.machines.x*.arithmetic: shares are of classes of ops, found 'gemm'; use one of "
+        "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default"
+    ),
+    "kernels: {default: {class_bandwidth: {default: 0.5}}}": (
+        "soft.yaml:4, kernels.default.class_bandwidth: shares are of classes of ops, found 'default'; use one of "
+        "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize"
     ),
     "kernels: {default: {machines: {'x*': {}}}}": (
-        "soft.yaml:4, kernels.default.machines.x*: dictionary should have at least 1 item after validation, not 0, "
-        "found {}; correct it"
+        "soft.yaml:4, kernels.default.machines.x*: kernels reach other shares on such machines, found none; "
+        "state arithmetic or class_bandwidth"
     ),
     "memory: {context: 200 MB}": (
         "soft.yaml:4, memory: reserved memory is part of the capacity, found 200,000,000 of 100,000,000 B; lower it"

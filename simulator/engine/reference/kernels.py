@@ -166,7 +166,7 @@ class Kernels:
         if op.duration_ns is not None or op.collective is not None or (op.device, MEMORY) not in self._paths:
             return []
         unit, share, arithmetic = unit_work(op, self._hardware)
-        (_, traffic), reach = roofline(op, self._hardware), memory_rate_cap(device_of(op, self._hardware).rates)
+        (_, traffic), reach = roofline(op, self._hardware), memory_rate_cap(op, self._hardware)
         flows = ((op.device, unit), share, arithmetic), ((op.device, MEMORY), reach, traffic)
         return [(self._paths[name], cap, needed) for name, cap, needed in flows if needed]
 

@@ -32,7 +32,7 @@ protected:
         const Call end{What::END_KERNEL_FLOW, index};
         stream.flows_left = (work != 0) + (traffic != 0);
         if (work != 0) network.join(rank.kernels[p.unit[op]], p.unit_share[op], work, stream.running.key, end);
-        if (traffic != 0) network.join(rank.kernels.back(), memory_cap, traffic, stream.running.key, end);
+        if (traffic != 0) network.join(rank.kernels.back(), p.traffic_share[op], traffic, stream.running.key, end);
         if (!stream.flows_left) end_at(index, stream.until);
     }
 

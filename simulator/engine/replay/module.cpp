@@ -83,7 +83,6 @@ PyObject *run(PyObject *, PyObject *arguments) {
         Columns from(machine);
         World world;
         world.queue_depth = from.number("queue_depth"), world.launch_ns = from.number("launch_ns");
-        world.memory_cap = from.number("memory_cap");
         add_network(world, from);
         add_meetings(world, from);
         add_ranks(world, from, read, actions);

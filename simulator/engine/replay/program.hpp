@@ -70,7 +70,7 @@ private:
     COLUMN(int64_t, drawn_ns) COLUMN(int64_t, drawn_traffic)                                                    \
     /* by op: its unit, the share of that it reaches, and works (upper and lower half); call and collective */  \
     COLUMN(int64_t, unit) COLUMN(int64_t, unit_share) COLUMN(int64_t, unit_work) COLUMN(int64_t, traffic)       \
-    COLUMN(int32_t, call_of) COLUMN(int32_t, collective_of)
+    COLUMN(int64_t, traffic_share) COLUMN(int32_t, call_of) COLUMN(int32_t, collective_of)
 
 struct Program {
 #define NUMBER(type, name) type name;

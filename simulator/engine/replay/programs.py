@@ -32,7 +32,7 @@ _HALF = 32
 EMPTY: Columns = {
     **dict.fromkeys(("draws_of", "chosen", "call_of", "collective_of"), np.empty(0, np.int32)),
     **dict.fromkeys(("chosen_at", "drawn_ns", "drawn_traffic"), np.empty(0, np.int64)),
-    **dict.fromkeys(("unit", "unit_share", "unit_work", "traffic"), np.empty(0, np.int64)),
+    **dict.fromkeys(("unit", "unit_share", "unit_work", "traffic", "traffic_share"), np.empty(0, np.int64)),
     "read_role": np.empty(0, np.uint8),
 }
 """What a program without dynamic reads, kernels that share the device, and collectives says of these."""
@@ -164,24 +164,27 @@ class ReplayedProgram:
 
     def _add_kernels(self) -> None:
         """Add what each op does in the device, beside others, but for its launch; nothing if its time is given."""
-        sizes, of_kind = self.columns["size_bytes"].tolist(), dict[Any, tuple[int, int, int, int]]()
-        rows = list[tuple[int, int, int, int]]()
+        sizes, of_kind = self.columns["size_bytes"].tolist(), dict[Any, tuple[int, int, int, int, int]]()
+        rows = list[tuple[int, int, int, int, int]]()
         is_modelled = _kept(self._program.graph, _is_modelled).tolist()
         for op, modelled in zip(self._program.graph.ops, is_modelled, strict=True):
             kind = (modelled, op.dynamic, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
             if kind not in of_kind:
-                of_kind[kind] = self._kernel(expected_op(op, sizes)) if modelled else (NOTHING, 0, 0, 0)
+                of_kind[kind] = self._kernel(expected_op(op, sizes)) if modelled else (NOTHING, 0, 0, 0, 0)
             rows.append(of_kind[kind])
-        units, shares, work, traffic = zip(*rows, strict=True)
+        units, shares, work, traffic, traffic_shares = zip(*rows, strict=True)
         self.columns |= {
             "unit": ints(units), "unit_share": ints(shares), "unit_work": _halves(work), "traffic": _halves(traffic),
+            "traffic_share": ints(traffic_shares),
         }  # fmt: skip
 
-    def _kernel(self, op: Op) -> tuple[int, int, int, int]:
-        """Return the unit of an op, the share of it that it reaches, and its work there and in the memory."""
+    def _kernel(self, op: Op) -> tuple[int, int, int, int, int]:
+        """Return the unit of an op, the share of it that it reaches, its work there and in the memory; its share."""
         unit, share, work = unit_work(op, self.device)
         _, traffic = roofline(op, self.device)
-        return (UNITS.index(unit), share, work, traffic) if work or traffic else (NOTHING, 0, 0, 0)
+        if not (work or traffic):
+            return NOTHING, 0, 0, 0, 0
+        return UNITS.index(unit), share, work, traffic, memory_rate_cap(op, self.device)
 
     def _add_draws(self, draws: Draws) -> None:
         """Add what dynamic reads choose in each step, and how long their ops take with that."""
@@ -297,7 +300,6 @@ def machine_columns(shared: Shared, stored: Stored, of_ranks: Mapping[int, Repla
     return {
         **shared.columns, **meetings, **shared.network_columns(),
         "programs": ids(position[program] for program in programs),
-        "memory_cap": memory_rate_cap(shared.hardware.compute),
         "stored_at": np.cumsum([0, *map(len, stored.elsewhere)], dtype=np.int32),
         "stored": ids(tensor for of_rank in stored.elsewhere for tensor in of_rank),
     }  # fmt: skip

@@ -151,7 +151,7 @@ public:
     std::vector<Meeting> meetings;
     std::vector<Stages> stage_lists;
     Span<int32_t> stages_of;  // by meeting and collective
-    int64_t collectives = 0, queue_depth = 0, launch_ns = 0, memory_cap = 0;
+    int64_t collectives = 0, queue_depth = 0, launch_ns = 0;
     int64_t computes_ended = 0;
 
 protected:
