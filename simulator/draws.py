@@ -228,17 +228,13 @@ def _draw_missing(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Gene
             if not len(rows):
                 break
         else:
-            held[rows, slot] = _draw_others(shares[chooser[rows]], held[rows], rng)
-
-
-def _draw_others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
-    """Draw for each row a candidate that it does not hold."""
-    row, slot = np.nonzero(held >= 0)
-    shares[row, held[row, slot]] = 0.0
-    cumulative = np.cumsum(shares, axis=1)
-    thresholds = rng.random(len(shares)) * cumulative[:, -1]
-    last_likely = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)
-    return np.asarray(np.minimum((cumulative <= thresholds[:, None]).sum(axis=1), last_likely))
+            left, holding = shares[chooser[rows]], held[rows]
+            row, taken = np.nonzero(holding >= 0)
+            left[row, holding[row, taken]] = 0.0
+            cumulative = np.cumsum(left, axis=1)
+            thresholds = rng.random(len(left)) * cumulative[:, -1]
+            last_likely = candidates - 1 - np.argmax(left[:, ::-1] > 0, axis=1)
+            held[rows, slot] = np.minimum((cumulative <= thresholds[:, None]).sum(axis=1), last_likely)
 
 
 def _choosers(graph: Graph) -> dict[DynamicReads, list[int]]:

@@ -139,7 +139,12 @@ def _compile(dynamic: DynamicReaders, options: Options, resident: frozenset[int]
     problem = dynamic.problem
     if not dynamic.candidates:
         return dynamic, static.plan(problem, static.Options()), 0
-    _check_links(dynamic)
+    for tensor in dynamic.candidates:  # one that comes in through another tier would need room for a cache there, too
+        home = problem.homes[tensor]
+        if (home, problem.compute_tier) not in problem.links:
+            must, do = "a link leads from the home of each candidate into the compute tier", "change its home"
+            found = f"none from {problem.tiers[home]}, the home of {problem.graph.tensors[tensor].name!r}"
+            raise ScopeError("policy 'hybrid'", must, found, do)
     cache_bytes = _cache_bytes(dynamic, options.cache)
     left_bytes = problem.budget_bytes - cache_bytes
     without_reads = replace(problem, graph=problem.graph.certain, budget_bytes=left_bytes, popularity={})
@@ -159,17 +164,6 @@ def _check_disjoint(dynamic: DynamicReaders) -> None:
             must, read = "every read of a candidate is dynamic", graph.tensors[tensor].name
             do = "use reactive with dynamic: on_demand"
             raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", do)
-
-
-def _check_links(dynamic: DynamicReaders) -> None:
-    """Refuse a candidate that would have to come in through another tier, where the cache has no room."""
-    problem = dynamic.problem
-    for tensor in dynamic.candidates:
-        home = problem.homes[tensor]
-        if (home, problem.compute_tier) not in problem.links:
-            must, do = "a link leads from the home of each candidate into the compute tier", "change its home"
-            found = f"none from {problem.tiers[home]}, the home of {problem.graph.tensors[tensor].name!r}"
-            raise ScopeError("policy 'hybrid'", must, found, do)
 
 
 def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:

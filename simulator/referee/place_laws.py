@@ -39,15 +39,25 @@ def check_places(facts: Facts) -> Held:
 
     The time at which a detach acts becomes its start and end; `NONE` if it frees 0 B.
     """
-    _check_begins_at_home(facts)
-    held, taking, rows = *_stretches(facts), facts.residencies
+    program, homes, rows = facts.program, facts.program.homes, facts.residencies
+    first = pick(rows, np.arange(len(rows["row"])) < len(homes))
+    place = np.sort((first["tensor"] * program.tiers + first["tier"])[first["delta_bytes"] > 0])
+    if not np.array_equal(place, homes) or first["time_ns"].any():
+        at_home = f"{len(np.intersect1d(place, homes)):,} of {len(homes):,} held"
+        raise facts.broken("a run begins with all tensors at home", "residencies", at_home)
+    held, taking = _stretches(facts)
     _pair_detaches(facts, held)
     _check_is_there(facts, held)
     holds = np.full(len(rows["row"]), True)
-    holds[taking] = (taking < len(facts.program.homes)) | _is_taken_at_start(facts, held)
+    holds[taking] = (taking < len(homes)) | _is_taken_at_start(facts, held)
     law = "room is taken when a compute that writes, or a copy into the place, starts"
     facts.check(holds, law, "residencies", rows, *_SHOWN)
-    _check_ends_at_home(facts, held.place[held.freed == facts.never])
+    last, due = held.place[held.freed == facts.never], homes[program.persistent[homes // program.tiers]]
+    if facts.complete and not np.array_equal(last, due):
+        odd = np.setxor1d(last, due)
+        tensor, tier = divmod(int(odd[0]), program.tiers)
+        found = f"{program.graph.tensors[tensor].name!r} in {program.plan.tiers[tier]} ({len(odd):,} places in all)"
+        raise facts.broken("persistent tensors end where they began, and nothing else is held", "its end", found)
     return held
 
 
@@ -65,25 +75,6 @@ def _stretches(facts: Facts) -> tuple[Held, Ints]:
     is_freed = np.append(turn % 2 == 1, False)[takes + 1]
     freed = np.where(is_freed, np.append(rows["at"][by_place], facts.never)[takes + 1], facts.never)
     return Held(place[takes], rows["at"][by_place[takes]], freed), by_place[takes]
-
-
-def _check_begins_at_home(facts: Facts) -> None:
-    homes, rows = facts.program.homes, facts.residencies
-    first = pick(rows, np.arange(len(rows["row"])) < len(homes))
-    place = np.sort((first["tensor"] * facts.program.tiers + first["tier"])[first["delta_bytes"] > 0])
-    if not np.array_equal(place, homes) or first["time_ns"].any():
-        at_home = f"{len(np.intersect1d(place, homes)):,} of {len(homes):,} held"
-        raise facts.broken("a run begins with all tensors at home", "residencies", at_home)
-
-
-def _check_ends_at_home(facts: Facts, last: Ints) -> None:
-    program = facts.program
-    due = program.homes[program.persistent[program.homes // program.tiers]]
-    if facts.complete and not np.array_equal(last, due):
-        odd = np.setxor1d(last, due)
-        tensor, tier = divmod(int(odd[0]), program.tiers)
-        found = f"{program.graph.tensors[tensor].name!r} in {program.plan.tiers[tier]} ({len(odd):,} places in all)"
-        raise facts.broken("persistent tensors end where they began, and nothing else is held", "its end", found)
 
 
 def _pair_detaches(facts: Facts, held: Held) -> None:

@@ -16,7 +16,6 @@ a training step stays for the next, whatever barriers that has.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -164,15 +163,10 @@ class PlanWalk:
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
 
-    @cached_property
-    def _operands(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """Kind of action -> name of each operand, and how many there are."""
+    def _has_operands(self, kind: int, *ids: int) -> bool:
         op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
         tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
-        return {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
-
-    def _has_operands(self, kind: int, *ids: int) -> bool:
-        operands = self._operands
+        operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         if kind not in operands:
             must, do = "an action is compute, copy, detach or sync (0 to 3)", "correct its kind"
             self._tell_error(("no such action", NOWHERE), must, str(kind), do)

@@ -68,7 +68,11 @@ def check_trace(
     job, switches = Job.of(job, len(plans)) if isinstance(job, Graph) else job, switches or Switches()
     ran = [plan if isinstance(plan, RankPlan) else RankPlan(plan, None) for plan in plans]
     stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [of_rank.plan for of_rank in ran]
-    _check_status(len(ran), trace)
+    is_stated = (trace.status == "blocked") == bool(trace.blocked) and (is_ok or trace.status == "blocked")
+    if not is_stated or len(trace.issued) != len(ran) or len(stands_in) != len(ran):
+        must = "a trace is ok, or blocked with the reasons, and has the actions of each rank"
+        found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {len(ran)} ranks"
+        raise broken("trace", must, found)
     _check_folded(job, hardware, ran, trace)
     spare = stored_once(job, hardware, decided)
     check_stored_once(hardware, trace, spare)
@@ -90,14 +94,6 @@ def check_trace(
             check_peers(met, ranks, stands_in)
     check_bandwidth(hardware, stands_in, ranks, met, loads)
     return merged([findings[rank] for rank in stands_in])
-
-
-def _check_status(ranks: int, trace: Trace) -> None:
-    right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
-    if not right or len(trace.issued) != ranks or len(trace.stands_in) != ranks:
-        must = "a trace is ok, or blocked with the reasons, and has the actions of each rank"
-        found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {ranks} ranks"
-        raise broken("trace", must, found)
 
 
 def _check_folded(job: Job, hardware: Hardware, ran: Sequence[RankPlan], trace: Trace) -> None:

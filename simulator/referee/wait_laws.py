@@ -31,7 +31,13 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     _check_fill(facts)
     names_op = facts.a[waits["issue"]] == waits["op"]
     facts.check(names_op, "a wait names the op of its action", "waits", waits, "op", "issue")
-    _check_transfers(facts)
+    copies, many = facts.ran(COPY), len(facts.program.sizes) + 2
+    under_way = facts.track[copies] * many + facts.a[copies], facts.start[copies], facts.end[copies]
+    of_copies = pick(waits, waits["cause"] == _TRANSFER)  # of several of a tensor, back to back, as of one
+    waited = of_copies["on"] * many + of_copies["blocker"], of_copies["start"], of_copies["end"]
+    holds = covered(waited, under_way, facts.stride, joined=True)
+    law = "a wait for a transfer lasts while that transfer is under way"
+    facts.check(holds, law, "waits", of_copies, "start_ns", "end_ns", "on", "blocker")
     could_start = np.maximum(ready, facts.issued)[waits["issue"]]
     holds = np.isin(waits["cause"], _ROOM) | (waits["end"] <= could_start)
     law = "a wait that is not for room ends when data, order, line and host let the op start"
@@ -65,17 +71,6 @@ def _check_fill(facts: Facts) -> None:
     following = np.append(issue, NONE)[np.minimum.accumulate(computes_at[::-1])[::-1]]
     law = "a wait is of the compute that follows it"
     facts.check_actions(issue, (following == issue) | ~is_wait, law, ("stream", stream))
-
-
-def _check_transfers(facts: Facts) -> None:
-    """Check that a wait for a transfer is covered by that transfer (or several of that tensor, back to back)."""
-    copies, many = facts.ran(COPY), len(facts.program.sizes) + 2
-    under_way = facts.track[copies] * many + facts.a[copies], facts.start[copies], facts.end[copies]
-    waits = pick(facts.waits, facts.waits["cause"] == _TRANSFER)
-    waited = waits["on"] * many + waits["blocker"], waits["start"], waits["end"]
-    holds = covered(waited, under_way, facts.stride, joined=True)
-    law = "a wait for a transfer lasts while that transfer is under way"
-    facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
 
 
 def _check_under_way(facts: Facts, ran: Ints, cause: int, noun: str) -> None:

@@ -28,7 +28,7 @@ from simulator.policies.static.analyse import PricedIdle, Score, priced, ranking
 from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.place import Augmented
-from simulator.policies.static.room import PlannedRoom, planned_room
+from simulator.policies.static.room import PlannedRoom
 from simulator.policies.static.select import Selection, exceeds
 from simulator.trace import Trace, pick, tuples
 
@@ -234,7 +234,7 @@ def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> I
     """
     problem, selection, spent = result.augmented.problem, result.augmented.selection, result.augmented.intervals
     analysis, asked = selection.analysis, selection.analysis.asked
-    in_tier, below = dict(zip(selection.intervals, spent, strict=True)), planned_room(problem, spent)
+    in_tier, below = dict(zip(selection.intervals, spent, strict=True)), PlannedRoom(problem, spent)
     for idle in (in_tier[forced] for forced in analysis.forced):
         yield IdleDecision(idle, Decision.MOVE, scored(idle, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []

@@ -32,7 +32,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle
 from simulator.policies.static.cache_ops import DETACH, PREFETCH, STORE, CacheOp, Role, issue_order
-from simulator.policies.static.room import assign_tiers, planned_room
+from simulator.policies.static.room import PlannedRoom, assign_tiers
 from simulator.policies.static.select import Selection
 from simulator.policies.writer import Move, Writer, write
 
@@ -148,7 +148,7 @@ def insert(selection: Selection) -> Augmented:
     analysis, problem = selection.analysis, selection.analysis.problem
     intervals = assign_tiers(problem, selection.intervals)
     homes = {idle.tensor: idle.away for idle in intervals if idle.wraps and problem.homes[idle.tensor] == FREE}
-    below = planned_room(problem, intervals)
+    below = PlannedRoom(problem, intervals)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
     homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if t in problem.lifetimes.inputs)
     stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
@@ -196,7 +196,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
         Whether copies in come as early as there is room, instead of just in time.
     """
     problem, selection = augmented.problem, augmented.selection
-    starts, below = problem.clock, planned_room(problem, augmented.intervals)
+    starts, below = problem.clock, PlannedRoom(problem, augmented.intervals)
     is_early = problem.switches.copies_wait_for == "start"
     gates = (0, *(starts[:-1] if is_early else map(add, starts, problem.durations_ns)))  # where a copy may start
     placed: dict[CacheOp, CacheOp] = {}

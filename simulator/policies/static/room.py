@@ -59,16 +59,22 @@ class PlannedRoom:
     ----------
     problem
         Problem to plan for.
+    intervals
+        Idle intervals, with the tiers in which they are spent. They count there, and not where copies only pass.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, intervals: Sequence[PricedIdle] = ()) -> None:
         self._problem, self._end = problem, len(problem.graph.ops)
-        self._last: set[tuple[int, int]] = set()
+        self._last = set[tuple[int, int]]()  # prefetches that end a stay
         everything = sum(problem.sizes)
         self._profiles = dict[int, Profile]()
         for tier in (tier for tier in problem.neighbours if problem.capacities[tier] < everything):
             at_home = (t for t, home in enumerate(problem.homes) if home == tier and t in problem.lifetimes.inputs)
             self._profiles[tier] = Profile(np.full(self._end + 1, sum(problem.sizes[t] for t in at_home), np.int64))
+        for stay in stays(problem, intervals) if self.is_scarce else ():
+            self._count(stay, stay[0].away, stay[0].size_bytes)
+            if not any(idle.wraps for idle in stay):
+                self._last.add((stay[0].tensor, max(idle.before for idle in stay)))
 
     @property
     def is_scarce(self) -> bool:
@@ -104,12 +110,6 @@ class PlannedRoom:
         for passed in self._profiles.keys() & self._problem.path(self._problem.compute_tier, tier)[1:-1]:
             for point in stored | fetched:
                 self._profiles[passed].add(point, point, sign * stay[0].size_bytes)
-
-    def enter_own_tier(self, stay: Stay) -> None:
-        """Count a stay in its own tier alone, and note which prefetch ends it."""
-        self._count(stay, stay[0].away, stay[0].size_bytes)
-        if not any(idle.wraps for idle in stay):
-            self._last.add((stay[0].tensor, max(idle.before for idle in stay)))
 
     def _count(self, stay: Stay, tier: int, delta_bytes: int) -> None:
         lives_there = self._problem.homes[stay[0].tensor] == tier and stay[0].tensor in self._problem.lifetimes.inputs
@@ -148,22 +148,6 @@ class PlannedRoom:
             profile.add(point, cache_op.position - 1, cache_op.size_bytes)
         elif profile is not None and (cache_op.tensor, cache_op.before) in self._last:
             profile.add(point + 1, cache_op.before, -cache_op.size_bytes)
-
-
-def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
-    """Count intervals in the tiers where they are spent; copies that only pass through a tier do not count.
-
-    Parameters
-    ----------
-    problem
-        Problem to plan for.
-    intervals
-        Idle intervals, with the tiers in which they are spent.
-    """
-    room = PlannedRoom(problem)
-    for stay in stays(problem, intervals) if room.is_scarce else ():
-        room.enter_own_tier(stay)
-    return room
 
 
 _DIGITS = 1
