@@ -106,7 +106,7 @@ def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
     program = engine.Program(given.graph, plan, given.durations_ns, draws=draws)
     trace = engine.run([program], given.hardware, budget_bytes=given.budget_bytes)
     ran = metrics.RankRun.of(given.graph, given.hardware, trace)
-    row = metrics.rank_figures(given.graph, given.hardware, ran)
+    row = metrics.tried_figures(given.graph, given.hardware, ran)
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
     waits = {cause: row.get(f"wait_{cause}_ns", 0) for cause in CAUSES}
     return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits, trace, ran.begun_ns)

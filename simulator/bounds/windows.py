@@ -111,6 +111,7 @@ class Windows:
         ops, needed = len(graph.ops), self.stretches
         most = np.maximum(needed.where(needed.due < ops).bytes_at(ops), needed.where(needed.made >= 0).bytes_at(ops))
         self._most = demand.held + most
+        self.back = dict[int, tuple[int, str]]()  # op -> least time of what goes home after it [ns], and by which way
 
     def longest(self, budget_bytes: int | float, share: int = 1) -> tuple[int, str]:
         """Return the length of the longest path under a budget [B] [ns], and a text that says what it is made of.
@@ -180,13 +181,13 @@ class _Sweep:
     def __init__(self, windows: Windows, points: Ints, budget_bytes: int | float) -> None:
         timing, demand, idle, count = windows.timing, windows.demand, windows.stretches, len(points)
         self._timing, self._bottlenecks = timing, windows.bottlenecks
+        self._to_end, self._back = windows.to_end, windows.back
         self._points: list[int] = points.tolist()
         self._rooms = rooms = [int(min(budget_bytes + cut.room_bytes, _ENDLESS)) for cut in demand.cuts]
         held, works = demand.held[points], demand.work[points]
         left = [np.maximum(works + made[points] - room, 0) for made, room in zip(demand.made_in, rooms, strict=True)]
         self._left_bytes: list[list[int]] = np.array(left).tolist()
         self._entered_bytes: list[list[int]] = windows.from_start[:, points].tolist()
-        self._home_bytes: list[list[int]] = windows.to_end[:, points].tolist()
         self._before_ns = timing.last_ns + timing.shorter_ns if timing.precedence.graph.steps > 1 else 0
         in_line = np.where(np.array(timing.precedence.streams) == 0, timing.durations_ns, 0)
         self._clock: list[int] = np.cumsum(in_line)[points].tolist()
@@ -218,7 +219,10 @@ class _Sweep:
             self._edges.append(edge)
             self._ends_ns.append(edge.ns + timing.durations_ns[op])
             self._about_ends[end] = self._ends_ns[end]
-            back_ns, name = max((neck.ns(0, self._home_bytes[neck.cut][end]), neck.name) for neck in self._bottlenecks)
+            if op not in self._back:
+                going = ((neck.ns(0, int(self._to_end[neck.cut, op])), neck.name) for neck in self._bottlenecks)
+                self._back[op] = max(going)
+            back_ns, name = self._back[op]
             ns = self._ends_ns[end] + max(timing.tails_ns[op], back_ns)
             if ns > best[0]:
                 best = ns, end, f"{name} after {ops[op].name}" if back_ns > timing.tails_ns[op] else ""

@@ -14,11 +14,11 @@ from simulator.metrics.steps import (
     step_starts,
     with_steps,
 )
-from simulator.metrics.summary import derived, flop_rates, per_second, rank_figures
+from simulator.metrics.summary import derived, flop_rates, per_second, rank_figures, tried_figures
 
 __all__ = [
     "Crowd", "Frames", "Instances", "RankRun", "by_rank", "causes", "columns", "crowds", "derived",
     "figure_of", "flop_rates", "frame", "hit_fraction", "interval", "keeps_program", "mean_bytes", "pace_of",
     "peak_breakdown", "peaks_bytes", "per_second", "quantile", "rank_figures", "real_figures",
-    "repeats", "step_starts", "summarise", "with_steps",
+    "repeats", "step_starts", "summarise", "tried_figures", "with_steps",
 ]  # fmt: skip

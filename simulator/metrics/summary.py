@@ -51,19 +51,50 @@ def rank_figures(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | 
     """
     trace, window = ran.trace, None
     row: dict[str, Any] = dict.fromkeys(columns(hardware, ("run", "rank")))
-    row |= {"status": trace.status, "makespan_ns": ran.makespan_ns}
-    row |= peak_figures(hardware, ran.peaks_bytes)
+    row |= tried_figures(graph, hardware, ran)
     if trace.status == "ok":
         window = measured(graph, ran)
-        row["step_ns"] = window.end_ns - window.start_ns
         row |= flop_rates([(graph.arithmetic, 1)], hardware, row["step_ns"])
-        row |= _time_figures(graph, hardware, ran, window) | _transfer_figures(hardware, trace, window)
-        row |= _traffic_figures(graph, hardware, trace, window)
+        row |= _transfer_figures(hardware, trace, window) | _traffic_figures(graph, hardware, trace, window)
         if hardware.states_energy:
             spans = trace.spans.whole()
             computes = pick(spans, is_issued(spans, window) & (spans["kind"] == COMPUTE))
             row["energy_j"] = energy_j(graph, hardware, computes, row)
     return row | allocator_figures(hardware, trace, window) | bound_figures(row["step_ns"], bound)
+
+
+def tried_figures(graph: Graph, hardware: Hardware, ran: RankRun) -> dict[str, Any]:
+    """Count what a policy learns of a plan that it tries: its status, times, waits and peaks.
+
+    Parameters
+    ----------
+    graph, hardware, ran
+        As for `rank_figures`, of whose figures these are some.
+    """
+    trace = ran.trace
+    row = {"status": trace.status, "makespan_ns": ran.makespan_ns, **peak_figures(hardware, ran.peaks_bytes)}
+    if trace.status != "ok":
+        return row | {"step_ns": None}
+    window = measured(graph, ran)
+    spans, waits = trace.spans.whole(), _waits(trace, window)
+    took, again = spans["end_ns"] - spans["start_ns"], numbered(ran.starts, trace)[0]["run"] > 1
+    meets, idles = is_collective(graph, trace), (spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays])
+    on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
+    on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
+    by_cause = np.zeros(len(CAUSES), np.int64)
+    np.add.at(by_cause, waits["cause"], waits["end_ns"] - waits["start_ns"])
+    by_cause[CAUSES.index("collective")] += took[on_main_stream & meets].sum()
+    return row | {
+        "step_ns": window.end_ns - window.start_ns,
+        "warmup_ns": window.start_ns,
+        "compute_ns": int(took[on_main_stream & ~meets & ~idles & ~again].sum()),
+        "recompute_ns": int(took[on_main_stream & ~meets & ~idles & again].sum()),
+        "delay_ns": int(took[on_main_stream & idles].sum()),
+        "stall_ns": int(by_cause.sum()),
+        **{f"wait_{cause}_ns": int(by_cause[CAUSES.index(cause)]) for cause in causes(hardware)},
+        **({"host_compute_ns": union_ns(*_on_host(graph, spans), window[-2:])} if hardware.host_compute else {}),
+        "drain_ns": window.end_ns - max(window.start_ns, int(spans["end_ns"][on_main_stream].max(initial=0))),
+    }
 
 
 def flop_rates(
@@ -143,30 +174,6 @@ def measured(graph: Graph, ran: RankRun) -> Window:
     return Window(main, ran.starts[last], after, int(ends[last - 1]), int(ends[last]))
 
 
-def _time_figures(graph: Graph, hardware: Hardware, ran: RankRun, window: Window) -> dict[str, Any]:
-    """Count computes and waits of the measured step."""
-    trace, spans = ran.trace, ran.trace.spans.whole()
-    again = numbered(ran.starts, trace)[0]["run"] > 1
-    meets, idles = is_collective(graph, trace), (spans["kind"] == COMPUTE) & np.isin(spans["item"], [*graph.delays])
-    on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
-    on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
-    took = spans["end_ns"] - spans["start_ns"]
-    waits = _waits(trace, window)
-    by_cause = np.zeros(len(CAUSES), np.int64)
-    np.add.at(by_cause, waits["cause"], waits["end_ns"] - waits["start_ns"])
-    by_cause[CAUSES.index("collective")] += took[on_main_stream & meets].sum()
-    return {
-        "warmup_ns": window.start_ns,
-        "compute_ns": int(took[on_main_stream & ~meets & ~idles & ~again].sum()),
-        "recompute_ns": int(took[on_main_stream & ~meets & ~idles & again].sum()),
-        "delay_ns": int(took[on_main_stream & idles].sum()),
-        "stall_ns": int(by_cause.sum()),
-        **{f"wait_{cause}_ns": int(by_cause[CAUSES.index(cause)]) for cause in causes(hardware)},
-        **({"host_compute_ns": union_ns(*_on_host(graph, spans), window[-2:])} if hardware.host_compute else {}),
-        "drain_ns": window.end_ns - max(window.start_ns, int(spans["end_ns"][on_main_stream].max(initial=0))),
-    }
-
-
 def _on_host(graph: Graph, spans: Block) -> Stretches:
     """Return the starts and ends of the ops of the host [ns]."""
     on_host = (spans["kind"] == COMPUTE) & np.isin(spans["item"], list(graph.on_host))
@@ -180,7 +187,7 @@ def _transfer_figures(hardware: Hardware, trace: Trace, window: Window) -> dict[
 
     def carried(flags: Bools) -> tuple[int, int]:
         stretches = spans["start_ns"][flags], spans["end_ns"][flags]
-        return exposed_ns(stretches, (waits["start_ns"], waits["end_ns"]), within)
+        return exposed_ns(stretches, (waits["start_ns"], waits["end_ns"]), within) if flags.any() else (0, 0)
 
     transfer, exposed = carried(copies)
     figures: dict[str, Any] = {"transfer_ns": transfer, "exposed_transfer_ns": exposed}
@@ -234,8 +241,7 @@ def waits_by_place(graph: Graph, ran: RankRun) -> dict[tuple[int, int], int]:
 
 def is_collective(graph: Graph, trace: Trace) -> Bools:
     """Flag the spans that are collectives."""
-    meets = np.array([op.collective is not None for op in graph.ops] or [False])
-    spans = trace.spans.whole()
+    spans, meets = trace.spans.whole(), np.array([op.collective is not None for op in graph.ops] or [False])
     is_compute = spans["kind"] == COMPUTE
     return np.asarray(is_compute & meets[np.where(is_compute, spans["item"], 0)])
 

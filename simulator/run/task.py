@@ -171,7 +171,7 @@ class Trials:
         whole = engine.run(programs, hardware, budget_bytes=budget, switches=switches, fold="always")
         different = {id(trace): trace for trace in whole.by_rank()}.values()
         ran_by_rank = [metrics.RankRun.of(graph, hardware, trace) for trace in different]
-        rows = ((metrics.rank_figures(graph, hardware, ran), ran) for ran in ran_by_rank)
+        rows = ((metrics.tried_figures(graph, hardware, ran), ran) for ran in ran_by_rank)
         row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
         is_alike = not (graph.dynamic_reads or graph.spreads or hardware.ranks)
         is_whole = row["status"] == "ok" and tried is graph and is_alike
