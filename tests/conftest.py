@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from contextlib import contextmanager
 
 import pytest
 from shards import (  # noqa: F401
@@ -36,7 +37,21 @@ def _what_is_old_is_no_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def quickly():
+    """A context in which `static` improves a plan by at most 10 replays, not 500: most of the time of a small run."""
+
+    @contextmanager
+    def planned():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+            yield
+
+    return planned
+
+
 @pytest.fixture
-def quick_plans(monkeypatch):
-    """`static` improves a plan by at most 10 replays, not 500: these are most of the time of a small run."""
-    monkeypatch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+def quick_plans(quickly):
+    """Plans of this test are made `quickly`."""
+    with quickly():
+        yield

@@ -68,12 +68,11 @@ def pictures_are_blank(blank):
 
 
 @pytest.fixture(scope="session")
-def ran(tmp_path_factory, drawn):
+def ran(tmp_path_factory, drawn, quickly):
     """The folder of one run of the chain, for all that only read it; as quick as other runs of tests."""
     inputs = tmp_path_factory.mktemp("inputs")
     out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+    with quickly(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(what_if, "_SEARCHED", frozenset())
         patch.setattr(drawn[0], "write", drawn[1])
         run(chain.write(inputs)).write(out)
@@ -81,10 +80,9 @@ def ran(tmp_path_factory, drawn):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def commands_plan_quickly():
+def commands_plan_quickly(quickly):
     """Commands do the same with any plan. Modules that compare with pages override this, for the whole search."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+    with quickly():
         yield
 
 

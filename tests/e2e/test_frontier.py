@@ -397,6 +397,7 @@ def test_a_front_of_costs_is_of_what_rows_cost(tmp_path):
     assert (panel.axis, panel.axis_unit) == ("cost", "USD")
 
 
+@pytest.mark.usefixtures("pictures_are_blank")
 def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assumed(hosim, tmp_path):
     """All that one needs to trust the answer; what limits is found with the least room of each row."""
     path = lay(tmp_path, PRICED)

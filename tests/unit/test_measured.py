@@ -27,9 +27,11 @@ def made():
 
 
 @pytest.fixture(scope="module")
-def compared():
+def compared(quickly):
     """A small step under two policies, on a link that is slow enough to be waited for."""
-    return hosim.torch.compare(made, budget="2.6 MB", policies=("static", "reactive", "resident"), steps=2, pace=PACE)
+    policies = ("static", "reactive", "resident")
+    with quickly():
+        return hosim.torch.compare(made, budget="2.6 MB", policies=policies, steps=2, pace=PACE)
 
 
 def columns(table, *names):

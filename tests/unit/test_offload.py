@@ -654,7 +654,7 @@ def test_batches_are_the_callers_who_may_hold_them_or_let_go():
         assert {one.plan for one in step.steps[3:]} == {"static"}
 
 
-def test_gradients_that_are_sparse_are_followed_by_their_parts():
+def test_gradients_that_are_sparse_are_followed_by_their_parts(quick_plans):
     def embedded():
         torch.manual_seed(1)
         table, layer = torch.nn.Embedding(2000, 64, sparse=True), torch.nn.Linear(64, 64)

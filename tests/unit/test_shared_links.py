@@ -45,14 +45,15 @@ policies:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, quickly):
     folder = tmp_path_factory.mktemp("shared")
     graph = decode(8, weight_bytes=4000, kv_bytes=10, duration_ns=1000, steps=2)
     graph_jsonl.write(graph, folder / "layers.jsonl")
     (folder / "shared.yaml").write_text(MACHINE)
     (folder / "layers.yaml").write_text(WORKLOAD)
     (folder / "shared_story.yaml").write_text(SCENARIO)
-    return hosim.run(folder / "shared_story.yaml", job=Job.of(graph, 8))
+    with quickly():
+        return hosim.run(folder / "shared_story.yaml", job=Job.of(graph, 8))
 
 
 def test_a_plan_that_knows_the_shared_links_is_no_slower_than_one_made_as_if_alone(results):

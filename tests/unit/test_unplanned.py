@@ -54,7 +54,7 @@ class Block(torch.nn.Module):
 
 
 def decoder():
-    blocks = [Block() for _ in range(6)]
+    blocks = [Block() for _ in range(4)]
     model = torch.nn.Sequential(torch.nn.Embedding(50, 32), torch.nn.Sequential(*blocks), torch.nn.Linear(32, 50))
     tokens = torch.randint(50, (8, 64))
     return (
