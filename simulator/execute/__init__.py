@@ -111,7 +111,11 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     scenario = {"policies": [policy], "homes": {**(homes or {})}}
     with ExitStack() as stack:
         computes = devices.device_of(device)
-        lower = computes.lower(_folder_of(tier or ("disk" if folder else computes.below), folder), paces)
+        tier = tier or ("disk" if folder else computes.below)
+        must, found = "a folder is of tier disk", f"one of tier {tier!r}"
+        insist(tier in ("disk", "memory"), where, "a lower tier is disk or memory", repr(tier), "name one of them")
+        insist(tier == "disk" or folder is None, where, must, found, "drop folder")
+        lower = computes.lower(None if tier == "memory" else folder or tempfile.gettempdir(), paces)
         stack.callback(lower.close)
         if hardware is None:
             machine = profile.machine_of(computes.tiers, paces or profile.rates_of(computes, lower))
@@ -194,14 +198,6 @@ def _numbers(where: str, budget: Any, pace: Any) -> tuple[float, tuple[float, fl
     insist(is_size, where, "a budget is a size above 0", repr(budget), 'write for example "6 GB"')
     insist(paces is None or min(paces) > 0, where, "a pace is above 0", repr(pace), "write a higher one")
     return budget_bytes, paces
-
-
-def _folder_of(tier: str, folder: str | Path | None) -> str | Path | None:
-    """Return the folder of a lower tier; None if it is memory."""
-    where = "hosim.torch.offload"
-    insist(tier in ("disk", "memory"), where, "a lower tier is disk or memory", repr(tier), "name one of them")
-    insist(tier == "disk" or folder is None, where, "a folder is of tier disk", f"one of tier {tier!r}", "drop folder")
-    return None if tier == "memory" else folder or tempfile.gettempdir()
 
 
 def compare(

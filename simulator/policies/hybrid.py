@@ -83,7 +83,11 @@ def plan(problem: Problem, options: Options) -> Plan:
         return static.plan(problem, static.Options())
     dynamic = DynamicReaders(problem)
     dynamic.check("hybrid")
-    _check_disjoint(dynamic)
+    for op in problem.graph.certain.ops:  # a tensor that is read in both ways, static part and cache would both move
+        for tensor in (t for t in op.reads if t in dynamic.candidates):
+            must, read = "every read of a candidate is dynamic", problem.graph.tensors[tensor].name
+            do = "use reactive with dynamic: on_demand"
+            raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", do)
     is_doubtful = bool(dynamic.free) or _spare_bytes(dynamic) < dynamic.most_awaited_bytes
     if options.cache is not None or options.prefetch != "none" or not is_doubtful:
         return _best_with_static_part(dynamic, options)
@@ -154,16 +158,6 @@ def _compile(dynamic: DynamicReaders, options: Options, resident: frozenset[int]
         size, tier = human(sum(problem.sizes[t] for t in resident), "B"), problem.tiers[problem.compute_tier]
         notes.append(f"{size} of the candidates stay in {tier}")
     return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
-
-
-def _check_disjoint(dynamic: DynamicReaders) -> None:
-    """Refuse a tensor that is read dynamically and for certain: static part and cache would both move it."""
-    graph = dynamic.problem.graph
-    for op in graph.certain.ops:
-        for tensor in (t for t in op.reads if t in dynamic.candidates):
-            must, read = "every read of a candidate is dynamic", graph.tensors[tensor].name
-            do = "use reactive with dynamic: on_demand"
-            raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", do)
 
 
 def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:

@@ -46,7 +46,13 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     _check_under_way(facts, ran[facts.program.is_host[facts.a[ran]]], _HOST, "an op of the host")
     if facts.program.meets.any() and facts.complete:
         _check_under_way(facts, facts.met, _COLLECTIVE, "a collective")
-        _check_peers(facts)
+        of_peers = pick(waits, waits["cause"] == PEER)
+        is_direct = facts.program.meets[of_peers["op"]]
+        peers = (pick(of_peers, flags) for flags in (is_direct, ~is_direct))
+        direct, indirect = ((rows["on"], rows["start"], rows["end"]) for rows in peers)
+        holds = covered(indirect, direct, facts.stride, joined=True)
+        law = "an op waits for a peer while a collective of its rank waits for that peer"
+        facts.check(holds, law, "waits", pick(of_peers, ~is_direct), "start_ns", "end_ns", "on")
 
 
 def _check_fill(facts: Facts) -> None:
@@ -81,14 +87,3 @@ def _check_under_way(facts: Facts, ran: Ints, cause: int, noun: str) -> None:
     holds = covered(waited, under_way, facts.stride, joined=True)
     law = f"a wait for {noun} lasts while that is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
-
-
-def _check_peers(facts: Facts) -> None:
-    """Check that a wait for a peer lasts while a collective waits for it."""
-    waits = pick(facts.waits, facts.waits["cause"] == PEER)
-    is_direct = facts.program.meets[waits["op"]]
-    peers = (pick(waits, flags) for flags in (is_direct, ~is_direct))
-    direct, indirect = ((rows["on"], rows["start"], rows["end"]) for rows in peers)
-    holds = covered(indirect, direct, facts.stride, joined=True)
-    law = "an op waits for a peer while a collective of its rank waits for that peer"
-    facts.check(holds, law, "waits", pick(waits, ~is_direct), "start_ns", "end_ns", "on")
