@@ -27,6 +27,7 @@ from matplotlib.offsetbox import OffsetBox
 from matplotlib.patches import Patch, StepPatch
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
+from PIL import Image
 
 from simulator.metrics.rows import DRAINED
 from simulator.trace import Ints
@@ -133,9 +134,11 @@ class Picture(Figure):
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         with styled(), rc_context({"svg.hashsalt": "hosim"}):
-            if kind == "png":  # `savefig` would draw everything twice
+            if kind == "png":  # `savefig` would draw everything twice, and write that all is opaque
                 with self.legends_measured_once():
-                    self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+                    self._agg.draw()
+                pixels = np.ascontiguousarray(np.asarray(self._agg.buffer_rgba())[..., :3])
+                Image.fromarray(pixels).save(path, kind, compress_level=3, dpi=(self.dpi, self.dpi))
             else:
                 self.savefig(path, format=kind, metadata={"Date": None})
 
