@@ -27,6 +27,7 @@ from matplotlib.offsetbox import OffsetBox
 from matplotlib.patches import Patch, StepPatch
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
+from PIL import Image
 
 from simulator.metrics.rows import DRAINED
 from simulator.trace import Ints
@@ -105,7 +106,12 @@ class _Layout(ConstrainedLayoutEngine):
     """
 
     def execute(self, fig: Figure) -> None:
+        shown = [ax for ax in fig.axes if isinstance(ax, NotebookAxes)]
+        for axes in shown:
+            axes.beyond, axes.is_measured_once = None, True
         super().execute(fig)
+        for axes in shown:
+            axes.is_measured_once = False
         for ax in fig.axes:
             left, bottom, width, height = (round(edge, 9) for edge in ax.get_position(original=True).bounds)
             ax.set_position((left, bottom, width, height))
@@ -122,23 +128,30 @@ class Picture(Figure):
     """
 
     def __init__(self, height_in: float) -> None:
-        self.is_settling = False
         super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
         self._agg: Any = FigureCanvasAgg(self)  # which has no types
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         with styled(), rc_context({"svg.hashsalt": "hosim"}):
-            if kind == "png":  # `savefig` would draw everything twice
-                legends = [*self.legends, *filter(None, (ax.get_legend() for ax in self.axes))]
-                boxes = [box for legend in legends for box in legend.findobj(OffsetBox)]
-                for box in boxes:  # measured once, not anew for every box around them
-                    vars(box)["get_bbox"] = cache(box.get_bbox)
-                self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
-                for box in boxes:
-                    del vars(box)["get_bbox"]
+            if kind == "png":  # `savefig` would draw everything twice, and write that all is opaque
+                with self.legends_measured_once():
+                    self._agg.draw()
+                pixels = np.ascontiguousarray(np.asarray(self._agg.buffer_rgba())[..., :3])
+                Image.fromarray(pixels).save(path, kind, compress_level=3, dpi=(self.dpi, self.dpi))
             else:
                 self.savefig(path, format=kind, metadata={"Date": None})
+
+    @contextmanager
+    def legends_measured_once(self) -> Iterator[None]:
+        """Measure each box of the legends once, not anew for every box around it."""
+        legends = [*self.legends, *filter(None, (ax.get_legend() for ax in self.axes))]
+        boxes = [box for legend in legends for box in legend.findobj(OffsetBox)]
+        for box in boxes:
+            vars(box)["get_bbox"] = cache(box.get_bbox)
+        yield
+        for box in boxes:
+            del vars(box)["get_bbox"]
 
     def png(self) -> bytes:
         """Return the picture as PNG."""
@@ -148,23 +161,23 @@ class Picture(Figure):
 
 
 class NotebookAxes(Axes):
-    """Axes that show their whole picture in a notebook."""
+    """Axes that show their whole picture in a notebook.
 
-    _beyond: NDArray[np.float64] | None = None
+    While `is_measured_once`, texts are measured once, and `beyond` is how far they lie beyond the axes: a layout asks
+    twice, and between that only moves axes, so that texts lie as before, unless other ticks suit the new size.
+    """
+
+    is_measured_once, beyond = False, cast("NDArray[np.float64] | None", None)
 
     def get_tightbbox(self, *args: Any, **how: Any) -> Bbox | None:
-        """Return the box around the axes with their texts.
-
-        Within `settle` the texts are measured once: the layout asks twice, and between that only moves axes, so that
-        each text still lies as far beyond them, unless other ticks suit their new size.
-        """
-        frame, is_settling = np.array(self.bbox.extents), picture(self).is_settling
-        if not is_settling or self._beyond is None or not all(map(_has_same_ticks, (self.xaxis, self.yaxis))):
+        """Return the box around the axes with their texts."""
+        frame, is_once = np.array(self.bbox.extents), self.is_measured_once
+        if not is_once or self.beyond is None or not all(map(_has_same_ticks, (self.xaxis, self.yaxis))):
             box = super().get_tightbbox(*args, **how)
-            if not is_settling or box is None:
+            if not is_once or box is None:
                 return box
-            self._beyond = box.extents - frame
-        return Bbox.from_extents(*(frame + self._beyond))
+            self.beyond = box.extents - frame
+        return Bbox.from_extents(*(frame + self.beyond))
 
     def _repr_png_(self) -> bytes:
         return picture(self).png()
@@ -220,9 +233,8 @@ def settle(ax: Axes) -> None:
     """Run the layout, and freeze it in a picture, so that the pixels of axes are known; call it once labels are set."""
     figure = ax.figure.canvas.figure
     if isinstance(figure, Picture) and (layout := figure.get_layout_engine()) is not None:
-        figure.is_settling = True
-        layout.execute(figure)
-        figure.is_settling = False
+        with figure.legends_measured_once():
+            layout.execute(figure)
         figure.set_layout_engine("none")
     else:
         figure.draw_without_rendering()

@@ -86,7 +86,11 @@ class Search:
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._run_compared)
         case = self.built(self.first)
         self._has_ratio = question.over != FASTEST or any(clause.over == OTHER for clause in self._conditions)
-        if self._has_ratio and question.value_for_over(self.first) is None:
+        is_crossed = case.job.ranks > 1 or case.graph.meets or case.graph.on_host or case.graph.in_place
+        of_wires = all(path.startswith(("links.", "buses.")) for path in question.paths)
+        is_same = question.over == UNMOVED and of_wires and not is_crossed  # on one rank, and nothing moves
+        self._value_for_over = (lambda _: None) if is_same else question.value_for_over
+        if self._has_ratio and self._value_for_over(self.first) is None:
             self._other(None)  # refuse before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
             label: partial(self.try_row, label, decide) for label, decide in case.rows(policies).items()
@@ -185,10 +189,8 @@ class Search:
             ran = sorted(value for (value,), rows in measured.items() if rows[0]["status"] == "ok")
             middles = (math.sqrt(low * high) for low, high in pairwise(ran) if high > _FINE * low)
             return [] if any(held.values()) else list(middles)  # a figure may rise and fall again between neighbours
-        if self.question.slowdown:  # each would be tried for each limit
-            return []
         answer = max((value for value in held if held[value]), key=lambda value: self.question.sign * value)
-        return [times * answer for times in _BESIDE]
+        return [] if self.question.slowdown else [times * answer for times in _BESIDE]  # else for each limit
 
     def try_row(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
         """Run a row with a value, and add its slowdown, and the condition that it violates, if any."""
@@ -214,7 +216,7 @@ class Search:
 
     def _compare(self, row: Row, value: int | float) -> Row:
         """Add a row's slowdown against the row ``over``, and the condition that it violates, if any."""
-        other = self._other(self.question.value_for_over(value)) if self._has_ratio and row["status"] == "ok" else {}
+        other = self._other(self._value_for_over(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
         lack = unmet(self._conditions, row, other) if row["status"] == "ok" else None
@@ -231,9 +233,8 @@ class Search:
             why = "a plan from a file is of one graph; name a policy"
             return {"policy": label, "status": "refused", "notes": why}
         ran = row_of(case, label, decide, silent, advice=False)
-        if ran.shortfall:
-            return ran.summary | _lacking(ran.shortfall)
-        return ran.summary if ran.is_ok else ran.summary | {"limit": ran.status}
+        lacks = _lacking(ran.shortfall) if ran.shortfall else {"limit": ran.status}
+        return ran.summary if ran.is_ok else ran.summary | lacks
 
     def answer(self, rows: Rows, within: float) -> Row:
         """Summarise the search for one row, with a limit on its step."""

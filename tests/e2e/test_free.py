@@ -8,6 +8,7 @@ from pages import printed
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.run import bisection
 from simulator.run.case import prepare
 from simulator.run.row import unmoved_row
 
@@ -133,3 +134,17 @@ def test_an_update_whose_states_are_at_home_elsewhere_is_told_to_run_on_the_devi
     size = sum(tensor.size_bytes for tensor in graph.tensors if tensor.kind == "optimizer_state")
     assert (f"The update runs on the device and reads {size / 1e6:.0f} MB {UPDATE}" in said) == is_said
     assert (UPDATE in said) == is_said
+
+
+@pytest.mark.parametrize("are_several", [False, True], ids=["one rank", "ranks that meet"])
+def test_where_nothing_crosses_the_links_that_vary_the_row_without_moves_runs_once(are_several, scenario, monkeypatch):
+    begun = []
+    monkeypatch.setattr(bisection, "unmoved_row", lambda case: begun.append(case) or unmoved_row(case))
+    asked = {"of": "links.*.bandwidth", "such_that": ["step <= 1.001x"], "over": "unmoved"}
+    hosim_api.frontier(scenario if are_several else "tiny_train_910c", policies=["static"], **asked)
+    assert (len(begun) > 1) == are_several
+
+
+def test_without_moves_a_rank_alone_takes_as_long_with_any_links():
+    slow, fast = (unmoved("tiny_train_910c", **{"links.*.bandwidth": rate}) for rate in ("1 GB/s", "100 GB/s"))
+    assert slow == fast
