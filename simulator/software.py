@@ -87,6 +87,8 @@ class HostTimes(Part):
         Each copy: its Python, and its submission [ns].
     layer_ns
         Before the first op of each layer, such as for hooks of modules [ns].
+    class_ns
+        Before each op of a class, such as for what unpacks weights (``matmul_w4``) [ns].
     step_ns
         Before the first op of each step [ns]. What serves requests pays for iterations instead.
     iteration_ns, request_ns, ahead
@@ -97,6 +99,7 @@ class HostTimes(Part):
     op_ns: Nanoseconds = Field(0, alias="op")
     copy_ns: Nanoseconds = Field(0, alias="copy")
     layer_ns: Nanoseconds = Field(0, alias="layer")
+    class_ns: dict[Key, Nanoseconds] = Field({}, alias="class")
     step_ns: Nanoseconds = Field(0, alias="step")
     iteration_ns: Nanoseconds = Field(0, alias="iteration")
     request_ns: Nanoseconds = Field(0, alias="request")

@@ -7,7 +7,7 @@ are at most 1, and where both documents state a share or a time, the slower one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
@@ -55,7 +55,9 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
     parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload, place))
     why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
-    for path, value, source in chain(*parts, _host(machine, software, workload), _memory(machine, software, workload)):
+    for path, value, source in chain(
+        *parts, _host(machine, software, workload, place), _memory(machine, software, workload)
+    ):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
     return apply(machine, changes)
 
@@ -105,7 +107,7 @@ def _copies(machine: Hardware, software: Software, name: str) -> Changes:
         yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
 
 
-def _host(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:
+def _host(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Changes:
     """Yield what the host pays: only serving pays for iterations, all else for steps."""
     is_served, times = workload.requests is not None, software.host
     for path, key, is_paid in (
@@ -115,6 +117,11 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
     ):  # fmt: skip
         if is_paid and (ns := getattr(times, f"{key}_ns")) > attrgetter(f"{path}_ns")(machine.host):
             yield f"host.{path}", exact(ns, "ns"), f"host.{key}"
+    _check_classes(machine, times.class_ns, place("host", "class"))
+    stated = machine.host.each_class_ns
+    longer = {name: exact(ns, "ns") for name, ns in times.class_ns.items() if ns > stated.get(name, 0)}
+    if longer:
+        yield "host.each_class", {name: exact(ns, "ns") for name, ns in stated.items()} | longer, "host.class"
     if is_served and times.ahead:
         yield "host.serving.ahead", True, "host.ahead"
 
@@ -140,15 +147,19 @@ def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocu
 
 def _class_shares(machine: Hardware, kernels: KernelShares, field: str, place: Place) -> dict[str, float]:
     """Return the shares that a software states of classes of ops on a machine."""
-    named = dict.fromkeys((*OP_CLASSES, *machine.compute.achieved_fraction, "default"))
-    classes = tuple(name for name in named if name != "default" or field == "arithmetic")
-    shares = dict[str, float]()
+    shares, others = dict[str, float](), ("default",) if field == "arithmetic" else ()
     for pattern, of_pattern in [("*", kernels), *kernels.machines.items()]:
         stated, keys = getattr(of_pattern, field), () if of_pattern is kernels else ("machines", pattern)
-        odd = next((name for name in stated if name not in classes), "")
-        insist(not odd, place(*keys, field), "shares are of classes of ops", repr(odd), nearest(odd, classes))
+        _check_classes(machine, stated, place(*keys, field), *others)
         shares |= stated if fnmatchcase(machine.name, pattern) else {}
     return shares
+
+
+def _check_classes(machine: Hardware, names: Iterable[str], where: str, *others: str) -> None:
+    named = dict.fromkeys((*OP_CLASSES, *machine.compute.achieved_fraction))
+    classes = (*(name for name in named if name != "default"), *others)
+    odd = next((name for name in names if name not in classes), "")
+    insist(not odd, where, "figures are of classes of ops", repr(odd), nearest(odd, classes))
 
 
 def _lesser(stated: Mapping[str, float], shares: Mapping[str, float], most: tuple[float, float]) -> dict[str, float]:

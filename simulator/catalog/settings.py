@@ -13,6 +13,7 @@ from simulator import retired
 from simulator.catalog.text import Keys, compose, errors_at, scalar, validated
 from simulator.document import ABOUT_ITSELF, Document, Fit, amount
 from simulator.errors import insist
+from simulator.graph import OP_CLASSES
 from simulator.hardware import Hardware
 from simulator.scenario import Scenario
 from simulator.units import FieldError, exact, nearest, parse, unit_of
@@ -158,7 +159,8 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
         path, node = matches[0]
         below = [((*above, name), value) for above, parent in matches for name, value in _entries(parent).items()]
         matches = [(field, value) for field, value in below if part == field[-1] or fnmatchcase(field[-1], part)]
-        if not matches and _PATTERN.isdisjoint(key) and node is None:  # a section that the document leaves out
+        is_left_out = node is None or (part in OP_CLASSES and path[-1] in _BY_CLASS)
+        if not matches and _PATTERN.isdisjoint(key) and is_left_out:
             matches = [((*path, part), None)]
         if not matches:
             names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
@@ -269,6 +271,8 @@ def places(changes: Mapping[str, Mapping[str, FieldChange]]) -> dict[tuple[str, 
 _PATTERN = frozenset("*?[")
 _NAMED = ("homes", "kv_tiers")
 """Sections of a scenario whose keys are names of tensors or tiers, and need not be there before."""
+_BY_CLASS = ("achieved_fraction", "class_bandwidth", "each_class", "arithmetic", "class")
+"""Fields with a figure for each class of ops, all of which need not be there before, either."""
 _FIXED = {*ABOUT_ITSELF, "hardware", "workload", "set_", "expect", "claim"}
 """Fields that no change from outside reaches: they name or describe what runs, or judge it as it stands."""
 

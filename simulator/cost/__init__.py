@@ -94,18 +94,20 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
 
 
 def issue_ns(graph: Graph, host: Host) -> list[int]:
-    """Return what the host pays for each op on top of the price of a compute: before a step, and before a layer [ns].
+    """Return what the host pays for each op on top of the price of a compute: before a step, a layer, or a class [ns].
 
     Parameters
     ----------
     graph, host
         The ops, and what the host pays. An op that runs again pays again.
     """
-    if not (host.each_layer_ns or host.each_step_ns):  # as for most, and planners replay a graph hundreds of times
+    of_class = host.each_class_ns
+    if not (host.each_layer_ns or host.each_step_ns or of_class):  # as for most, and planners replay hundreds of times
         return [0] * len(graph.ops)
     layers = [op.name.partition("/")[0] for op in graph.ops]
     begins = (layer != before for layer, before in zip(layers, ["", *layers], strict=False))
-    return [host.each_layer_ns * is_first + host.each_step_ns * (op == 0) for op, is_first in enumerate(begins)]
+    of_layer = [host.each_layer_ns * is_first + host.each_step_ns * (op == 0) for op, is_first in enumerate(begins)]
+    return [ns + of_class.get(share_of(op.op_class, of_class), 0) for ns, op in zip(of_layer, graph.ops, strict=True)]
 
 
 UNITS = ("matrix", "vector")

@@ -266,9 +266,9 @@ class Host(Part):
     ----------
     queue_depth
         Most computes that are issued and not yet started, on all streams together.
-    each_step_ns, each_layer_ns
-        Time before the first op of the graph, in each step, and before the first op of each layer (the first part of
-        the names of its ops), under any plan [ns].
+    each_step_ns, each_layer_ns, each_class_ns
+        Time before the first op of the graph, in each step, before the first op of each layer (the first part of the
+        names of its ops), and, by op class as shares are, before each op, under any plan [ns].
     fixed
         The costs under a fixed plan.
     reactive
@@ -280,6 +280,7 @@ class Host(Part):
     queue_depth: Count = 1024
     each_step_ns: Nanoseconds = Field(0, alias="each_step")
     each_layer_ns: Nanoseconds = Field(0, alias="each_layer")
+    each_class_ns: dict[Key, Nanoseconds] = Field({}, alias="each_class")
     fixed: FixedHost = FixedHost()
     reactive: ReactiveHost = ReactiveHost()
     serving: ServingHost = ServingHost()
@@ -287,11 +288,10 @@ class Host(Part):
     @property
     def issues_freely(self) -> bool:
         """Whether no action of a fixed plan costs anything."""
-        return not any((*self.fixed.prices_ns, self.each_step_ns, self.each_layer_ns))
+        return not any((*self.fixed.prices_ns, self.each_step_ns, self.each_layer_ns, *self.each_class_ns.values()))
 
 
 MIB = 1 << 20
-
 Size = Annotated[Bytes, Field(gt=0)]
 """A size above 0 [B]."""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.cost.service import transfer_ns
+from simulator.graph import share_of
 from simulator.hardware.device import MIB
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
 from simulator.referee.facts import Facts, among
@@ -254,7 +255,9 @@ def _issue_costs(facts: Facts, taken: Ints) -> Ints:
     fixed, more = np.array(host.fixed.prices_ns, np.int64)[facts.kind], np.zeros(len(facts.kind), np.int64)
     layers = np.array([op.name.split("/")[0] for op in program.graph.ops] or [""])
     begins, issues = np.append(True, layers[1:] != layers[:-1]), facts.actions(COMPUTE)
-    more[issues] = (host.each_layer_ns * begins)[facts.a[issues]] + host.each_step_ns * (facts.a[issues] == 0)
+    of_class = [host.each_class_ns.get(share_of(op.op_class, host.each_class_ns), 0) for op in program.graph.ops]
+    of_op = host.each_layer_ns * begins + np.array(of_class or [0], np.int64)
+    more[issues] = of_op[facts.a[issues]] + host.each_step_ns * (facts.a[issues] == 0)
     if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + np.cumsum(fixed + more)
     goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
@@ -315,12 +318,13 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
     """Check that actions which take no room start as soon as they may; return those that room kept waiting.
 
     Of a blocked run, actions issued after a collective that never began are left out: no row says whether it had
-    arrived.
+    arrived. So are copies of what has no bytes: no row says when it was freed where they go.
     """
     start, never, unrun = facts.arrived, facts.never, _first_unrun(facts)
     since = np.maximum(facts.issued, allowed)
     since[unrun] = np.where(allowed[unrun] < never, never - 1, NONE)
-    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
+    has_bytes = np.append(facts.program.sizes, 0)[np.where(facts.kind == COPY, facts.a, -1)] > 0
+    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY) & has_bytes)
     held_up = held_up[held_up < facts.unmet.min(initial=len(facts.kind))]
     judged = (start[held_up] != never) | (np.isin(held_up, unrun) & (since[held_up] != NONE))
     held_up = held_up[judged & (since[held_up] < start[held_up])]

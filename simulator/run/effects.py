@@ -12,6 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from simulator import formats
@@ -155,21 +156,26 @@ def told(idle: Mapping[str, str]) -> str | None:
 def _named(document: Document, paths: Iterable[str], why: Why) -> Iterator[tuple[str, str]]:
     """Yield each path all of whose fields are idle, with the reason of the first."""
     for path in paths:
-        leaves = list[str]()
         with suppress(FieldError):  # what was set to null is gone
             leaves = [".".join(keys) for keys, _ in fields(document, path)]
-        reasons = [next((why[idle] for idle in why if fnmatchcase(leaf, idle)), "") for leaf in leaves]
-        if reasons and all(reasons):
-            yield path, reasons[0]
+            reasons = [next((why[idle] for idle in why if fnmatchcase(leaf, idle)), "") for leaf in leaves]
+            if reasons and all(reasons):
+                yield path, reasons[0]
+
+
+def _of_classes(path: str, figures: Mapping[str, float], ops: Sequence[Op]) -> dict[str, str]:
+    """Say which figures of classes of ops are of none of these."""
+    others = {*figures, "default"} - {share_of(op.op_class, figures) for op in ops}
+    return {f"{path}.{name}": "no op is of this class" for name in others}
 
 
 def _of_device(field: str, rates: Rates, ops: Sequence[Op]) -> dict[str, str]:
     """Say which figures of a device none of its ops reads."""
     timed = [op for op in ops if op.duration_ns is None and op.collective is None]
-    calculating, classes = {op.dtype for op in ops if op.flops}, {op.op_class for op in timed if op.flops}
+    calculating = {op.dtype for op in ops if op.flops}
     idle = {f"{field}.peak.{dtype}": "no op computes in it" for dtype in rates.peak_flops if dtype not in calculating}
-    others = {*rates.achieved_fraction, "default"} - {share_of(kind, rates.achieved_fraction) for kind in classes}
-    idle |= {f"{field}.achieved_fraction.{name}": "no op is of this class" for name in others}
+    idle |= _of_classes(f"{field}.achieved_fraction", rates.achieved_fraction, [op for op in timed if op.flops])
+    idle |= _of_classes(f"{field}.class_bandwidth", rates.class_bandwidth, timed)
     if not timed:
         idle |= dict.fromkeys((f"{field}.launch", f"{field}.achieved_bandwidth"), "the times of all ops were recorded")
     return idle
@@ -195,6 +201,7 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
     elif not on_host:
         idle["host_compute.*"] = "no op is of the host"
     idle |= _of_ranks(case, ops)
+    idle |= _of_classes("host.each_class", case.hardware.host.each_class_ns, ops)
     if not any(op.collective for op in ops):
         idle["fabrics.*"] = "ranks never meet"
     if not any(graph.in_place for graph in case.job.graphs):
@@ -211,8 +218,8 @@ def _of_machine(case: Case, rows: Sequence[PolicyChoice], runtimes: Collection[b
         idle["allocator.caching.*"] = "no row has allocator: caching"
     is_dynamic = any(op.dynamic for op in ops)
     if runtimes and True not in runtimes:
-        always = () if is_dynamic else ("select", "update")  # a fixed plan that leaves reads to the run pays these
-        costs = ("inspect", "compute", "copy", "detach", "sync", "pin", *always)
+        pays = () if is_dynamic else ("select", "update")  # a fixed plan that leaves reads to the run pays these
+        costs = ("inspect", "compute", "copy", "detach", "sync", "pin", *pays)
         idle |= dict.fromkeys((f"host.reactive.{cost}" for cost in costs), "no row decides while it runs")
     if runtimes and False not in runtimes:
         idle["host.fixed.*"] = "each row decides while it runs"
@@ -285,12 +292,7 @@ def _stated(scenario: Scenario) -> list[str]:
     usual = Scenario.model_construct(name="-", hardware="-", workload="-", policies=())
     stated = ["kv_tiers", "slo", "seed", "switches.collectives"]
 
-    def value(document: Any, path: str) -> Any:
-        for key in path.split("."):
-            document = getattr(document, key)
-        return document
-
-    changed = [path for path in stated if value(scenario, path) != value(usual, path)]
+    changed = [path for path in stated if attrgetter(path)(scenario) != attrgetter(path)(usual)]
     rows = enumerate(scenario.policies)
     keys = {"alone": False, "staggered": False, "order": "program"}
     return changed + [f"policies.{n}.{key}" for n, row in rows for key in keys if getattr(row, key) != keys[key]]

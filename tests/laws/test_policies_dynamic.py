@@ -12,7 +12,7 @@ import pytest
 from digest_cases import DYNAMIC
 from dynamic_cases import DDR, HBM, machine, moe
 from dynamic_strategies import graphs_of, machines
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from policy_problems import replay
 
@@ -82,6 +82,7 @@ def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) 
 
 
 @pytest.mark.parametrize(("name", "options"), DYNAMIC)
+@example(graph=moe(1, 2, size=0, steps=2), origin=DrawsOrigin(distribution="uniform"), seed=0, spare=0)
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
 def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int

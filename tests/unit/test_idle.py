@@ -63,6 +63,11 @@ FREE = "no lower tier that it joins states a bandwidth"
             {"software": "eager_pytorch", "software.kernels.prefill.fill": "9 us"},
             "software.kernels.prefill.fill (the run is of another kind)",
         ),
+        ({"compute.class_bandwidth.matmul_w4": 0.5}, "compute.class_bandwidth.matmul_w4 (no op is of this class)"),
+        ({"compute.class_bandwidth.matmul": 0.5}, ""),
+        ({"compute.achieved_fraction.attention_backward": 0.5}, ""),
+        ({"host.each_class.dequantize": "9 us"}, "host.each_class.dequantize (no op is of this class)"),
+        ({"host.each_class.matmul": "9 us"}, ""),
         ({"software": "eager_pytorch", "software.kernels.train.fill": "9 us"}, ""),
         (
             {"software": "eager_pytorch", "software.memory.communication": "1 MB"},

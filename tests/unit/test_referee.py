@@ -394,7 +394,10 @@ def test_nothing_is_issued_while_a_copy_blocks_the_host():
         check_trace(g, blocking, [plan], Rows(spans, waits, places).trace(), 100)
 
 
-@pytest.mark.parametrize("host", [{"each_layer": "3 ns"}, {"each_step": "3 ns"}, {"fixed": {"compute": "3 ns"}}])
+@pytest.mark.parametrize(
+    "host",
+    [{"each_layer": "3 ns"}, {"each_step": "3 ns"}, {"each_class": {"vector": "3 ns"}}, {"fixed": {"compute": "3 ns"}}],
+)
 def test_the_host_has_paid_for_each_step_layer_and_compute(host):
     g, waiting = graph("a 4", "A/f: ->, 10 ns"), [[0, 0, 0, 0, 0, 3, CAUSES.index("host"), -1, -1, -1]]
     plan, spans = plan_of("compute A/f", g, {}), [[0, COMPUTE, 0, 0, 0, 0, 3, 3, 13]]

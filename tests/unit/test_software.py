@@ -138,6 +138,26 @@ def test_a_serving_engine_pays_for_iterations_and_requests_and_no_step(tmp_path)
         assert (machine.serving.request_ns, machine.serving.ahead) == (iteration_ns // 5, iteration_ns > 0)
 
 
+@pytest.mark.parametrize(
+    ("classes", "ns"),
+    [
+        ("matmul_w4: 42 us", 42_000),
+        ("matmul_w4: 42 us, matmul: 1 ms", 42_000),
+        ("matmul: 1 ms, matmul_w8: 2 ms", 10**6),
+        ("vector: 1 ms", 1),
+    ],
+)
+def test_the_host_pays_for_each_op_of_a_class(tmp_path, classes, ns):
+    (tmp_path / "soft.yaml").write_text(PROFILE + f"host: {{class: {{{classes}}}}}\n", encoding="utf-8")
+    scenario = chain.SCENARIO.partition("budget")[0] + "policies: [resident]\nsoftware: soft.yaml\n"
+    path = chain.write(tmp_path, scenario=scenario)
+    about = {"reads": [], "writes": [], "flops": 1, "op_class": "matmul_w4", "read_bytes": 1, "write_bytes": 0}
+    chain.write_lines(tmp_path / "graph.jsonl", [{"schema": "hosim-graph/1", "name": "one"}, {"op": "one", **about}])
+    assert ns <= hosim.run(path)["resident"].summary["step_ns"] <= ns + 10
+    with pytest.raises(ConfigError, match=r"host.class: figures are of classes of ops, found 'matmul_w5'; use one of"):
+        driven(tmp_path, "host: {class: {matmul_w5: 1 us}}\n")
+
+
 def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul"):
     """Run a single op of so many FLOPs and bytes; return its time [ns]."""
     about = {"flops": flops, "op_class": op_class, "read_bytes": size_bytes, "write_bytes": 0}
@@ -297,15 +317,15 @@ MISTAKES = {
         "soft.yaml:4, kernels.train.arithmetic.matmul: input should be less than or equal to 1, found 1.1; correct it"
     ),
     "kernels: {default: {arithmetic: {matmull: 0.5}}}": (
-        "soft.yaml:4, kernels.default.arithmetic: shares are of classes of ops, found 'matmull'; use one of matmul, "
+        "soft.yaml:4, kernels.default.arithmetic: figures are of classes of ops, found 'matmull'; use one of matmul, "
         "matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default (did you mean 'matmul'?)"
     ),
     "kernels: {default: {machines: {'x*': {arithmetic: {gemm: 0.5}}}}}": (
-        "soft.yaml:4, kernels.default.machines.x*.arithmetic: shares are of classes of ops, found 'gemm'; use one of "
+        "soft.yaml:4, kernels.default.machines.x*.arithmetic: figures are of classes of ops, found 'gemm'; use one of "
         "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default"
     ),
     "kernels: {default: {class_bandwidth: {default: 0.5}}}": (
-        "soft.yaml:4, kernels.default.class_bandwidth: shares are of classes of ops, found 'default'; use one of "
+        "soft.yaml:4, kernels.default.class_bandwidth: figures are of classes of ops, found 'default'; use one of "
         "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize"
     ),
     "kernels: {default: {machines: {'x*': {}}}}": (
