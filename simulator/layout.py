@@ -8,7 +8,7 @@ dimension of a tensor to the axes that cut it (none, one or several, the first t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -262,3 +262,22 @@ def _next_change(layout: Layout, target: Layout) -> tuple[CollectiveKind | None,
         return CollectiveKind.ALL_REDUCE, summed, {}, summed
     dimension = next(d for d, axes in enumerate(held) if axes != target.tensor_map[d][: len(axes)])
     return CollectiveKind.ALL_GATHER, held[dimension][-1:], {dimension: held[dimension][:-1]}, ()
+
+
+def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
+    """Split layers into ranges (start, every, stop), as few as a greedy search finds.
+
+    Parameters
+    ----------
+    held
+        The layers, in order.
+    layers
+        How many the model has.
+    """
+    while held:
+        left, every, run = {*held}, held[1] - held[0] if len(held) > 1 else 1, held[:1]
+        while run[-1] + every in left:
+            run.append(run[-1] + every)
+        fields = {key: value for key, value, usual in (("start", run[0], 0), ("every", every, 1)) if value != usual}
+        yield fields | ({"stop": run[-1] + 1} if run[-1] + every < layers else {})
+        held = sorted(left - {*run})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -299,6 +299,33 @@ def would_divide(axis: str, length: int, parts: int) -> str:
     divisors = sorted({*small, *(length // d for d in small)})
     near = [max((d for d in divisors if d < parts), default=1), *(d for d in divisors if d > parts)][:2]
     return f"set {axis} to {' or '.join(map(str, near))}"
+
+
+def total_of(words: str, value_of: Callable[[str], int]) -> int:
+    """Return a sum of products of whole numbers and names: ``2 width / heads + 1``.
+
+    Parameters
+    ----------
+    words
+        The sum. What is behind a ``/`` must divide what is before it; ``//`` counts how often it fits in.
+    value_of
+        Gives the value of a name.
+
+    Raises
+    ------
+    FieldError
+        If a number does not divide another one, or does not fit in once; its path is that number's name, and what it
+        should divide.
+    """
+    if " + " in words:
+        return sum(total_of(part, value_of) for part in words.split(" + "))
+    before, sign, word = re.findall(r"^(?:(.+?) (?:(//?) )?)?(\S+)$", words)[0]
+    part, whole = int(word) if word.isdecimal() else value_of(word), total_of(before, value_of) if before else 1
+    if not sign:
+        return whole * part
+    rule, fits = ("divides", whole % part == 0) if sign == "/" else ("is at most", part <= whole)
+    require(fits, f"{word} {rule} {before}", f"{part:,} and {whole:,}", word, before, do="correct one of them")
+    return whole // part
 
 
 def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-from simulator.catalog.driven import drive
+from simulator.catalog.driven import check_classes, drive
 from simulator.catalog.settings import FieldChange, apply, by_document, fields, places, record, scaled, split, unsourced
 from simulator.catalog.shelf import Entry, dump, load, path_of
 from simulator.catalog.text import Keys, errors_at
@@ -217,6 +217,7 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
     changes
         Changes of the software, by path.
     """
+    check_classes(machine, loaded.workload, partial(loaded.place, of="hardware"))
     if (named := loaded.scenario.software) is None:
         rule, where = "only a scenario that names software can change it", loaded.place("software")
         insist(not changes, where, rule, "none", "name it")

@@ -168,7 +168,8 @@ def schema(kind: str) -> None:
 @common.command("Write the operator graph of a workload as a file.")
 @click.argument("workload", callback=common.native)
 @click.option("-o", "--out", type=common.PATH, required=True, help="A new folder.")
-def graph(workload: str, out: Path) -> None:
+@click.option("--force", is_flag=True, help="Replace a folder of such files.")
+def graph(workload: str, out: Path, *, force: bool) -> None:
     """Write the operator graph of WORKLOAD as JSON lines (hosim-graph/1), and a workload that runs the file.
 
     \b
@@ -181,7 +182,7 @@ def graph(workload: str, out: Path) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.stories import write_graphs
 
-    click.echo("\n".join(write_graphs(workload, out)))
+    click.echo("\n".join(write_graphs(workload, out, force=force)))
 
 
 @common.command("Show the tensors of every rank, and the communication of ranks.", "json", name="show")

@@ -164,14 +164,17 @@ def _parsed(path: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:
-    """Return the keys of the decoder, and as dropped the keys beside it."""
+def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Config, dict[str, int]]:
+    """Return the keys of the decoder, and as dropped the keys beside it; `section` leads to these in the file."""
     is_one = outer.get("model_type") in (*FAMILIES,)  # whose own keys say all
     key_of_decoder = next((key for key in _DECODERS if key in outer and not (is_one and key == "decoder")), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
-    insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
+    insist(isinstance(inner, dict), f"{where}, {section}{key_of_decoder}", "this is an object", repr(inner))
+    shared = {key: outer[key] for key in _OF_BOTH if key in outer}
+    inside = f"{section}{key_of_decoder}." if key_of_decoder else section
     if any(key in inner for key in _DECODERS) and key_of_decoder:  # a part that speaks stands beside one that thinks
-        config, dropped = _decoder({key: outer[key] for key in _OF_BOTH if key in outer} | inner, where)
+        config, dropped = _decoder(shared | inner, where, inside)
+        config.places |= {key: f"{section}{key}" for key in shared.keys() - inner.keys()}
         return config, dropped | {key: 1 for key in outer if key != key_of_decoder and not is_irrelevant(key)}
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
@@ -179,28 +182,32 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
         lacks = UNBUILT.get(str(kind), "")
         found = "none" if kind is None else f"{kind!r}, which {f'has {lacks}' if lacks else 'it does not know'}"
         do = CAPTURE if lacks else f"{'add it; ' * (kind is None)}{_nearest(inner, str(kind))}; {CAPTURE}"
-        raise ConfigError(f"{where}, model_type", "a family is one that hosim knows", found, do)
+        raise ConfigError(f"{where}, {inside}model_type", "a family is one that hosim knows", found, do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     merged = FAMILIES.get(f"{outer.get('model_type')} vision")
     if dropped and not (merged and merged.merger):
         dropped["what takes a tower's output to the decoder (multi_modal_projector)"] = 1
-    shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if key_of_decoder:
         used = {key_of_decoder, "model_type", "encoder", "text_encoder", *shared, *TOWERS}
         dropped |= {key: 1 for key in outer if key not in used and not is_irrelevant(key)}
     inner = {key: value for key, value in inner.items() if key not in TOWERS}
-    return Config(inner | shared, FAMILIES[str(name)], where, outer), dropped
+    towers = {tower: outer[tower] for tower in TOWERS if isinstance(outer.get(tower), dict)}
+    of_towers = {f"{tower}.{key}": value for tower, keys in towers.items() for key, value in keys.items()}
+    config = Config(of_towers | inner | shared, FAMILIES[str(name)], where, inside)
+    config.places |= {key: f"{section}{key}" for key in (*shared, *of_towers)}
+    return config, dropped
 
 
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
     tower, inner, kinds, name = _found(outer, part)
     has = [f"--part {other}" for other in ("encoder", "vision", "audio") if _found(outer, other)[-1]]
-    must, do = f"a model has the part, {part}, and hosim knows it", f"{CAPTURE}, or choose another --part"
-    do = f"{CAPTURE}, or choose {' or '.join(has)}" if has else do
+    must = f"a model has the part, {part}, and hosim knows it"
+    do = f"{CAPTURE}, or choose {' or '.join(has) or 'another --part'}"
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
-    return Config(inner, FAMILIES[name], where)
+    section = next((f"{key}." for key, value in outer.items() if value is inner), "")
+    return Config(inner, FAMILIES[name], where, section)
 
 
 def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[str], str]:
@@ -219,13 +226,14 @@ def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[
 
 def _check_read(c: Config) -> None:
     """Refuse keys that state sizes which nothing reads."""
-    unread, kind = c.sizes(), str(c.stated.get("model_type", c.family.config))
+    unread, kind = c.sizes(), str(c.own.get("model_type", c.family.config))
     must = f"each key that states a size or a structure is one that hosim reads of {kind!r}"
     found = ", ".join(f"{c.named(key)} {json.dumps(c.data[key])[:30]}" for key in unread)
-    close = suggestion(unread[0], c.known - c.data.keys()) if unread else ""
-    near = _nearest(c.stated, kind) if unread else ""  # which reads the file as one of every family
-    do = f"correct the key{close}; " * bool(close) + f"{near}; {CAPTURE}, or remove a key if the model does without it"
-    insist(not unread, f"{c.where}, {', '.join(map(c.named, unread[:1]))}", must, found, do)
+    if unread:
+        sizes = {*c.family.defaults, *c.family.keys.values()} - {*c.family.implied, *c.family.sums, *c.data}
+        close, do = suggestion(unread[0], sizes), f"{CAPTURE}, or remove a key if the model does without it"
+        do = f"correct the key{close}; " * bool(close) + f"{_nearest(c.own, kind)}; {do}"
+        raise ConfigError(c.where_is(unread[0]), must, found, do)
 
 
 def _nearest(data: Mapping[str, Any], kind: str) -> str:
@@ -306,19 +314,22 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
 
 def _by_its_keys(fault: FieldError, document: dict[str, Any], c: Config) -> ConfigError:
     """Say what is wrong with a field of the workload by the keys of the file, or by the option that set it."""
-    path, value = fault.path, fault.found
+    path = fault.path
 
     def likeness(entry: tuple[str, Any, str, str, str]) -> tuple[bool, bool]:
         *inner, name = entry[0].split(".")
         return inside(document, (*path[:-1], name)) == entry[1], inner[-1:] == [*path[-2:-1]]
 
-    keys = {place.rpartition(".")[2]: (key, basis) for place, _, key, _, basis in sorted(c.found, key=likeness)}
-    within = ((key, basis) for place, _, key, _, basis in c.found if place.startswith(f"{'.'.join(path)}."))
-    key, basis = keys.get(path[-1]) or next(within, ("", ""))
+    keys = {place.rpartition(".")[2]: key for place, _, key, *_ in sorted(c.found, key=likeness)}
+    within = [key for place, _, key, *_ in c.found if place.startswith(f"{'.'.join(path)}.")]
+    rule, defaults = re.findall(r"\w+", fault.must), {*map(c.named, c.defaults_taken)}
+    about = [keys[name] for name in (path[-1], rule[0], rule[-1]) if name in keys]  # a rule of two has them at its ends
+    others = (*about, *within, *(keys[name] for name in rule if name in keys), "")  # a default is blamed last
+    key = next((key for key in about if key not in defaults), others[0])
     where, do = (f"{c.where}, {key}", fault.do) if key else (c.where, f"correct the keys that say so, or {CAPTURE}")
     if path[0] in (*_OPTION_FIELDS, "phase", "experts") or path[-1] == "kv_cache":
         where = f"--{_OPTIONS.get(path[:2][-1], path[:2][-1]).replace('_', '-')}"
         do = fault.do.replace(".".join(path), where)
-    elif basis == "derived":
-        value, do = f"{value}, made of other keys", "correct these, or add it"
-    return FieldError(fault.must, value, do, path).at(where, {name: key for name, (key, _) in keys.items()})
+    elif key in c.lacks:
+        do = f"correct what it is made of, or add {c.lacks[key]}"
+    return FieldError(fault.must, fault.found, do, path).at(where, keys)

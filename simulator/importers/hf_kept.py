@@ -34,7 +34,7 @@ def quantized(config: Any, c: Config) -> dict[str, str]:
     ConfigError
         If hosim does not know the quantization.
     """
-    where = f"{c.where}, quantization_config"
+    where = c.where_is("quantization_config", "quantization")
     config = config.get("quantization", config) if isinstance(config, dict) else config
     insist(isinstance(config, dict), where, "this is an object", repr(config))
     dtypes: dict[str, str] = {}

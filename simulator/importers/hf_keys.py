@@ -5,6 +5,7 @@ It lists the families by ``model_type``, with the meaning of their keys and thei
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from copy import copy
@@ -13,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simulator.document import inside
-from simulator.errors import insist
+from simulator.errors import ConfigError, insist
+from simulator.units import FieldError, total_of
 
 VERSION = "transformers 5.24.0"
 """Origin of the facts in the table."""
@@ -67,11 +68,12 @@ def is_irrelevant(key: str) -> bool:
     return key in SETS["irrelevant"] or (key.endswith(_ENDINGS) and key not in SETS["structure"])
 
 
-def _states_size(value: Any) -> bool:
-    """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, or some of these."""
+def _states_size(value: Any, key: str = "") -> bool:
+    """Tell whether a value may state a size or a structure: a flag that is on, a number from 1 on, a word, or some."""
     if isinstance(value, (list, dict)):
-        inside = value if isinstance(value, list) else value.values()
-        return any(isinstance(entry, str) or _states_size(entry) for entry in inside)
+        return any(map(_states_size, value if isinstance(value, list) else value.values()))
+    if isinstance(value, str):
+        return not key.endswith(_TEXTS)
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
 
 
@@ -86,33 +88,30 @@ class Config:
     Parameters
     ----------
     data
-        The keys of the decoder in the file.
+        The keys of the decoder in the file; perhaps those of towers (``vision_config.image_size``), which it may read.
     family
         The family that its ``model_type`` names.
     where
         The file, for messages.
-    beside
-        The keys of the whole file, if they are others, some of whose towers' keys a decoder may read.
+    section
+        The path of `data` in the file, with a dot behind it; of the whole file, nothing.
     """
 
     version = VERSION
 
-    def __init__(self, data: Mapping[str, Any], family: Family, where: str, beside: Mapping[str, Any] = {}) -> None:
-        self.data, self.family, self.where, self.stated = {**family.unbuilt, **data}, family, where, data
-        for entry in family.pictures:
-            value = inside(beside, entry.split("."))
-            self.data |= {} if value is None else {entry: value}
-        self.used = set[str]()
-        self.within = dict[str, str]()  # key that is read -> where its value stands, if that is another one
+    def __init__(self, data: Mapping[str, Any], family: Family, where: str, section: str = "") -> None:
+        self.data, self.family, self.where, self.own = {**family.unbuilt, **data}, family, where, data
+        self.used, self.section = set[str](), section
+        self.places = dict[str, str]()  # key that is read -> its path in the file, if not that of the section and it
         for entry in family.inside:
             key, _, prefix = entry.partition("=")
             self.used.add(key)
             inner = data.get(key) or {}
-            insist(isinstance(inner, dict), f"{where}, {key}", "this is an object", repr(inner))
+            insist(isinstance(inner, dict), self.where_is(key), "this is an object", repr(inner))
             self.data = {**self.data, **{f"{prefix}{name}": value for name, value in inner.items()}}
-            self.within |= {f"{prefix}{name}": f"{key}.{name}" for name in inner}
-        self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
-        self.derived: list[str] = []
+            self.places |= {f"{prefix}{name}": f"{section}{key}.{name}" for name in inner}
+        # Key that the file lacks -> default that was taken; what is made of other keys -> the key that would state it.
+        self.defaults_taken, self.lacks, self.derived = dict[str, Any](), dict[str, str](), list[str]()
         # Field of the workload, its value, the key of it, where that comes from, and its basis: the last one counts.
         self.found: list[tuple[str, Any, str, str, str]] = []
         for condition, entry in family.when.items():
@@ -125,7 +124,7 @@ class Config:
         key, _, wanted = condition.partition("=")
         used, value = {*self.used}, self.get(key)
         is_held = str(value).lower() == (wanted or "true")
-        says_more = not is_held and value is not True and key in self.data and self._says(key)
+        says_more = not is_held and value is not True and key in self.data and _states_size(self.data[key], key)
         self.used = used if says_more else self.used  # it is for others to read, or to refuse
         return is_held
 
@@ -137,22 +136,22 @@ class Config:
         keys = self._names(keys)
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
-            self.note(path, self.data[key], key)
+            self.note(path, self.data[key], self.named(key))
             return self.data[key]
         for key in filter(self.family.defaults.__contains__, keys):
             value = self.family.defaults[key]
             if path:  # a file that says that it is of another class has other defaults than these
                 must = f"{self.reader} states its sizes: {value} is the default of {self.family.config}, another class"
                 fits = not self.reader or self.is_own or type(value) is not int
-                insist(fits, f"{self.where}, {key}", must, "none", "add it")
+                insist(fits, self.where_is(key), must, "none", "add it")
                 self.defaults_taken[key] = value
-            self.note(path, value, key, f"{VERSION}, {self.family.config}.{key} (config.json has no such key)")
+            text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
+            self.note(path, value, self.named(key), text)
             return value
         return None
 
-    def note(self, path: str, value: object, key: str, text: str = "", basis: str = "quoted") -> None:
+    def note(self, path: str, value: object, name: str, text: str = "", basis: str = "quoted") -> None:
         """Note where a field of the workload comes from, if it is one (`path`): from this key, if no text says more."""
-        name = self.named(key)
         self.found += [(path, value, name, text or f"config.json, {name}", basis)] if path else []
 
     def forget(self, path: str) -> None:
@@ -160,18 +159,33 @@ class Config:
         self.found = [entry for entry in self.found if entry[0] != path]
 
     def named(self, key: str) -> str:
-        """Return the file's own name of a key that is read: of a sum that stands in for one, what that is made of."""
-        return self.within.get(key) or str(self.family.sums.get(key, key))
+        """Return the path of a key in the file; of what stands in for one, how that is made of keys."""
+        return self.places.get(key, key if "." in key else self.section + key)
+
+    def spelt(self, words: str) -> str:
+        """Write a sum by the paths of its keys; those that are sums themselves stand in brackets."""
+        key = r"[^\W\d]\w*(\.[^\W\d]\w*)?"
+        return re.sub(key, lambda word: f"({path})" if " " in (path := self.path_of(word[0])) else path, words)
 
     def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Return what keys may be named, the family's own names first."""
         return (*filter(None, map(self.family.keys.get, keys)), *keys)
 
+    def stated(self, *keys: str) -> str:
+        """Return the key of some whose value counts, and use it; nothing if they have none."""
+        return "" if self.get(*keys) in (None, "auto") else self._first(keys)
+
+    def _first(self, keys: tuple[str, ...]) -> str:
+        names = self._names(keys)
+        return next((name for held in (self.data, self.family.defaults) for name in names if name in held), names[0])
+
+    def path_of(self, *keys: str) -> str:
+        """Return the path of the first of some keys that the file has, or else the family."""
+        return self.named(self._first(keys))
+
     def where_is(self, *keys: str) -> str:
         """Say where the first of some keys stands that the file has, or else the family."""
-        names = self._names(keys)
-        name = next((name for held in (self.data, self.family.defaults) for name in names if name in held), names[0])
-        return f"{self.where}, {self.named(name)}"
+        return f"{self.where}, {self.path_of(*keys)}"
 
     @property
     def reader(self) -> str:
@@ -185,26 +199,20 @@ class Config:
         usual = self.family.config.removesuffix("Config").removesuffix("Text").lower()
         return bool(usual) and self.reader.lower().startswith(usual)
 
-    @property
-    def known(self) -> set[str]:
-        """The keys by which the table names sizes of the family."""
-        return {*self.family.defaults, *self.family.keys.values()} - {*self.family.implied, *self.family.sums}
-
     def unread(self) -> list[str]:
         """Return the keys that say something, and are neither read nor irrelevant nor implied by the family."""
         left = self.data.keys() - self.used - {*self.family.implied}
-        return sorted(key for key in left if self.data[key] and not is_irrelevant(key))
+        return sorted(key for key in left if self.data[key] and "." not in key and not is_irrelevant(key))
 
     def sizes(self) -> list[str]:
         """Return the keys that state a size or a structure, and are not read."""
         structure = SETS["structure"]
         passed = {*TOLD} | (structure if self.family.model.get("norm_weights") == "both" else set())
-        return [key for key in self.unread() if key not in passed and (key in structure or self._says(key))]
-
-    def _says(self, key: str) -> bool:
-        """Tell whether a key may state a size or a structure, by a number, a flag or a word."""
-        value = self.data[key]
-        return _states_size(value) or (isinstance(value, str) and not key.endswith(_TEXTS))
+        return [
+            key
+            for key in self.unread()
+            if key not in passed and (key in structure or _states_size(self.data[key], key))
+        ]
 
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
@@ -215,18 +223,40 @@ class Config:
         other.family, other.data = Family(**_joined(vars(self.family), entry)), {**self.data, **taken, **data}
         return other
 
-    def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
-        """Return a whole number; `derived` if no key states it."""
+    def count(self, *keys: str, path: str = "", least: int = 1, derived: int | str | None = None) -> int:
+        """Return a whole number; if no key states it `derived`, which may be a sum of other keys (`made`)."""
         value = self.get(*keys, path=path)
         if value in (None, "auto") and derived is not None:
-            lacks = self.where_is(*keys).rpartition(", ")[2]
-            self.note(path, derived, lacks, f"config.json, which has no {lacks}: from other keys", "derived")
-            return derived
+            lacks = self.path_of(*keys)
+            size = derived if isinstance(derived, int) else self.made(derived, lacks)
+            name = self.spelt(derived) if isinstance(derived, str) else lacks
+            self.lacks |= {name: lacks} if name != lacks else {}
+            self.note(path, size, name, f"config.json, which has no {lacks}: {name}", "derived")
+            return size
         where = self.where_is(*keys)
         insist(value is not None, where, "a model has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
         insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))
         return int(value)
+
+    def made(self, words: str, lacks: str = "") -> int:
+        """Return a sum (`total_of`) of numbers and keys, or of entries of their lists (``key.0``)."""
+        try:
+            return total_of(words, self._value)
+        except FieldError as fault:
+            (part, whole), names = fault.path, [*map(self.spelt, fault.path)]
+            where = f"{self.where}, {names[self._first((part,)) not in self.data]}"
+            must = fault.must[len(part) : -len(whole)].join(names)
+            do = f"{fault.do}, or add {lacks}" if lacks else fault.do
+            raise ConfigError(where, must, fault.found, do) from None
+
+    def _value(self, word: str) -> int:
+        """Return the value of a key, or an entry of its list, if it has one."""
+        key, _, entry = word.partition(".")
+        if not entry.isdecimal():
+            return self.count(word)
+        listed = self.list_of(key, int, int(entry) + 1, "parts") if isinstance(self.get(key), list) else None
+        return listed[int(entry)] if listed else self.count(key, least=-1)
 
     def flag(self, key: str, path: str = "") -> bool:
         """Return whether a key is true; an absent one is not."""

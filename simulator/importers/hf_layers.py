@@ -17,25 +17,25 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
     of_layers: list[Keys] = [{} for _ in range(layers)]
     for key, listed in c.family.lists.items():
         values = c.get(listed)
-        c.within |= {key: c.named(listed)} if values else {}
+        c.places |= {key: c.named(listed)} if values else {}
         for keys, value in zip(of_layers, values if isinstance(values, list) else (), strict=False):
             keys[key] = value
     stated = c.get("per_layer_config") or {}
-    where, must = f"{c.where}, per_layer_config", f"this has an object for some of {layers} layers"
+    where, must = c.where_is("per_layer_config"), f"this has an object for some of {layers} layers"
     fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
     insist(fits and all(isinstance(value, dict) for value in stated.values()), where, must, repr(stated))
     for key, value in stated.items():
         of_layers[int(key)] |= value
     reusing = c.count("num_kv_shared_layers", least=0, derived=0) if c.family.reuses else 0
     must, do = "some of the layers make keys and values", f"{CAPTURE}, with the model that makes them"
-    insist(reusing < layers, f"{c.where}, num_kv_shared_layers", must, f"{reusing:,} that reuse them", do)
+    insist(reusing < layers, c.where_is("num_kv_shared_layers"), must, f"{reusing:,} that reuse them", do)
     for keys in of_layers[layers - reusing :]:
         keys["reuses"] = True
         if c.flag("use_double_wide_mlp"):
             keys[c.family.width] = 2 * c.count(c.family.width)
     if c.family.encoded and (alone := c.list_of("cross_attention_layers", int)) is not None:
-        where, must = f"{c.where}, cross_attention_layers", f"these are some of {layers} layers"
-        insist(set() < {*alone} < {*range(layers)}, where, must, repr(alone))
+        where = c.where_is("cross_attention_layers", "num_hidden_layers")
+        insist(set() < {*alone} < {*range(layers)}, where, f"some of {layers} layers see an encoder alone", repr(alone))
         for layer, keys in enumerate(of_layers):
             keys["across"] = "alone" if layer in alone else "never"
     for keys, block in zip(of_layers, c.list_of("block_configs", dict, layers) or (), strict=False):
@@ -46,7 +46,7 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
 def _of_block(c: Config, block: dict[str, Any]) -> Keys:
     """Return what an object of ``block_configs`` says of its layer (DeciLM, as Llama-Nemotron is built)."""
     attention, part = (half if isinstance(half := block.get(key), dict) else {} for key in ("attention", "ffn"))
-    where, built = f"{c.where}, block_configs", ("n_heads_in_group", "ffn_mult", "no_op")
+    where, built = c.where_is("block_configs"), ("n_heads_in_group", "ffn_mult", "no_op")
     unknown = [key for half in (attention, part) for key, value in half.items() if value and key not in built]
     insist(not unknown, where, "the parts of a layer are known", ", ".join(map(repr, unknown)), CAPTURE)
     group, times = attention.get("n_heads_in_group") or 0, part.get("ffn_mult") or 0
@@ -63,7 +63,7 @@ def layer_types(c: Config, layers: int) -> list[str]:
     pattern = c.get("hybrid_override_pattern")
     if not types and isinstance(pattern, str):
         must = f"this has a letter for each of {layers} layers"
-        insist(len(pattern) >= layers, f"{c.where}, hybrid_override_pattern", must, f"{len(pattern)}", "correct it")
+        insist(len(pattern) >= layers, c.where_is("hybrid_override_pattern"), must, f"{len(pattern)}", "correct it")
         types = list(pattern)[:layers]
     for key, words in c.family.codes.items():
         coded = c.get(key)
@@ -76,7 +76,7 @@ def layer_types(c: Config, layers: int) -> list[str]:
     named = [word for word, kind in WORDS.items() if kind not in rare]
     for unknown in sorted({*types} - {*named}):
         must, do = "a type of layer is known", nearest(unknown, tuple(named))
-        raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
+        raise ConfigError(c.where_is("layer_types"), must, repr(unknown), do)
     if types:
         rules = SETS["rules"]
         c.used |= rules | {c.family.keys.get(rule, rule) for rule in (*rules, c.family.window)}
@@ -85,8 +85,7 @@ def layer_types(c: Config, layers: int) -> list[str]:
     if c.family.state:
         attending = _attending_layers(c, layers)
         return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
-    must = "this says which layers have a window"
-    insist(c.family.local != "listed", f"{c.where}, layer_types", must, "none", "add it")
+    insist(c.family.local != "listed", c.where_is("layer_types"), "this says which have a window", "none", "add it")
     local = _windowed_layers(c, layers)
     return [usual if layer in local else "full_attention" for layer in range(layers)]
 
@@ -103,8 +102,7 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
     if c.family.single:
         return set()
     period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
-    must, do = "this says which layers attend, and which have a state", "add it"
-    insist(period, f"{c.where}, layer_types", must, "none", do)
+    insist(period, c.where_is("layer_types"), "this says which layers attend, which have a state", "none", "add it")
     offset = c.count("attn_layer_offset", least=0, derived=period - 1)
     return {*range(offset, layers, period)}
 

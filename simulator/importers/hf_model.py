@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
-from math import prod
 from typing import Any
 
 from simulator.errors import insist
 from simulator.importers.hf_keys import CAPTURE, FAMILIES, PARTS, SETS, WORDS, Config
 from simulator.importers.hf_layers import Keys, fed_by, layer_types, of_layers
+from simulator.layout import runs
 from simulator.workload.models import MOST_OTHERS
 
-_ENCODED = 512
-"""Rows of an encoder's output, where no key states them: what T5 was trained on (arXiv 1910.10683, section 3.1.1)."""
 _HEADLESS = re.compile(r"(?<!Head)(?<!Heads)Model$|For(Sequence|Token)Classification$|ForQuestionAnswering$")
 """Names of classes that predict no tokens."""
 
@@ -23,32 +21,34 @@ _HEADLESS = re.compile(r"(?<!Head)(?<!Heads)Model$|For(Sequence|Token)Classifica
 def whole_model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of a model, or of a tower, with its ends."""
     family = c.family
-    if family.window_grid:
-        c.data = {**c.data, family.window: _patches(c, *family.window_grid)}
     for name, words in family.sums.items():
-        c.data = {**c.data, name: _sum(c, words)}
+        c.data, c.places[name] = {**c.data, name: c.made(words)}, c.spelt(words)
     c.used |= {*family.sums}  # which no file has
-    model, more = _model_of(c), dict[str, Any](stem=[_sum(c, words) for words in family.stem])
-    narrow = c.count(family.narrow, path="model.embedding_width", derived=model["hidden"])
-    more["embedding_width"] = narrow if narrow != model["hidden"] else None
-    more["embedding_rows"] = _sum(c, family.rows, "model.embedding_rows") if family.rows else None
+    model, more = _model_of(c), dict[str, Any](stem=[c.made(words) for words in family.stem])
+    narrow, hidden = c.count(family.narrow, path="model.embedding_width", derived="hidden_size"), model["hidden"]
+    more["embedding_width"] = narrow if narrow != hidden else None
+    if family.rows:
+        more["embedding_rows"] = c.count("embedding_rows", path="model.embedding_rows", derived=family.rows)
     for table, key in family.tables.items():
-        rows = c.count(key, path=f"model.{table}", least=0)
+        rows = c.count(key, path=f"model.{table}", least=int(table != "segments"))
         more[table] = rows and rows + family.more_positions * (table == "positions")
-    if family.grid:
-        more["positions"] = _patches(c, *family.grid) + model.get("registers", 0)
-    more["encoded"] = _encoded(c, model["hidden"]) if family.encoded else 0
+    if family.encoded:
+        key, must = "cross_attention_hidden_size", "an encoder is as wide as its decoder"
+        wide = c.count(key, derived="hidden_size")
+        insist(wide == hidden, c.where_is(key), must, f"{wide:,} and {hidden:,}", CAPTURE)
+        c.used.add("add_cross_attention")
+        rows = more["encoded"] = c.count(family.encoded, path="model.encoded", derived=family.encoded_rows)
+        who = " (--part encoder runs it)" * (f"{c.data.get('model_type')} encoder" in FAMILIES)
+        c.derived.append(f"The output of the encoder, {rows:,} rows (encoded; set it to yours), is an input{who}.")
     if family.merger:
-        rows, width, further = family.merger["rows"], family.merger["width"], family.merger["further"]
-        more["merger"] = {"rows": c.count(rows) ** 2, "width": c.count(width)}
-        more["merger"]["further"] = len(c.list_of(further, int) or ())
+        sizes = {field: c.count(family.merger[field], path=f"model.merger.{field}") for field in ("rows", "width")}
+        levels = c.list_of(family.merger["further"], int) or ()
+        more["merger"] = sizes | {"rows": sizes["rows"] ** 2, "further": len(levels)}
     if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
         more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}
-    if family.hybrid:
-        more["shared"] = {"sets": c.count(family.hybrid["sets"], path="model.shared.sets", derived=1)}
-    if "adapter" in family.hybrid:
-        more["shared"]["adapter"] = c.count(family.hybrid["adapter"], path="model.shared.adapter")
-        more["shared"]["adapts_attention"] = c.flag(family.hybrid["adapts_attention"], "model.shared.adapts_attention")
+    for field, key in family.hybrid.items():
+        path, is_flag = f"model.shared.{field}", field == "adapts_attention"
+        more.setdefault("shared", {})[field] = c.flag(key, path) if is_flag else c.count(key, path=path, derived=1)
     if family.buckets:
         biased = model["attention"] | {"buckets": c.count(family.buckets, path="model.others")}
         first = [*model.get("others", ()), {"stop": 1, "attention": biased}]
@@ -58,19 +58,6 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         c.defaults_taken.pop("vocab_size", None)
     whole = model | {field: value for field, value in more.items() if value}
     return whole | (_without_head(c, whole) if whole.get("head", True) and _HEADLESS.search(c.reader) else {})
-
-
-def _encoded(c: Config, hidden: int) -> int:
-    """Return the rows of an encoder's output, or of pictures, which are an input of the decoder."""
-    family, key = c.family, "cross_attention_hidden_size"
-    c.used.add("add_cross_attention")
-    wide, must = c.count(key, derived=hidden), "an encoder is as wide as its decoder"
-    insist(wide == hidden, c.where_is(key), must, f"{wide:,} and {hidden:,}", CAPTURE)
-    usual = (_patches(c, *family.pictures[:2]) + 1) * c.count(family.pictures[2]) if family.pictures else _ENCODED
-    rows = c.count(family.encoded, path="model.encoded", derived=usual)
-    who = " (--part encoder runs it)" if f"{c.data.get('model_type')} encoder" in FAMILIES else ""
-    c.derived.append(f"The output of the encoder, {rows:,} rows of it (encoded; set it to yours), is an input{who}.")
-    return rows
 
 
 def _without_head(c: Config, model: dict[str, Any]) -> dict[str, Any]:
@@ -83,26 +70,6 @@ def _without_head(c: Config, model: dict[str, Any]) -> dict[str, Any]:
     return {"head": False, "tied_embeddings": False, "head_transform": False, "head_biases": []}
 
 
-def _patches(c: Config, size: str, patch: str) -> int:
-    """Count the patches of a square, from the keys of their sizes."""
-    return (c.count(size) // c.count(patch)) ** 2
-
-
-def _sum(c: Config, words: str, path: str = "") -> int:
-    """Add up products of numbers and the values of keys."""
-    products = [part.split() for part in words.split("+")]
-    total = sum(prod(float(word) if word[0].isdigit() else _value(c, word) for word in part) for part in products)
-    c.note(path, int(total), words)
-    return int(total)
-
-
-def _value(c: Config, word: str) -> int:
-    """Return the value of a key, or an entry of its list (``key.0``), if it has one."""
-    key, _, entry = word.partition(".")
-    listed = c.list_of(key, int, int(entry) + 1, "parts") if entry and isinstance(c.get(key), list) else None
-    return listed[int(entry)] if listed else c.count(key, least=-1 if entry else 1)
-
-
 def _model_of(c: Config) -> dict[str, Any]:
     """Return the dimensions of the model."""
     if c.family.hybrid:
@@ -113,8 +80,7 @@ def _model_of(c: Config) -> dict[str, Any]:
         c.data = {**c.data, "num_hidden_layers": layers}
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
-    where, must = c.where_is(*PARTS["model"]["layers"]), "a model has at most 10,000 layers"
-    insist(layers <= 10_000, where, must, f"{layers:,}")
+    insist(layers <= 10_000, c.where_is(*PARTS["model"]["layers"]), "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     model.update(c.family.model)
     types = layer_types(c, layers)
@@ -136,23 +102,11 @@ def _model_of(c: Config) -> dict[str, Any]:
 def _split(c: Config) -> None:
     """Make two layers of one with attention, a feed-forward and a state: the first two, whose weights may be shared."""
     key, types = "layers_block_type", c.list_of("layers_block_type", str) or c.list_of("layer_types", str) or []
-    insist(types, f"{c.where}, {key}", "this says which layers have shared weights", "none", "add it")
+    insist(types, c.where_is(key), "this says which layers have shared weights", "none", "add it")
     of_two = {word: [word, "linear_attention"] for word, kind in WORDS.items() if kind == "both"}
     types = [part for word in types for part in of_two.get(word, [word])]
     c.data = {**c.data, key: types, "num_hidden_layers": len(types)}
-    c.used.add("layer_types")
     c.derived.append("Each hybrid layer is two: attention and feed-forward, whose weights are shared, and the state.")
-
-
-def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
-    """Split layers into ranges (start, every, stop), as few as a greedy search finds."""
-    while held:
-        left, every, run = {*held}, held[1] - held[0] if len(held) > 1 else 1, held[:1]
-        while run[-1] + every in left:
-            run.append(run[-1] + every)
-        fields = {key: value for key, value, usual in (("start", run[0], 0), ("every", every, 1)) if value != usual}
-        yield fields | ({"stop": run[-1] + 1} if run[-1] + every < layers else {})
-        held = sorted(left - {*run})
 
 
 Kinds = tuple[list[dict[str, Any]], list[int]]
@@ -180,8 +134,9 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
     if "state" not in words:
         c.used |= {key for keys in PARTS.get(c.family.state.get("kind", ""), {}).values() for key in keys}
     if window and "chunked_attention" in types:
-        tokens = c.count(c.family.window)
-        c.derived.append(f"Chunks of {tokens:,} tokens that attend among themselves count as windows.")
+        c.derived.append(
+            f"Chunks of {c.count(c.family.window):,} tokens that attend among themselves count as windows."
+        )
 
     def make(word: str, keys: Keys) -> dict[str, Any]:
         view = c.view(c.family.near if word == "near" else c.family.far if word == "full" else {}, keys)
@@ -193,7 +148,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
             return _row_attention(view, word)
         part = _latent_attention(view) if c.family.latent else _grouped_query_attention(view, hidden)
         part |= {"beside": _state(view, hidden, "model.attention.beside")} if c.family.beside else {}
-        is_near = window and word == "near"
+        is_near = window is not None and word == "near"
         part |= {"indexer": view.counts("blocks", "model.attention.indexer")} if word == "blocks" else {}
         part |= {key: keys[key] for key in ("reuses", "across") if key in keys}
         part |= {"qk_norms": True} if keys.get("across") == "alone" else {}
@@ -206,27 +161,26 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     """Return the part of layers with a state, whose origins go to `path`."""
     family, kind = c.family, c.family.state.get("kind", "")
     must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
-    insist(kind, f"{c.where}, layer_types", must, found, "name another family")
+    insist(kind, c.where_is("layer_types"), must, found, "name another family")
     part: dict[str, Any] = dict(family.state)
-    expand = c.count("mamba_expand", "expand", derived=2)
-    inner = c.count("mamba_d_ssm", "mamba_intermediate_size", derived=expand * hidden)
-    for field, keys in PARTS[family.state_part or kind].items():
-        each = part.get("heads", 1)
-        usual = {"mamba.heads": inner, "mamba.rank": -(-hidden // 16), "mamba2.head_size": inner // each}
-        usual |= {"convolution.heads": hidden, "rwkv.heads": hidden, "linear.head_size": hidden // each}
-        usual["lru.head_size"] = c.count("lru_width", derived=hidden) // each
+    parts = PARTS[family.state_part or kind]
+    expand, inner = c.stated("mamba_expand", "expand"), c.stated("mamba_d_ssm", "mamba_intermediate_size")
+    inner = inner or f"{expand or 2} hidden_size"
+    each = " / ".join(["", *filter(None, [c.stated(*parts.get("heads", ()))])])
+    usual: dict[str, Any] = {"mamba.rank": -(-hidden // 16), "mamba.heads": inner, "mamba2.head_size": inner + each}
+    usual |= {"convolution.heads": "hidden_size", "rwkv.heads": "hidden_size", "linear.head_size": "hidden_size" + each}
+    usual["lru.head_size"] = (c.stated("lru_width") or "hidden_size") + each
+    for field, keys in parts.items():
         part[field] = c.count(*keys, path=f"{path}.{field}", derived=usual.get(f"{kind}.{field}"))
     biased = [end for key, ends in family.state_biases.items() if not key or c.flag(key) for end in ends.split()]
     return part | ({"biases": biased} if biased else {})
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
-    path, family = "model.attention", c.family
-    heads = c.count("num_attention_heads", path=f"{path}.heads")
-    kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads)
-    head_size = c.count(
-        "head_dim", "kv_channels", path=f"{path}.head_size", derived=hidden * (1 + bool(family.hybrid)) // heads
-    )
+    path, family, heads_of = "model.attention", c.family, "num_attention_heads"
+    heads, width = c.count(heads_of, path=f"{path}.heads"), f"{'2 ' * bool(family.hybrid)}hidden_size / {heads_of}"
+    kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads_of)
+    head_size = c.count("head_dim", "kv_channels", path=f"{path}.head_size", derived=width)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
@@ -238,7 +192,7 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
 
 def _latent_attention(c: Config) -> dict[str, Any]:
     must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
-    insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
+    insist(not c.flag("attention_bias"), c.where_is("attention_bias"), must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
@@ -270,7 +224,7 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     words = ["dense"] * len(types)
     if family.single:
         words = [{"mlp": "dense", "moe": "moe", "both": "dense"}.get(WORDS[word], "none") for word in types]
-    elif family.experts and c.get(*routed):
+    elif family.experts and (c.get(*routed) or not (family.times or c.stated(family.width))):
         words = fed_by(c, len(types))
     c.used |= {family.width} if "dense" not in words else set()
     c.used |= of_experts | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
@@ -283,7 +237,8 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
         more: dict[str, Any] = ({"biases": True} if biases else {}) | family.feed_forward
         if word in ("moe", "hash"):
             return _experts(view, path, has_bias=family.router_bias and word == "moe") | more
-        width = view.count(family.width, path=f"{path}.width", derived=family.times * hidden or None)
+        usual = f"{family.times} hidden_size" if family.times else None
+        width = view.count(family.width, path=f"{path}.width", derived=usual)
         return {"kind": "dense", "width": _adjusted(view, width), **more}
 
     return _kinds(words, of_layers, make)
@@ -295,9 +250,8 @@ def _adjusted(c: Config, width: int) -> int:
     if not c.flag("block_auto_adjust_ff_dim"):
         return width
     width = 2 * width // 3
-    must, found = "this is a number above 0", repr(times)
     fits = times is None or (type(times) in (int, float) and 0 < times < 100)
-    insist(fits, c.where_is("block_ffn_dim_multiplier"), must, found)
+    insist(fits, c.where_is("block_ffn_dim_multiplier"), "this is a number above 0", repr(times))
     return width if times is None else -(-int(times * width) // multiple) * multiple
 
 

@@ -93,9 +93,8 @@ class Timeline:
         content, where = records_of(path), shown(path)
         events: Any = content.get("traceEvents") if isinstance(content, dict) else content
         must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
-        insist(
-            isinstance(events, list), where, must, "none" if isinstance(content, dict) else type(content).__name__, do
-        )
+        found = "none" if isinstance(content, dict) else type(content).__name__
+        insist(isinstance(events, list), where, must, found, do)
         self.path, self.device, self.ops, self.marks = path, Spans(), Spans(), Spans()
         self._memory = defaultdict[int, list[tuple[int, int, int, int]]](list)  # by device; -1 is the host
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()

@@ -48,13 +48,17 @@ Summary = Mapping[str, Any]
 """The content of a ``summary.json``."""
 
 
-def check_target(out: Path) -> None:
+def check_target(out: Path, editable: str = "", *, force: bool = False) -> None:
     """Refuse an output folder that holds anything but an earlier run, or cannot be made.
 
     Parameters
     ----------
     out
         The folder of the results.
+    editable
+        Pattern of the files that a command writes there for people to change.
+    force
+        Whether these are replaced.
 
     Raises
     ------
@@ -68,7 +72,11 @@ def check_target(out: Path) -> None:
     insist(not is_file, where, rule, "a file, or a link that leads nowhere", do)
     is_around = out.exists() and Path.cwd().is_relative_to(out.resolve())
     insist(not is_around, where, rule, "the working directory", do)
-    if strange := _strange(out):
+    strange = sorted(_strange(out), key=lambda name: bool(re.fullmatch(editable, name)))
+    if strange and re.fullmatch(editable, strange[0]):
+        must, do = "a file that is there is kept", "choose another folder, or say --force"
+        insist(force, where, must, str(out / strange[0]), do)
+    elif strange:
         found = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
         raise ConfigError(where, rule, found, do)
     check_beside(where, out, rule, do)
@@ -88,15 +96,15 @@ def _contents(folder: Path) -> set[str]:
 
 
 @contextmanager
-def replaced(out: Path) -> Iterator[Path]:
+def replaced(out: Path, editable: str = "", *, force: bool = False) -> Iterator[Path]:
     """Yield a folder to fill; it replaces `out` when the block ends, and is removed if the block fails.
 
     If others write into `out` meanwhile, its old content is kept beside it, and a line on stderr says so.
 
     Parameters
     ----------
-    out
-        The folder of the results.
+    out, editable, force
+        See `check_target`.
 
     Raises
     ------
@@ -105,7 +113,7 @@ def replaced(out: Path) -> Iterator[Path]:
     MemoryError
         If the system has no memory left.
     """
-    check_target(out)
+    check_target(out, editable, force=force)
     out = out.resolve()
     made = [p for p in (out.parent, *out.parent.parents) if not p.exists()]
     try:

@@ -163,10 +163,10 @@ def plan(
     return Planned(result, tuple(replace(why, plan=plan) for plan, why in chosen))
 
 
-_WORKLOAD = "workload.yaml"
+_WORKLOAD, _OF_GRAPHS = "workload.yaml", r"workload\.yaml|graph(-.+)?\.jsonl"
 
 
-def write_graphs(workload: str | Path, out: Path) -> list[str]:
+def write_graphs(workload: str | Path, out: Path, *, force: bool = False) -> list[str]:
     """Write each graph of a workload as `hosim-graph/1`; if it has only one, also a document that runs the file.
 
     Parameters
@@ -174,7 +174,9 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
     workload
         A name in the catalogue, or a path that ends in ``.yaml``.
     out
-        The folder, which is replaced as a whole.
+        The folder.
+    force
+        Whether one with such files is replaced.
 
     Returns
     -------
@@ -186,10 +188,10 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
     ConfigError
         If the document is wrong, or the folder holds something else.
     """
-    files.check_target(out)
+    files.check_target(out, _OF_GRAPHS, force=force)
     document, job = _document_and_job(workload)
     names, lines = folder_names(job.labels).values() if len(job.graphs) > 1 else [""], list[str]()
-    with files.replaced(out) as folder:
+    with files.replaced(out, _OF_GRAPHS, force=force) as folder:
         for graph, name in zip(job.graphs, names, strict=True):
             file = f"graph-{name}.jsonl" if name else "graph.jsonl"
             graph_jsonl.write(graph, folder / file)

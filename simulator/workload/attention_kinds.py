@@ -87,8 +87,7 @@ class _Attention(Part):
         fits = self.window is not None or not self.sinks
         require(fits, "sinks stand beside a window", "none", "sinks", do="add window")
         for key in ("window", "gate", "sink_logits") if self.sparse else ():
-            must, do = f"sparse attention has no {key}", "remove one of them"
-            require(not getattr(self, key, None), must, "both", key, do=do)
+            require(not getattr(self, key, None), f"sparse attention has no {key}", "both", key, do="remove one")
 
 
 class Gqa(_Attention):

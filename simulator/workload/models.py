@@ -295,7 +295,8 @@ class DecoderModel(Part):
     def _check_encoded(self) -> None:
         must, do = "layers that attend to an encoder have grouped-query attention", "change it, or remove encoded"
         fits = all(isinstance(part, Gqa) and not part.chooses for part, _ in self.kinds) and not self.parallel
-        require(not self.encoded or (fits and self.causal), must, "another", "encoded", do=do)
+        require(not self.encoded or fits, must, "another", "encoded", do=do)
+        require(self.causal or not self.encoded, "what an encoder feeds is causal", "false", "causal", do="remove it")
         ways, do = {getattr(part, "across", "too") for part, _ in self.kinds}, "correct encoded, or across"
         must, found = "some layer attends to an encoder's output, and none says how (across) without", ", ".join(ways)
         require(ways != {"never"} if self.encoded else ways == {"too"}, must, found, "encoded", do=do)

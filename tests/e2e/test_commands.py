@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import chain
 import click
@@ -126,6 +127,40 @@ def test_check_of_a_plan_needs_a_scenario_for_its_steps(hosim, scenario):
     assert done.out.endswith(f"{held}4.30 MB: it must wait for room, and may block itself: ok\n")
 
 
+def test_a_graph_that_is_there_is_kept_unless_it_is_to_be_replaced(hosim, tmp_path):
+    out = tmp_path / "graphs"
+    command = ("graph", "tiny_train", "--out", out)
+    first = hosim(*command).out
+    (out / "graph.jsonl").write_text("changed by hand", encoding="utf-8")
+    kept = hosim(*command)
+    rule = f"{out}: a file that is there is kept, found {out / 'graph.jsonl'}; choose another folder, or say --force"
+    assert (kept.code, rule in kept.err) == (1, True)
+    assert (out / "graph.jsonl").read_text(encoding="utf-8") == "changed by hand"
+    assert hosim(*command, "--force").out == first
+    assert (out / "graph.jsonl").read_text(encoding="utf-8").startswith("{")
+    (out / "notes.txt").write_text("mine", encoding="utf-8")
+    assert "'notes.txt' in it" in hosim(*command, "--force").err
+
+
+def test_a_class_of_ops_of_a_machine_is_one_that_the_workload_can_have(hosim, tmp_path):
+    """A model's ops have hosim's classes; those of a graph may have their own."""
+    machine = (Path(hosim_api.__file__).parents[1] / "hardware_profiles" / "ascend_910c_die.yaml").read_text(
+        encoding="utf-8"
+    )
+    changed = machine.replace("  achieved_fraction:\n", "  achieved_fraction:\n    atention: 0.4\n")
+    (tmp_path / "machine.yaml").write_text(changed.replace("name: ascend_910c_die", "name: machine"), encoding="utf-8")
+    hosim("graph", "tiny_train", "--out", tmp_path / "graph")
+    outcomes = []
+    for workload in ("tiny_train", "graph/workload.yaml"):
+        file = tmp_path / "scenario.yaml"
+        head = "schema: hosim/scenario/1\nname: scenario\nhardware: machine.yaml\npolicies: [resident]\n"
+        file.write_text(f"{head}workload: {workload}\n", encoding="utf-8")
+        outcomes.append(hosim("check", file))
+    assert [outcome.code for outcome in outcomes] == [1, 0]
+    assert "compute.achieved_fraction: ops of a model are of hosim's classes, found 'atention'; use" in outcomes[0].err
+    assert "(did you mean 'attention'?); others are those of a graph" in outcomes[0].err
+
+
 def test_a_graph_is_written_and_runs_as_what_it_was_made_from(hosim, tmp_path):
     out = tmp_path / "graph"
     done = hosim("graph", "tiny_train", "--out", out)
@@ -138,9 +173,6 @@ def test_a_graph_is_written_and_runs_as_what_it_was_made_from(hosim, tmp_path):
         file.write_text(scenario.format(workload), encoding="utf-8")
         steps.append(json.loads(hosim("run", file, "--json").out)["rows"][0]["step_ns"])
     assert steps[0] == steps[1]
-    (out / "graph.jsonl").write_text("changed", encoding="utf-8")
-    assert hosim("graph", "tiny_train", "--out", out).code == 1
-    assert (out / "graph.jsonl").read_text(encoding="utf-8") == "changed"
 
 
 def test_a_folder_of_results_is_no_file_to_check(hosim, tmp_path):

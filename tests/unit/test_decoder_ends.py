@@ -323,6 +323,7 @@ def test_biases_of_distances_are_those_of_the_first_layer() -> None:
         ({"model": {"feed_forward": PLAIN}, "swiglu": "fused"}, "swiglu is of feed-forwards with a gate"),
         ({"model": {"head_biases": ["lm"]}, "loss_chunks": 2}, "a loss in chunks has no bias"),
         ({"model": {"head": False}, "loss_chunks": 2}, "a loss is made of logits"),
+        ({"model": {"encoded": 4, "causal": False}}, "what an encoder feeds is causal, found false; remove it"),
         ({"model": {"encoded": 4}, "parallel": {"ranks": "all", "pipeline": 3}},
          "an encoder's output reaches one stage, found 3 stages; set it to 1"),
     ],

@@ -77,7 +77,7 @@ def test_all_that_is_trained_learns_and_the_rows_of_pictures_too(options: dict[s
 @pytest.mark.parametrize("layers", [[1, 5], []])
 def test_layers_that_are_not_there_attend_to_nothing(layers: list[int], tmp_path: Path) -> None:
     folder = folder_of(tmp_path, **MLLAMA | {"cross_attention_layers": layers})
-    with pytest.raises(ConfigError, match=r"cross_attention_layers: these are some of 5 layers, found \["):
+    with pytest.raises(ConfigError, match=r"cross_attention_layers: some of 5 layers see an encoder alone, found \["):
         hosim.read_hf(folder)
 
 

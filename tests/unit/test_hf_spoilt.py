@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from examples import examples
+from hf_small import DEEPSEEK_V4
 from mutations import changed
 
 import simulator as hosim
@@ -108,6 +110,49 @@ def test_keys_of_experts_say_nothing_where_no_layer_has_some(stated: dict[str, A
     assert {part.kind for _, part in model.kinds} == {"dense"}
 
 
+def paths(config: dict[str, Any], section: str = "") -> Iterator[str]:
+    """Yield the path of each key of a file."""
+    for key, value in config.items():
+        yield f"{section}{key}"
+        if isinstance(value, dict):
+            yield from paths(value, f"{section}{key}.")
+
+
+def wrong_sizes(name: str, section: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a path and a file in which that size is wrong; half of them leave all else to the class."""
+    for key, value in STATED[name].items():
+        for number, wrong in enumerate((0, -1, "x", 10**12, value + 1, 7, 10_007) if type(value) is int else ()):
+            stated = {"model_type": name} if number % 2 else STATED[name]
+            config = stated | {key: wrong}
+            yield f"{section}{key}", {section.rstrip("."): config} if section else config
+
+
+def check_names(name: str, section: str, folder: Path) -> int:
+    """Read such files, and return how many are refused: each names keys of the file by their whole paths."""
+    refused = 0
+    for path, config in wrong_sizes(name, section):
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        try:
+            hosim.read_hf(folder, phase="train", sequence=16)
+        except ConfigError as error:
+            refused += 1
+            named = {word.rstrip(".") for word in re.findall(r"[\w.-]+", error.where.partition("config.json, ")[2])}
+            asks = error.where.startswith("--") or error.found == "none"  # for another option, or a key that lacks
+            assert asks or named & {*paths(config)}, (path, str(error))  # noqa: PT017
+    return refused
+
+
+@pytest.mark.parametrize("section", ["", "text_config."], ids=["alone", "nested"])
+def test_a_wrong_size_is_told_by_its_path_in_the_file(section: str, tmp_path: Path) -> None:
+    assert sum(check_names(name, section, tmp_path) for name in [*STATED][::12]) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["", "text_config."], ids=["alone", "nested"])
+def test_a_wrong_size_of_any_family_is_told_by_its_path_in_the_file(section: str, tmp_path: Path) -> None:
+    assert all(check_names(name, section, tmp_path) for name in STATED)
+
+
 IN_FILE = {
     "an entry of a list": (
         STATED["ernie4_5_moe_vl"] | {"moe_layer_start_index": [-1, 1]},
@@ -124,6 +169,30 @@ IN_FILE = {
     "of some layers": (
         STATED["bamba"] | {"attn_layer_indices": [3], "mamba_n_groups": 3},
         "mamba_n_groups: mamba_n_groups divides mamba_n_heads, found 3 and 128; set mamba_n_groups to 2 or 4",
+    ),
+    "heads that do not divide the width": (
+        STATED["pp_formulanet_text"] | {"decoder_attention_heads": 7},
+        "decoder_attention_heads: decoder_attention_heads divides d_model, found 7 and 512; correct one of them, ",
+    ),
+    "a width that heads do not divide, of a class": (
+        {"model_type": "pp_formulanet_text", "d_model": 513},
+        "d_model: decoder_attention_heads divides d_model, found 16 and 513; correct one of them, or add head_dim",
+    ),
+    "a picture smaller than a patch": (
+        {"text_config": {"model_type": "mllama_text_model"}, "vision_config": {"image_size": 7, "patch_size": 14}},
+        "vision_config.patch_size: vision_config.patch_size is at most vision_config.image_size, found 14 and 7; corr",
+    ),
+    "a window of nothing": (
+        {"text_config": STATED["gemma2"] | {"sliding_window": 0}},
+        "text_config.sliding_window: this is a whole number from 1 to 1,000,000,000, found 0; correct it",
+    ),
+    "residuals that are none": (
+        DEEPSEEK_V4 | {"hc_mult": 0},
+        "hc_mult: this is a whole number from 1 to 1,000,000,000, found 0; correct it",
+    ),
+    "a wide head": (
+        {"text_config": STATED["llama"] | {"num_key_value_heads": 5}},
+        "text_config.num_key_value_heads: text_config.num_key_value_heads divides text_config.num_attention_heads, fou",
     ),
     "what is inside of a part": (
         STATED["deepseek_v32"] | {"q_lora_rank": None},
