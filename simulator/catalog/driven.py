@@ -7,7 +7,7 @@ are at most 1, and where both documents state a share or a time, the slower one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
@@ -16,7 +16,7 @@ from typing import Any
 
 from simulator.catalog.settings import FieldChange, apply
 from simulator.errors import insist
-from simulator.graph import OP_CLASSES, share_of
+from simulator.graph import OP_CLASSES, lesser_shares
 from simulator.hardware import Hardware
 from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
 from simulator.units import decimal, exact, nearest
@@ -128,8 +128,7 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
             yield f"host.{path}", exact(ns, "ns"), f"host.{key}"
     _check_classes(machine, times.class_ns, place("host", "class"))
     stated = machine.host.each_class_ns
-    longer = {name: exact(ns, "ns") for name, ns in times.class_ns.items() if ns > stated.get(name, 0)}
-    if longer:
+    if longer := {name: exact(ns, "ns") for name, ns in times.class_ns.items() if ns > stated.get(name, 0)}:
         yield "host.each_class", {name: exact(ns, "ns") for name, ns in stated.items()} | longer, "host.class"
     if is_served and times.ahead:
         yield "host.serving.ahead", True, "host.ahead"
@@ -141,10 +140,10 @@ def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocu
     key, other = _kinds(software, workload)
     reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
     shares = _class_shares(machine, reads, "arithmetic", lambda *keys: place("kernels", key, *keys))
-    if less := _lesser(compute.achieved_fraction, shares, (1.0, 1.0)):
+    if less := lesser_shares(compute.achieved_fraction, shares, (1.0, 1.0)):
         yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
     shares = _class_shares(machine, adds, "class_bandwidth", lambda *keys: place("kernels", other, *keys))
-    if less := _lesser(compute.class_bandwidth, shares, (compute.achieved_bandwidth_fraction, adds.bandwidth)):
+    if less := lesser_shares(compute.class_bandwidth, shares, (compute.achieved_bandwidth_fraction, adds.bandwidth)):
         yield "compute.class_bandwidth", less, f"kernels.{other}.class_bandwidth"
     if reads.fill_ns > compute.fill_ns:
         yield "compute.fill", exact(reads.fill_ns, "ns"), f"kernels.{key}.fill"
@@ -165,19 +164,9 @@ def _class_shares(machine: Hardware, kernels: KernelShares, field: str, place: P
 
 
 def _check_classes(machine: Hardware, names: Iterable[str], where: str, *others: str) -> None:
-    named = dict.fromkeys((*OP_CLASSES, *machine.compute.achieved_fraction))
-    classes = (*(name for name in named if name != "default"), *others)
+    classes = (*OP_CLASSES, *(machine.compute.achieved_fraction.keys() - {*OP_CLASSES, "default"}), *others)
     odd = next((name for name in names if name not in classes), "")
     insist(not odd, where, "figures are of classes of ops", repr(odd), nearest(odd, classes))
-
-
-def _lesser(stated: Mapping[str, float], shares: Mapping[str, float], most: tuple[float, float]) -> dict[str, float]:
-    """Return for each class the lesser of two shares, each with that of other classes; nothing if that changes none."""
-    lesser, is_less = dict[str, float](), False
-    for name in {**stated, **shares}:
-        share, less = stated.get(share_of(name, stated), most[0]), shares.get(share_of(name, shares), most[1])
-        lesser[name], is_less = min(share, less), is_less or less < share
-    return lesser if is_less else {}
 
 
 def _memory(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:

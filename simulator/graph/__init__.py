@@ -33,6 +33,7 @@ from simulator.graph.ops import OpKind as OpKind
 from simulator.graph.ops import Tensor as Tensor
 from simulator.graph.ops import TensorKind as TensorKind
 from simulator.graph.ops import chosen_number as chosen_number
+from simulator.graph.ops import lesser_shares as lesser_shares
 from simulator.graph.ops import share_of as share_of
 from simulator.units import counted
 

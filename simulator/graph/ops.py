@@ -226,6 +226,25 @@ def share_of(op_class: str, fractions: Mapping[str, float]) -> str:
     return next((name for name in (op_class, op_class.rpartition("_")[0]) if name in fractions), "default")
 
 
+def lesser_shares(
+    stated: Mapping[str, float], others: Mapping[str, float], most: tuple[float, float]
+) -> dict[str, float]:
+    """Return for each class that either states the lesser of both shares; nothing if no stated one is larger.
+
+    Parameters
+    ----------
+    stated, others
+        Class -> share; that of one that is not listed is that of another one (see `share_of`).
+    most
+        The share of either where none says so.
+    """
+    lesser, is_less = dict[str, float](), False
+    for name in {**stated, **others}:
+        share, other = stated.get(share_of(name, stated), most[0]), others.get(share_of(name, others), most[1])
+        lesser[name], is_less = min(share, other), is_less or other < share
+    return lesser if is_less else {}
+
+
 HOST = "host"
 DEVICES = ("accelerator", HOST)
 """What runs an op: the accelerator of its rank, or the cores of its host."""
