@@ -62,15 +62,6 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
     return apply(machine, changes)
 
 
-def check_classes(machine: Hardware, workload: Workload | JobDocument, place: Place) -> None:
-    """Refuse shares of a machine that are of no class that ops of a model have; those of a graph may have others."""
-    classes, shares = (*OP_CLASSES, "default"), machine.compute.achieved_fraction
-    unknown = next((name for name in shares if name not in classes), "")
-    is_model, do = isinstance(workload, Workload) and workload.graph is None, nearest(unknown, classes)
-    where, rule = place("compute", "achieved_fraction"), "ops of a model are of hosim's classes"
-    insist(not (unknown and is_model), where, rule, repr(unknown), f"{do}; others are those of a graph")
-
-
 def unread(machine: Hardware, software: Software, workload: Workload | JobDocument) -> dict[str, str]:
     """Return which figures of a software no run of a workload reads on a machine: pattern of paths -> the reason."""
     is_served = workload.requests is not None

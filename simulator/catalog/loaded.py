@@ -14,11 +14,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-from simulator.catalog.driven import check_classes, drive
+from simulator.catalog.driven import drive
 from simulator.catalog.settings import FieldChange, apply, by_document, fields, places, record, scaled, split, unsourced
 from simulator.catalog.shelf import Entry, dump, load, path_of
 from simulator.catalog.text import Keys, errors_at
 from simulator.errors import ConfigError, insist
+from simulator.graph import OP_CLASSES
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario
 from simulator.software import Software
@@ -212,12 +213,15 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
     ----------
     loaded
         The documents.
-    machine
-        The machine, with all changes.
-    changes
-        Changes of the software, by path.
+    machine, changes
+        The machine, with all changes; and changes of the software, by path.
     """
-    check_classes(machine, loaded.workload, partial(loaded.place, of="hardware"))
+    classes, work = (*OP_CLASSES, "default"), loaded.workload
+    odd = next((name for name in machine.compute.achieved_fraction if name not in classes), "")
+    if odd and isinstance(work, Workload) and work.graph is None:
+        where, do = loaded.place("compute", "achieved_fraction", of="hardware"), nearest(odd, classes)
+        rule = "ops of a model are of hosim's classes"
+        raise ConfigError(where, rule, repr(odd), f"{do}; others are those of a graph")
     if (named := loaded.scenario.software) is None:
         rule, where = "only a scenario that names software can change it", loaded.place("software")
         insist(not changes, where, rule, "none", "name it")
