@@ -318,13 +318,15 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
     """Check that actions which take no room start as soon as they may; return those that room kept waiting.
 
     Of a blocked run, actions issued after a collective that never began are left out: no row says whether it had
-    arrived. So are copies of what has no bytes: no row says when it was freed where they go.
+    arrived. So are copies of what has no bytes to where it was freed before: no row says when.
     """
     start, never, unrun = facts.arrived, facts.never, _first_unrun(facts)
     since = np.maximum(facts.issued, allowed)
     since[unrun] = np.where(allowed[unrun] < never, never - 1, NONE)
-    has_bytes = np.append(facts.program.sizes, 0)[np.where(facts.kind == COPY, facts.a, -1)] > 0
-    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY) & has_bytes)
+    place = facts.a * facts.program.tiers + np.where(facts.kind == COPY, facts.c, facts.b)
+    is_seen = facts.latest(np.where(facts.kind == DETACH, 0, NONE), place) == NONE  # if it was freed there, and when
+    is_seen |= np.append(facts.program.sizes, 0)[np.where(facts.kind == COPY, facts.a, -1)] > 0
+    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY) & is_seen)
     held_up = held_up[held_up < facts.unmet.min(initial=len(facts.kind))]
     judged = (start[held_up] != never) | (np.isin(held_up, unrun) & (since[held_up] != NONE))
     held_up = held_up[judged & (since[held_up] < start[held_up])]
