@@ -244,11 +244,12 @@ class Config:
         try:
             return total_of(words, self._value)
         except FieldError as fault:
+            if self.data.keys().isdisjoint(self._first((word,)) for word in words.split()):
+                return total_of(words.replace(" / ", " // "), self._value)  # as the class itself divides its defaults
             (part, whole), names = fault.path, [*map(self.spelt, fault.path)]
             where = f"{self.where}, {names[self._first((part,)) not in self.data]}"
             must = fault.must[len(part) : -len(whole)].join(names)
-            do = f"{fault.do}, or add {lacks}" if lacks else fault.do
-            raise ConfigError(where, must, fault.found, do) from None
+            raise ConfigError(where, must, fault.found, f"{fault.do}, or add {lacks}" if lacks else fault.do) from None
 
     def _value(self, word: str) -> int:
         """Return the value of a key, or an entry of its list, if it has one."""

@@ -121,7 +121,8 @@ def paths(config: dict[str, Any], section: str = "") -> Iterator[str]:
 def wrong_sizes(name: str, section: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a path and a file in which that size is wrong; half of them leave all else to the class."""
     for key, value in STATED[name].items():
-        for number, wrong in enumerate((0, -1, "x", 10**12, value + 1, 7, 10_007) if type(value) is int else ()):
+        is_size = type(value) is int and "." not in key  # of a section beside it otherwise
+        for number, wrong in enumerate((0, -1, "x", 10**12, value + 1, 7, 10_007) if is_size else ()):
             stated = {"model_type": name} if number % 2 else STATED[name]
             config = stated | {key: wrong}
             yield f"{section}{key}", {section.rstrip("."): config} if section else config
@@ -136,7 +137,7 @@ def check_names(name: str, section: str, folder: Path) -> int:
             hosim.read_hf(folder, phase="train", sequence=16)
         except ConfigError as error:
             refused += 1
-            named = {word.rstrip(".") for word in re.findall(r"[\w.-]+", error.where.partition("config.json, ")[2])}
+            named = {word.rstrip(".") for word in re.findall(r"[\w.-]+", str(error).partition("config.json, ")[2])}
             asks = error.where.startswith("--") or error.found == "none"  # for another option, or a key that lacks
             assert asks or named & {*paths(config)}, (path, str(error))  # noqa: PT017
     return refused
