@@ -36,7 +36,7 @@ op       `flops`            arithmetic work                                     
 op       `workspace_bytes`  scratch memory while it runs                                           0
 op       `duration_ns`      measured time; required of a delay                                     cost model
 op       `kind`             compute; collective; or delay: holds its stream and computes nothing   compute
-op       `op_class`         matmul, attention, attention_backward, vector or another fraction     vector
+op       `op_class`         a class of ops: matmul, attention, vector, ...; or one of your own         vector
 op       `dtype`            key of its device's peaks                                              bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
 op       `barrier`          no copy into the compute tier is moved across it                       false

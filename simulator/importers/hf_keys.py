@@ -244,8 +244,6 @@ class Config:
         try:
             return total_of(words, self._value)
         except FieldError as fault:
-            if self.data.keys().isdisjoint(self._first((word,)) for word in words.split()):
-                return total_of(words.replace(" / ", " // "), self._value)  # as the class itself divides its defaults
             (part, whole), names = fault.path, [*map(self.spelt, fault.path)]
             where = f"{self.where}, {names[self._first((part,)) not in self.data]}"
             must = fault.must[len(part) : -len(whole)].join(names)

@@ -130,6 +130,9 @@ def replaced(out: Path, editable: str = "", *, force: bool = False) -> Iterator[
                     with waiting():
                         if os.path.lexists(out):
                             out.rename(workspace / _OLD)
+                            for path in (workspace / _OLD).iterdir() if force else ():
+                                if re.fullmatch(editable, path.name):
+                                    path.unlink()
                         new.rename(out)
                         complete.append(str(out))
             finally:

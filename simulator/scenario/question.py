@@ -11,7 +11,7 @@ from pydantic import Field
 
 from simulator.document import Count, Part, Ranks
 from simulator.scenario.claim import Label, Quantity
-from simulator.units import exact, in_field, parse, ratio, require, unit_of
+from simulator.units import decimal, exact, in_field, parse, ratio, require, unit_of
 
 WORKLOAD = "workload."
 """Prefix of paths to fields of the workload."""
@@ -147,8 +147,10 @@ class Question(Frontier):
         low, high = self.read("at_least"), self.read("at_most")
         if not self.multiple_of:
             return _rounded(low, high, self.resolution)
-        step = int(self.read("multiple_of"))
-        return range(-(-int(low) // step) * step, int(high) + 1, step)
+        step = self.read("multiple_of")
+        if isinstance(step, int):
+            return range(-(-int(low) // step) * step, int(high) + 1, step)
+        return [float(decimal(step) * n) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     @property
     def unit(self) -> str | None:

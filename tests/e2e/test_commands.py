@@ -136,7 +136,9 @@ def test_a_graph_that_is_there_is_kept_unless_it_is_to_be_replaced(hosim, tmp_pa
     rule = f"{out}: a file that is there is kept, found {out / 'graph.jsonl'}; choose another folder, or say --force"
     assert (kept.code, rule in kept.err) == (1, True)
     assert (out / "graph.jsonl").read_text(encoding="utf-8") == "changed by hand"
-    assert hosim(*command, "--force").out == first
+    replaced = hosim(*command, "--force")
+    assert (replaced.out, replaced.err) == (first, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["graphs"], "nothing of the old one is kept beside it"
     assert (out / "graph.jsonl").read_text(encoding="utf-8").startswith("{")
     (out / "notes.txt").write_text("mine", encoding="utf-8")
     assert "'notes.txt' in it" in hosim(*command, "--force").err

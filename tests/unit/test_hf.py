@@ -128,7 +128,7 @@ def test_each_figure_names_the_key_that_it_comes_from(folder: Path) -> None:
         "model.tied_embeddings": "config.json, tie_word_embeddings",
         "model.attention.heads": "config.json, num_attention_heads",
         "model.attention.kv_heads": "config.json, num_key_value_heads",
-        "model.attention.head_size": "config.json, which has no head_dim: hidden_size / num_attention_heads",
+        "model.attention.head_size": "config.json, which has no head_dim: hidden_size // num_attention_heads",
         "model.feed_forward.width": "config.json, intermediate_size",
     }
     assert set(work.assumed) == {"batch", "sequence"}
@@ -621,7 +621,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         (TINY | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: this is true or false, found 'yes'"),
         (
             TINY | {"num_attention_heads": 65},
-            "config.json, num_attention_heads: num_attention_heads divides hidden_size, found 65 and 64; correct ",
+            "config.json, num_attention_heads: num_attention_heads is at most hidden_size, found 65 and 64; correct ",
         ),
         (TINY | {"layer_types": ["full_attention"]}, "this has an entry for each of 4 layers, found 1"),
         (TINY | {"layer_types": ["spiral"] * 4}, "a type of layer is known, found 'spiral'"),

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from simulator.scenario import Scenario
+from simulator.scenario import Question, Scenario
 
 FIT = {"parameter": "rate of the link", "figure": "step_time", "why": "the printed step"}
 
@@ -160,3 +160,15 @@ def test_the_printed_figures_of_a_claim_have_names():
     claim = {"sentence": "a step takes 1 s", "source": "a paper"}
     message = "a printed figure that puts a claim to the test has a name, found none; add figure: "
     assert refusal(claim=claim, expect=[{"row": "static", "printed": "1 s"}]).startswith(message)
+
+
+def question(multiple_of):
+    asked = {"of": "compute.achieved_bandwidth", "start": 0.9, "at_least": 0.35, "at_most": 0.5, "over": "resident"}
+    return Question.model_validate({**asked, "such_that": ["step <= 1 s"], "multiple_of": multiple_of})
+
+
+@pytest.mark.parametrize(("multiple_of", "values"), [(0.05, [0.35, 0.4, 0.45, 0.5]), (0.2, [0.4]), (0.25, [0.5])])
+def test_a_question_may_ask_for_multiples_of_a_fraction(multiple_of, values):
+    assert [*question(multiple_of).values] == values
+    with pytest.raises(ValidationError, match="a multiple of multiple_of lies between the ends"):
+        question(0.3)
