@@ -185,3 +185,15 @@ def test_words_go_through_experts_of_their_own(tmp_path: Path) -> None:
     biases = [p for p in chosen if p not in of_words]
     assert count(found.workload.model).total == sum(of_words) + sum(biases)
     assert "the experts of tokens of pictures (moe_intermediate_size.1), as many as others" in found.dropped
+
+
+@pytest.mark.parametrize(("ratio", "width"), [(None, 4 * 1280), (4, 4 * 1280), (3, 3 * 1280)])
+def test_the_tower_of_qwen2_vl_is_as_wide_as_it_says(tmp_path: Path, ratio: int | None, width: int) -> None:
+    stated = {"mlp_ratio": ratio} if ratio else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": stated}))
+    model = hosim.read_hf(tmp_path, part="vision").workload.model
+    assert isinstance(model, DecoderModel)
+    assert {part.width for _, part in model.kinds} == {width}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": {"mlp_ratio": 0}}))
+    with pytest.raises(ConfigError, match=r"vision_config.mlp_ratio: this is a whole number from 1"):
+        hosim.read_hf(tmp_path, part="vision")
