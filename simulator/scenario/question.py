@@ -179,7 +179,8 @@ class Question(Frontier):
         if stated is None:
             start, reach = self.read("start"), _REACH[self.direction]
             least: int | float = 1 if isinstance(start, int) else 0.0
-            return start * reach if key == "at_most" else max(least, type(start)(start / reach))
+            most = 1.0 if self.unit is None and isinstance(start, float) and start <= 1 else math.inf  # a share
+            return min(most, start * reach) if key == "at_most" else max(least, type(start)(start / reach))
         with in_field("of" if key == "start" else key):
             if self.unit == "x":
                 return float(ratio(stated))

@@ -172,3 +172,9 @@ def test_a_question_may_ask_for_multiples_of_a_fraction(multiple_of, values):
     assert [*question(multiple_of).values] == values
     with pytest.raises(ValidationError, match="a multiple of multiple_of lies between the ends"):
         question(0.3)
+
+
+@pytest.mark.parametrize(("start", "most"), [(0.9, 1.0), (1.0, 1.0), (1.5, 1500.0), ("0.9 GB/s", 900 * 10**9)])
+def test_a_share_is_searched_up_to_one(start, most):
+    asked = {"of": "compute.achieved_bandwidth", "over": "resident", "such_that": ["step <= 1 s"]}
+    assert Question.model_validate({**asked, "start": start}).read("at_most") == most
