@@ -144,6 +144,11 @@ class PlanWalk:
         self._checked, self._last_move, self._steps_done = set[Code](), self._position, 0
         self._cacheable, self._cached = graph.cacheable, 0
         self._certain = {i: {*graph.ops[i].reads} - {*reads.candidates} for i, reads in graph.dynamic_reads.items()}
+        ops, streams = ("an op id", len(graph.ops)), ("a stream id", _STREAMS)
+        tensors, tiers = ("a tensor id", len(graph.tensors)), ("a tier id", self._tiers)
+        self._operands = {
+            COMPUTE: (ops, streams), COPY: (tensors, tiers, tiers), DETACH: (tensors, tiers), SYNC: (tensors,),
+        }  # fmt: skip
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next actions."""
@@ -164,14 +169,11 @@ class PlanWalk:
                 self._end_training_step()
 
     def _has_operands(self, kind: int, *ids: int) -> bool:
-        op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
-        tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
-        operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
-        if kind not in operands:
+        if kind not in self._operands:
             must, do = "an action is compute, copy, detach or sync (0 to 3)", "correct its kind"
             self._tell_error(("no such action", NOWHERE), must, str(kind), do)
             return False
-        for operand, (name, count) in zip(ids, operands[kind], strict=False):
+        for operand, (name, count) in zip(ids, self._operands[kind], strict=False):
             if not 0 <= operand < count:
                 must, do = f"{name} lies between 0 and {count - 1:,}", "make the plan for this graph"
                 self._tell_error(("no such name", NOWHERE), must, str(operand), do)

@@ -324,9 +324,9 @@ def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) 
     since = np.maximum(facts.issued, allowed)
     since[unrun] = np.where(allowed[unrun] < never, never - 1, NONE)
     place = facts.a * facts.program.tiers + np.where(facts.kind == COPY, facts.c, facts.b)
-    is_seen = facts.latest(np.where(facts.kind == DETACH, 0, NONE), place) == NONE  # if it was freed there, and when
-    is_seen |= np.append(facts.program.sizes, 0)[np.where(facts.kind == COPY, facts.a, -1)] > 0
-    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY) & is_seen)
+    is_judged = facts.latest(np.where(facts.kind == DETACH, 0, NONE), place) == NONE  # nothing was freed there before
+    is_judged |= np.append(facts.program.sizes, 0)[np.where(facts.kind == COPY, facts.a, -1)] > 0
+    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY) & is_judged)
     held_up = held_up[held_up < facts.unmet.min(initial=len(facts.kind))]
     judged = (start[held_up] != never) | (np.isin(held_up, unrun) & (since[held_up] != NONE))
     held_up = held_up[judged & (since[held_up] < start[held_up])]
