@@ -26,7 +26,6 @@ from simulator.units import FieldError, did_you_mean, in_yaml, nearest, parse, r
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
-
 Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 """The name of a part of a document; without a dot, because field paths are dotted."""
 
@@ -61,6 +60,15 @@ def _one_line(text: str) -> str:
 
 Line = Annotated[str, AfterValidator(_one_line)]
 """A text of one line."""
+
+
+def _is_class(name: str) -> str:
+    require(name != "default", "a figure is of a class of ops", "'default'", do="set the figure for all of them")
+    return name
+
+
+OpClass = Annotated[Key, AfterValidator(_is_class)]
+"""A class of ops where what counts for all others has a field of its own."""
 
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 """A number of things of which none has an object of its own: tokens, sequences, elements."""
@@ -97,8 +105,8 @@ class Part(BaseModel):
     def _divides(self, part: str, whole: str) -> None:
         """Refuse a field that does not divide another one."""
         divisor, total = getattr(self, part), getattr(self, whole)
-        do = would_divide(part, total, divisor)
-        require(total % divisor == 0, f"{part} divides {whole}", f"{divisor:,} and {total:,}", part, do=do)
+        must, do = f"{part} divides {whole}", would_divide(part, total, divisor)
+        require(total % divisor == 0, must, f"{divisor:,} and {total:,}", part, do=do)
 
     @model_validator(mode="before")
     @classmethod

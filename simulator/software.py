@@ -7,12 +7,13 @@ shares its kernels reach, and what else it keeps in memory. `simulator.catalog.d
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from math import inf
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StringConstraints
 
-from simulator.document import Document, Few, Key, Part, Share
+from simulator.document import Document, Few, Key, OpClass, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, require
 
 Pattern = Annotated[str, StringConstraints(pattern=r"^!?[A-Za-z0-9_*?\[\]-]+$")]
@@ -75,6 +76,21 @@ class Copies(Part):
     out: CopyMode | None = None
     links: dict[Pattern, CopyMode] = {}
 
+    def of_link(self, name: str, *, ends_here: bool, begins_here: bool) -> tuple[str, CopyMode]:
+        """Return the field that says how a link copies, and how.
+
+        Parameters
+        ----------
+        name
+            Its name.
+        ends_here, begins_here
+            Whether it ends, or begins, in the compute tier.
+        """
+        modes = [("default", self.default), ("in", self.into if ends_here else None)]
+        modes += [("out", self.out if begins_here else None)]
+        modes += [(f"links.{key}", mode) for key, mode in self.links.items() if fnmatchcase(name, key)]
+        return [(f"copies.{key}", mode) for key, mode in modes if mode is not None][-1]
+
 
 class HostTimes(Part):
     """Times of the host to issue under any plan; larger times of the machine hold.
@@ -99,7 +115,7 @@ class HostTimes(Part):
     op_ns: Nanoseconds = Field(0, alias="op")
     copy_ns: Nanoseconds = Field(0, alias="copy")
     layer_ns: Nanoseconds = Field(0, alias="layer")
-    class_ns: dict[Key, Nanoseconds] = Field({}, alias="class")
+    class_ns: dict[OpClass, Nanoseconds] = Field({}, alias="class")
     step_ns: Nanoseconds = Field(0, alias="step")
     iteration_ns: Nanoseconds = Field(0, alias="iteration")
     request_ns: Nanoseconds = Field(0, alias="request")
@@ -120,7 +136,7 @@ class ClassShares(Part):
     """
 
     arithmetic: dict[Key, Share] = {}
-    class_bandwidth: dict[Key, Share] = {}
+    class_bandwidth: dict[OpClass, Share] = {}
 
 
 class KernelShares(ClassShares):
@@ -187,8 +203,8 @@ class Software(Document):
         What its host pays.
     kernels
         Kind of run -> the rates of kernels in it: ``train``, ``prefill``, ``decode``, and ``default`` for kinds that
-        are not listed and for graphs from files. Serving reads prompts and adds tokens at once: it takes the arithmetic
-        of ``prefill``, and the bandwidth and the launch of ``decode``.
+        are not listed, for graphs from files, and for jobs whose programs are of several kinds. Serving reads prompts
+        and adds tokens at once: it takes the arithmetic of ``prefill``, and the bandwidth and the launch of ``decode``.
     memory
         What it holds beside tensors.
     """
@@ -199,3 +215,10 @@ class Software(Document):
     host: HostTimes = HostTimes()
     kernels: dict[Literal["default", "train", "prefill", "decode"], KernelShares] = {}
     memory: KeptMemory = KeptMemory()
+
+    def kinds(self, phases: set[str]) -> tuple[str, str]:
+        """Return the kinds of run whose arithmetic, and whose bandwidth, kernels of programs of these phases have."""
+        (phase,) = phases if len(phases) == 1 else ("default",)
+        kinds = ("prefill", "decode") if phase in ("requests", "serve") else (phase, phase)
+        reads, adds = (kind if kind in self.kernels else "default" for kind in kinds)
+        return reads, adds

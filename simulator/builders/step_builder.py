@@ -308,10 +308,9 @@ class StepBuilder:
         again = ".bwd" if self.phase == "backward" else self.again
         spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
         made = self.add(f"{self.micro}{weight.name}.ready{again}", spread)
-        work = OpFields(
-            op_class="dequantize", write_bytes=self.read_bytes(weight)
-        )  # of experts only those that are read
-        work["read_bytes"] = weight.size_bytes * work["write_bytes"] // (weight.parameters * self.element_bytes)
+        ready_bytes = self.read_bytes(weight)  # of experts only as many are made ready as are read
+        work = OpFields(op_class="dequantize", write_bytes=ready_bytes)
+        work["read_bytes"] = weight.size_bytes * ready_bytes // (weight.parameters * self.element_bytes)
         self.op(f"{name}.ready", [self.held[weight.name]], [made], **work)
         return made
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from simulator.catalog.settings import FieldChange, apply
 from simulator.errors import insist
@@ -53,11 +53,10 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
         rule = "copies.links names links of the machine that go via no other"
         is_there = any(fnmatchcase(name, pattern) for name in wires)
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
-    parts = (*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload, place))
+    parts = [*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload, place)]
+    parts += [_host(machine, software, workload, place), _memory(machine, software, workload)]
     why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
-    for path, value, source in chain(
-        *parts, _host(machine, software, workload, place), _memory(machine, software, workload)
-    ):
+    for path, value, source in chain(*parts):
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
     return apply(machine, changes)
 
@@ -68,9 +67,9 @@ def unread(machine: Hardware, software: Software, workload: Workload | JobDocume
     idle = dict.fromkeys(() if is_served else _SERVED, "hosim serve reads it")
     idle |= {"host.step": "only serving pays for iterations"} if is_served else {}
     idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
-    others = {*software.kernels} - {*_kinds(software, workload)}
+    others = {*software.kernels} - {*software.kinds(_phases(workload))}
     idle |= {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
-    patterns = {pattern for shares in software.kernels.values() for pattern in shares.machines}
+    patterns = (pattern for shares in software.kernels.values() for pattern in shares.machines)
     away = [pattern for pattern in patterns if not fnmatchcase(machine.name, pattern)]
     return idle | {f"kernels.*.machines.{pattern}.*": "it is for other machines" for pattern in away}
 
@@ -78,20 +77,18 @@ def unread(machine: Hardware, software: Software, workload: Workload | JobDocume
 _SERVED = ("host.iteration", "host.request", "host.ahead")
 
 
-def _kinds(software: Software, workload: Workload | JobDocument) -> tuple[str, str]:
-    """Return the kinds of run whose arithmetic, and whose bandwidth, the kernels of a workload have."""
-    kinds = ("prefill", "decode") if workload.phase in ("requests", "serve") else (workload.phase,) * 2
-    reads, adds = (kind if kind in software.kernels and workload.graph is None else "default" for kind in kinds)
-    return reads, adds
+def _phases(workload: Workload | JobDocument) -> set[str]:
+    """Return the phases of the programs; of a graph ``default``."""
+    programs = workload.programs.values() if isinstance(workload, JobDocument) else ()
+    works = [program.work for program in programs] or [cast(Workload, workload)]
+    return {"default" if work.graph is not None else work.phase for work in works if work is not None}
 
 
 def _copies(machine: Hardware, software: Software, name: str) -> Changes:
     """Yield how a wire copies; a staged link copies as the wires on its way do."""
-    link, copies, tier = machine.links[name], software.copies, machine.compute_tier
-    modes = [("default", copies.default), ("in", copies.into if link.target == tier else None)]
-    modes += [("out", copies.out if link.source == tier else None)]
-    modes += [(f"links.{key}", mode) for key, mode in copies.links.items() if fnmatchcase(name, key)]
-    source, mode = [(f"copies.{key}", mode) for key, mode in modes if mode is not None][-1]
+    link, tier = machine.links[name], machine.compute_tier
+    ends = {"ends_here": link.target == tier, "begins_here": link.source == tier}
+    source, mode = software.copies.of_link(name, **ends)
     rate, share = link.bandwidth_bytes_per_s, decimal(mode.share)
     slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
     if slower < rate:
@@ -117,7 +114,7 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
     ):  # fmt: skip
         if is_paid and (ns := getattr(times, f"{key}_ns")) > attrgetter(f"{path}_ns")(machine.host):
             yield f"host.{path}", exact(ns, "ns"), f"host.{key}"
-    _check_classes(machine, times.class_ns, place("host", "class"))
+    _check_classes(times.class_ns, place("host", "class"), *machine.compute.achieved_fraction.keys() - {"default"})
     stated = machine.host.each_class_ns
     if longer := {name: exact(ns, "ns") for name, ns in times.class_ns.items() if ns > stated.get(name, 0)}:
         yield "host.each_class", {name: exact(ns, "ns") for name, ns in stated.items()} | longer, "host.class"
@@ -128,7 +125,7 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
 def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Changes:
     """Yield shares and times of kernels: those of the kind of the run."""
     compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
-    key, other = _kinds(software, workload)
+    key, other = software.kinds(_phases(workload))
     reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
     shares = _class_shares(machine, reads, "arithmetic", lambda *keys: place("kernels", key, *keys))
     if less := lesser_shares(compute.achieved_fraction, shares, (1.0, 1.0)):
@@ -146,18 +143,26 @@ def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocu
 
 def _class_shares(machine: Hardware, kernels: KernelShares, field: str, place: Place) -> dict[str, float]:
     """Return the shares that a software states of classes of ops on a machine."""
-    shares, others = dict[str, float](), ("default",) if field == "arithmetic" else ()
+    shares, others = dict[str, float](), {*machine.compute.achieved_fraction, "default"}
+    others -= {"default"} if field == "class_bandwidth" else set()
     for pattern, of_pattern in [("*", kernels), *kernels.machines.items()]:
         stated, keys = getattr(of_pattern, field), () if of_pattern is kernels else ("machines", pattern)
-        _check_classes(machine, stated, place(*keys, field), *others)
+        _check_classes(stated, place(*keys, field), *others)
         shares |= stated if fnmatchcase(machine.name, pattern) else {}
     return shares
 
 
-def _check_classes(machine: Hardware, names: Iterable[str], where: str, *others: str) -> None:
-    classes = (*OP_CLASSES, *(machine.compute.achieved_fraction.keys() - {*OP_CLASSES, "default"}), *others)
-    odd = next((name for name in names if name not in classes), "")
-    insist(not odd, where, "figures are of classes of ops", repr(odd), nearest(odd, classes))
+def _check_classes(names: Iterable[str], where: str, *others: str) -> None:
+    classes = (*OP_CLASSES, *sorted({*others} - {*OP_CLASSES}))
+    odd, do = next((name for name in names if name not in classes), ""), "a graph may have classes of its own"
+    insist(not odd, where, "figures are of classes of ops", repr(odd), f"{nearest(odd, classes)}; {do}")
+
+
+def refuse_classes(machine: Hardware, place: Place) -> None:
+    """Refuse figures of a machine that are of no class that ops of a model have."""
+    _check_classes(machine.compute.achieved_fraction, place("compute", "achieved_fraction"), "default")
+    _check_classes(machine.compute.class_bandwidth, place("compute", "class_bandwidth"))
+    _check_classes(machine.host.each_class_ns, place("host", "each_class"))
 
 
 def _memory(machine: Hardware, software: Software, workload: Workload | JobDocument) -> Changes:

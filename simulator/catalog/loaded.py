@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-from simulator.catalog.driven import drive
+from simulator.catalog.driven import drive, refuse_classes
 from simulator.catalog.settings import FieldChange, apply, by_document, fields, places, record, scaled, split, unsourced
 from simulator.catalog.shelf import Entry, dump, load, path_of
 from simulator.catalog.text import Keys, errors_at
@@ -216,12 +216,10 @@ def driven(loaded: Loaded, machine: Hardware, changes: Mapping[str, FieldChange]
     machine, changes
         The machine, with all changes; and changes of the software, by path.
     """
-    classes, work = (*OP_CLASSES, "default"), loaded.workload
-    odd = next((name for name in machine.compute.achieved_fraction if name not in classes), "")
+    work, shares, traffic = loaded.workload, machine.compute.achieved_fraction, machine.compute.class_bandwidth
+    odd = {*shares, *traffic, *machine.host.each_class_ns} - {*OP_CLASSES, "default"}
     if odd and isinstance(work, Workload) and work.graph is None:
-        where, do = loaded.place("compute", "achieved_fraction", of="hardware"), nearest(odd, classes)
-        rule = "ops of a model are of hosim's classes"
-        raise ConfigError(where, rule, repr(odd), f"{do}; others are those of a graph")
+        refuse_classes(machine, partial(loaded.place, of="hardware"))
     if (named := loaded.scenario.software) is None:
         rule, where = "only a scenario that names software can change it", loaded.place("software")
         insist(not changes, where, rule, "none", "name it")

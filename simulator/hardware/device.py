@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StrictBool
 
-from simulator.document import MOST_RANKS, Count, Key, Part, Ranks, Share
+from simulator.document import MOST_RANKS, Count, Key, OpClass, Part, Ranks, Share
 from simulator.hardware.memory import Tier
 from simulator.units import (
     Bytes,
@@ -46,7 +46,7 @@ class Rates(Part):
     peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
     achieved_fraction: dict[Key, Share] = {"default": 1.0}
     achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
-    class_bandwidth: dict[Key, Share] = {}
+    class_bandwidth: dict[OpClass, Share] = {}
     launch_ns: Nanoseconds = Field(0, alias="launch")
     fill_ns: Nanoseconds = Field(0, alias="fill")
 
@@ -280,7 +280,7 @@ class Host(Part):
     queue_depth: Count = 1024
     each_step_ns: Nanoseconds = Field(0, alias="each_step")
     each_layer_ns: Nanoseconds = Field(0, alias="each_layer")
-    each_class_ns: dict[Key, Nanoseconds] = Field({}, alias="each_class")
+    each_class_ns: dict[OpClass, Nanoseconds] = Field({}, alias="each_class")
     fixed: FixedHost = FixedHost()
     reactive: ReactiveHost = ReactiveHost()
     serving: ServingHost = ServingHost()

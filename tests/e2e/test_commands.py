@@ -144,12 +144,20 @@ def test_a_graph_that_is_there_is_kept_unless_it_is_to_be_replaced(hosim, tmp_pa
     assert "'notes.txt' in it" in hosim(*command, "--force").err
 
 
-def test_a_class_of_ops_of_a_machine_is_one_that_the_workload_can_have(hosim, tmp_path):
+@pytest.mark.parametrize(
+    ("of_class", "where"),
+    [
+        (("  achieved_fraction:\n", "  achieved_fraction:\n    atention: 0.4\n"), "compute.achieved_fraction"),
+        (("\ncompute:\n", "\ncompute:\n  class_bandwidth: {atention: 0.4}\n"), "compute.class_bandwidth"),
+        (("\nhost:\n", "\nhost:\n  each_class: {atention: 4 us}\n"), "host.each_class"),
+    ],
+)
+def test_a_class_of_ops_of_a_machine_is_one_that_the_workload_can_have(hosim, tmp_path, of_class, where):
     """A model's ops have hosim's classes; those of a graph may have their own."""
     machine = (Path(hosim_api.__file__).parents[1] / "hardware_profiles" / "ascend_910c_die.yaml").read_text(
         encoding="utf-8"
     )
-    changed = machine.replace("  achieved_fraction:\n", "  achieved_fraction:\n    atention: 0.4\n")
+    changed = machine.replace(*of_class)
     (tmp_path / "machine.yaml").write_text(changed.replace("name: ascend_910c_die", "name: machine"), encoding="utf-8")
     hosim("graph", "tiny_train", "--out", tmp_path / "graph")
     outcomes = []
@@ -158,9 +166,9 @@ def test_a_class_of_ops_of_a_machine_is_one_that_the_workload_can_have(hosim, tm
         head = "schema: hosim/scenario/1\nname: scenario\nhardware: machine.yaml\npolicies: [resident]\n"
         file.write_text(f"{head}workload: {workload}\n", encoding="utf-8")
         outcomes.append(hosim("check", file))
-    assert [outcome.code for outcome in outcomes] == [1, 0]
-    assert "compute.achieved_fraction: ops of a model are of hosim's classes, found 'atention'; use" in outcomes[0].err
-    assert "(did you mean 'attention'?); others are those of a graph" in outcomes[0].err
+    assert [outcome.code for outcome in outcomes] == [1, 0], outcomes[1].err
+    assert f"{where}: figures are of classes of ops, found 'atention'; use one of matmul, " in outcomes[0].err
+    assert "(did you mean 'attention'?); a graph may have classes of its own" in outcomes[0].err
 
 
 def test_a_graph_is_written_and_runs_as_what_it_was_made_from(hosim, tmp_path):

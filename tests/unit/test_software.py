@@ -238,6 +238,24 @@ KINDS = """kernels:
 """
 
 
+@pytest.mark.parametrize(("other", "matmul"), [("decode", 0.3), ("prefill", 0.4)])
+def test_kernels_of_a_job_are_those_of_its_programs_if_they_are_of_one_kind(tmp_path, other, matmul):
+    work = "{model: {family: llama, layers: 1, hidden: 8, heads: 2, kv_heads: 1, ffn: 8, vocabulary: 8}, phase: PHASE, "
+    work += "batch: 1, sequence: 8, parallel: {ranks: all}}"
+    programs = [
+        f"  {name}: {{workload: {work.replace('PHASE', phase)}, ranks: 1}}"
+        for name, phase in (("a", "decode"), ("b", other))
+    ]
+    head = "schema: hosim/job/1\nname: job\nprograms:\n"
+    (tmp_path / "job.yaml").write_text(
+        head + "\n".join([*programs, "  tool: {delay: 1 ms, ranks: 1}\n"]), encoding="utf-8"
+    )
+    (tmp_path / "soft.yaml").write_text(PROFILE + KINDS, encoding="utf-8")
+    asked = {"software": str(tmp_path / "soft.yaml")}
+    machine = catalog.resolve(catalog.scenario_of("dgx_a100", str(tmp_path / "job.yaml")), asked).hardware
+    assert machine.compute.achieved_fraction["matmul"] == matmul
+
+
 @pytest.mark.parametrize(
     ("workload", "matmul", "bandwidth"),
     [
@@ -318,15 +336,21 @@ MISTAKES = {
     ),
     "kernels: {default: {arithmetic: {matmull: 0.5}}}": (
         "soft.yaml:4, kernels.default.arithmetic: figures are of classes of ops, found 'matmull'; use one of matmul, "
-        "matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default (did you mean 'matmul'?)"
+        "matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default (did you mean 'matmul'?); a "
+        "graph may have classes of its own"
     ),
     "kernels: {default: {machines: {'x*': {arithmetic: {gemm: 0.5}}}}}": (
         "soft.yaml:4, kernels.default.machines.x*.arithmetic: figures are of classes of ops, found 'gemm'; use one of "
-        "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default"
+        "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize, default; a graph may have "
+        "classes of its own"
     ),
     "kernels: {default: {class_bandwidth: {default: 0.5}}}": (
-        "soft.yaml:4, kernels.default.class_bandwidth: figures are of classes of ops, found 'default'; use one of "
-        "matmul, matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize"
+        "soft.yaml:4, kernels.default.class_bandwidth.default: a figure is of a class of ops, found 'default'; set the "
+        "figure for all of them"
+    ),
+    "kernels: {default: {class_bandwidth: {gemm: 0.5}}}": (
+        "soft.yaml:4, kernels.default.class_bandwidth: figures are of classes of ops, found 'gemm'; use one of matmul, "
+        "matmul_w8, matmul_w4, attention, attention_backward, vector, dequantize; a graph may have classes of its own"
     ),
     "kernels: {default: {machines: {'x*': {}}}}": (
         "soft.yaml:4, kernels.default.machines.x*: kernels reach other shares on such machines, found none; "
