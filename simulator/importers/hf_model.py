@@ -181,9 +181,8 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     sign = "/" if "positions" in family.tables else "//"  # classes of learned positions refuse what others round down
     heads, width = c.count(heads_of, path=f"{path}.heads"), f"{'2 ' * bool(family.hybrid)}hidden_size {sign} {heads_of}"
     kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads_of)
-    head_size = (
-        c.made(width) if sign == "/" else c.count("head_dim", "kv_channels", path=f"{path}.head_size", derived=width)
-    )
+    keys = "head_dim", "kv_channels"
+    head_size = c.made(width) if sign == "/" else c.count(*keys, path=f"{path}.head_size", derived=width)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     v_head = c.count("v_head_dim", path=f"{path}.v_head", derived=head_size)
