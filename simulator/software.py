@@ -131,8 +131,8 @@ class ClassShares(Part):
         Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak; ``default`` covers all other classes.
         Without it those of the machine hold.
     class_bandwidth
-        Op class (``matmul_w4``, ``dequantize`` ...) -> share of the compute tier's bandwidth, where it is not
-        ``bandwidth``.
+        Op class (``matmul_w4``, ``dequantize`` ...) -> share of the bandwidth of the tier that they work in, where
+        it is not ``bandwidth``.
     """
 
     arithmetic: dict[Key, Share] = {}
@@ -147,7 +147,7 @@ class KernelShares(ClassShares):
     machines
         Pattern of names of machines -> what kernels reach there, where it is another; of a class the last match wins.
     bandwidth
-        Share of the compute tier's bandwidth.
+        Share of the bandwidth of the tier that they work in.
     launch_ns
         Device time of each kernel [ns].
     fill_ns
@@ -205,6 +205,8 @@ class Software(Document):
         Kind of run -> the rates of kernels in it: ``train``, ``prefill``, ``decode``, and ``default`` for kinds that
         are not listed, for graphs from files, and for jobs whose programs are of several kinds. Serving reads prompts
         and adds tokens at once: it takes the arithmetic of ``prefill``, and the bandwidth and the launch of ``decode``.
+    cores
+        The rates of its kernels on the cores of a host, in runs of any kind.
     memory
         What it holds beside tensors.
     """
@@ -214,6 +216,7 @@ class Software(Document):
     copies: Copies = Copies()
     host: HostTimes = HostTimes()
     kernels: dict[Literal["default", "train", "prefill", "decode"], KernelShares] = {}
+    cores: KernelShares = KernelShares()
     memory: KeptMemory = KeptMemory()
 
     def kinds(self, phases: set[str]) -> tuple[str, str]:
@@ -222,3 +225,9 @@ class Software(Document):
         kinds = ("prefill", "decode") if phase in ("requests", "serve") else (phase, phase)
         reads, adds = (kind if kind in self.kernels else "default" for kind in kinds)
         return reads, adds
+
+    def reached(self, phases: set[str]) -> dict[str, tuple[tuple[str, KernelShares], tuple[str, KernelShares]]]:
+        """Return of each device what says its arithmetic, and what its bandwidth, in such phases, with its key."""
+        of_kind = {str(kind): kernels for kind, kernels in self.kernels.items()}
+        reads, adds = [(f"kernels.{kind}", of_kind.get(kind, KernelShares())) for kind in self.kinds(phases)]
+        return {"compute": (reads, adds), "host_compute": (("cores", self.cores), ("cores", self.cores))}

@@ -12,12 +12,12 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 from simulator.catalog.settings import FieldChange, apply
 from simulator.errors import insist
 from simulator.graph import OP_CLASSES, lesser_shares
-from simulator.hardware import Hardware
+from simulator.hardware import Hardware, Rates
 from simulator.software import BLOCKING, THROUGH_A_BUFFER, KernelShares, Software
 from simulator.units import decimal, exact, nearest
 from simulator.workload import Workload
@@ -63,15 +63,14 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
 
 def unread(machine: Hardware, software: Software, workload: Workload | JobDocument) -> dict[str, str]:
     """Return which figures of a software no run of a workload reads on a machine: pattern of paths -> the reason."""
-    is_served = workload.requests is not None
-    idle = dict.fromkeys(() if is_served else _SERVED, "hosim serve reads it")
-    idle |= {"host.step": "only serving pays for iterations"} if is_served else {}
+    idle = {"host.step": "only serving pays for iterations"}
+    idle = idle if workload.requests is not None else dict.fromkeys(_SERVED, "hosim serve reads it")
     idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
-    others = {*software.kernels} - {*software.kinds(_phases(workload))}
-    idle |= {f"kernels.{kind}.*": "the run is of another kind" for kind in others}
-    patterns = (pattern for shares in software.kernels.values() for pattern in shares.machines)
+    others = (f"kernels.{kind}.*" for kind in software.kernels.keys() - {*software.kinds(_phases(workload))})
+    idle |= dict.fromkeys(others, "the run is of another kind")
+    patterns = (pattern for kernels in (*software.kernels.values(), software.cores) for pattern in kernels.machines)
     away = [pattern for pattern in patterns if not fnmatchcase(machine.name, pattern)]
-    return idle | {f"kernels.*.machines.{pattern}.*": "it is for other machines" for pattern in away}
+    return idle | {f"*.machines.{pattern}.*": "it is for other machines" for pattern in away}
 
 
 _SERVED = ("host.iteration", "host.request", "host.ahead")
@@ -79,16 +78,15 @@ _SERVED = ("host.iteration", "host.request", "host.ahead")
 
 def _phases(workload: Workload | JobDocument) -> set[str]:
     """Return the phases of the programs; of a graph ``default``."""
-    programs = workload.programs.values() if isinstance(workload, JobDocument) else ()
-    works = [program.work for program in programs] or [cast(Workload, workload)]
+    programs = workload.programs.values() if isinstance(workload, JobDocument) else None
+    works = [workload] if programs is None else [program.work for program in programs]
     return {"default" if work.graph is not None else work.phase for work in works if work is not None}
 
 
 def _copies(machine: Hardware, software: Software, name: str) -> Changes:
     """Yield how a wire copies; a staged link copies as the wires on its way do."""
     link, tier = machine.links[name], machine.compute_tier
-    ends = {"ends_here": link.target == tier, "begins_here": link.source == tier}
-    source, mode = software.copies.of_link(name, **ends)
+    source, mode = software.copies.of_link(name, ends_here=link.target == tier, begins_here=link.source == tier)
     rate, share = link.bandwidth_bytes_per_s, decimal(mode.share)
     slower = min(rate if rate == inf else max(1, int(rate * share)), mode.rate_bytes_per_s)
     if slower < rate:
@@ -99,8 +97,7 @@ def _copies(machine: Hardware, software: Software, name: str) -> Changes:
     if mode.mode in BLOCKING and not link.blocking:
         yield f"links.{name}.blocking", True, f"{source}.mode"
     times = mode.host_passes or (3 if mode.mode in THROUGH_A_BUFFER else 1)
-    lower = sorted({link.source, link.target} - {tier})
-    if more := {below: times for below in lower if times > link.passes_at(below)}:
+    if more := {end: times for end in sorted({link.source, link.target} - {tier}) if times > link.passes_at(end)}:
         yield f"links.{name}.passes", {**link.passes, **more}, f"{source}.host_passes"
 
 
@@ -123,31 +120,34 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
 
 
 def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Changes:
-    """Yield shares and times of kernels: those of the kind of the run."""
-    compute, kernels = machine.compute, {str(kind): shares for kind, shares in software.kernels.items()}
-    key, other = software.kinds(_phases(workload))
-    reads, adds = kernels.get(key, KernelShares()), kernels.get(other, KernelShares())
-    shares = _class_shares(machine, reads, "arithmetic", lambda *keys: place("kernels", key, *keys))
-    if less := lesser_shares(compute.achieved_fraction, shares, (1.0, 1.0)):
-        yield "compute.achieved_fraction", less, f"kernels.{key}.arithmetic"
-    shares = _class_shares(machine, adds, "class_bandwidth", lambda *keys: place("kernels", other, *keys))
-    if less := lesser_shares(compute.class_bandwidth, shares, (compute.achieved_bandwidth_fraction, adds.bandwidth)):
-        yield "compute.class_bandwidth", less, f"kernels.{other}.class_bandwidth"
-    if reads.fill_ns > compute.fill_ns:
-        yield "compute.fill", exact(reads.fill_ns, "ns"), f"kernels.{key}.fill"
-    if adds.bandwidth < compute.achieved_bandwidth_fraction:
-        yield "compute.achieved_bandwidth", adds.bandwidth, f"kernels.{other}.bandwidth"
-    if adds.launch_ns > compute.launch_ns:
-        yield "compute.launch", exact(adds.launch_ns, "ns"), f"kernels.{other}.launch"
+    """Yield shares and times of kernels: on the accelerator those of the kind of the run, and those on cores."""
+    for device, ((key, reads), (other, adds)) in software.reached(_phases(workload)).items():
+        if (rates := getattr(machine, device)) is None:
+            continue
+        for field, kernels, source, most in (
+            ("achieved_fraction", reads, f"{key}.arithmetic", (1.0, 1.0)),
+            ("class_bandwidth", adds, f"{other}.class_bandwidth", (rates.achieved_bandwidth_fraction, adds.bandwidth)),
+        ):
+            shares = _class_shares(machine, rates, kernels, source, place)
+            if less := lesser_shares(getattr(rates, field), shares, most):
+                yield f"{device}.{field}", less, source
+        if adds.bandwidth < rates.achieved_bandwidth_fraction:
+            yield f"{device}.achieved_bandwidth", adds.bandwidth, f"{other}.bandwidth"
+        for field, kernels, source in (("fill", reads, key), ("launch", adds, other)):
+            if (ns := getattr(kernels, f"{field}_ns")) > getattr(rates, f"{field}_ns"):
+                yield f"{device}.{field}", exact(ns, "ns"), f"{source}.{field}"
 
 
-def _class_shares(machine: Hardware, kernels: KernelShares, field: str, place: Place) -> dict[str, float]:
-    """Return the shares that a software states of classes of ops on a machine."""
-    shares, others = dict[str, float](), {*machine.compute.achieved_fraction, "default"}
+def _class_shares(
+    machine: Hardware, rates: Rates, kernels: KernelShares, source: str, place: Place
+) -> dict[str, float]:
+    """Return the shares that a software states of classes of ops on a device of a machine."""
+    *keys, field = source.split(".")
+    shares, others = dict[str, float](), {*rates.achieved_fraction, "default"}
     others -= {"default"} if field == "class_bandwidth" else set()
     for pattern, of_pattern in [("*", kernels), *kernels.machines.items()]:
-        stated, keys = getattr(of_pattern, field), () if of_pattern is kernels else ("machines", pattern)
-        _check_classes(stated, place(*keys, field), *others)
+        stated, more = getattr(of_pattern, field), () if of_pattern is kernels else ("machines", pattern)
+        _check_classes(stated, place(*keys, *more, field), *others)
         shares |= stated if fnmatchcase(machine.name, pattern) else {}
     return shares
 

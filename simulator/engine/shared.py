@@ -22,6 +22,7 @@ from simulator.graph import Call, Collective, Members, Roles
 from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
 from simulator.trace import Ints, instances
+from simulator.units import decimal
 
 Columns = dict[str, Any]
 """Numbers, and arrays of numbers, by name."""
@@ -283,9 +284,13 @@ class Shared:
         if (cores := self.hardware.host_compute) is None:
             return [NOTHING] * (len(UNITS) + 1)
         tier = self.hardware.tiers[cores.tier]
-        uses = [self._resource("host unit", unit, tier.scope, rank, FULL_RATE) for unit in UNITS]
-        uses.append(self._resource("bus", f"memory.{cores.tier}", tier.scope, rank, tier.bandwidth_bytes_per_s or 0))
-        return [self._path(self.resources[resource][0], ((resource, count),)) for resource, count in uses]
+        rate, share = tier.bandwidth_bytes_per_s or 0, decimal(cores.largest_share)
+        units = [self._resource("host unit", unit, tier.scope, rank, FULL_RATE) for unit in UNITS]
+        memory = [self._resource("bus", f"memory.{cores.tier}", tier.scope, rank, rate)]
+        if rate != math.inf and share < 1:
+            together = math.ceil(rate * share)
+            memory.append(self._resource("cores", cores.tier, tier.scope, rank, together))
+        return [*(self._path(FULL_RATE, (use,)) for use in units), self._path(rate, tuple(memory))]
 
     def ports_path(self, fabric: str, source: int, target: int) -> int:
         """Return the path from one rank's port out of a fabric to another's port into it, and over their buses.

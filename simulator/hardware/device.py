@@ -174,6 +174,11 @@ class HostCompute(Rates):
 
     tier: Key
 
+    @property
+    def largest_share(self) -> float:
+        """The share of their tier's bandwidth that all ops together reach: the largest that one alone does."""
+        return max(self.achieved_bandwidth_fraction, *self.class_bandwidth.values(), 0.0)
+
 
 class FixedHost(Part):
     """Costs of the host under a fixed plan, which was sunk to the device before the run.
@@ -185,8 +190,7 @@ class FixedHost(Part):
     step_ns
         Time for each action of the plan [ns].
     compute_ns, copy_ns
-        Time for each compute, and for each copy, on top of that: the price of a framework without a compiled graph
-        [ns].
+        Time for each compute, and for each copy, on top of that: the price without a compiled graph [ns].
     """
 
     launch_ns: Nanoseconds = Field(0, alias="launch")
@@ -269,10 +273,8 @@ class Host(Part):
     each_step_ns, each_layer_ns, each_class_ns
         Time before the first op of the graph, in each step, before the first op of each layer (the first part of the
         names of its ops), and, by op class as shares are, before each op, under any plan [ns].
-    fixed
-        The costs under a fixed plan.
-    reactive
-        The costs under a reactive plan.
+    fixed, reactive
+        The costs under a fixed plan, and under a reactive one.
     serving
         The costs of a serving engine, of which each iteration is a plan.
     """
@@ -336,10 +338,8 @@ class Caching(Part):
         The size of a block is a multiple of this [B].
     small_bytes
         A block of at most this size is small [B]; small and large ones come from different segments.
-    small_segment_bytes
-        Size of a segment for small blocks [B].
-    large_segment_bytes
-        Size of a segment for blocks that are not small, but below `own_segment` [B].
+    small_segment_bytes, large_segment_bytes
+        Size of a segment for small blocks, and of one for blocks that are larger, but below `own_segment` [B].
     own_segment_bytes
         A block of at least this size gets a segment of its own size, rounded up [B].
     segment_rounding_bytes

@@ -18,6 +18,7 @@ from simulator.referee.facts import Facts, broken
 from simulator.referee.load_laws import Loads
 from simulator.referee.meeting_laws import Meetings
 from simulator.trace import Ints, busy, instances
+from simulator.units import decimal
 
 _KERNELS = ""
 """Stands for traffic of kernels, in place of the name of a link or port."""
@@ -129,9 +130,12 @@ def _carriers(hardware: Hardware, ports: Mapping[str, int | float], contended: S
         if cores and hardware.memories.get(name) == cores.tier:
             passing[_HOST + _KERNELS] = 1
         yield _Carrier(words, bus.scope, bus.bandwidth_bytes_per_s, passing)
-    for unit in _UNITS if cores else ():
-        scope = hardware.tiers[cores.tier].scope if cores else "device"
-        yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
+    if cores:
+        scope, rate = hardware.tiers[cores.tier].scope, hardware.tiers[cores.tier].bandwidth_bytes_per_s or math.inf
+        together = rate if rate == math.inf else math.ceil(int(rate) * decimal(cores.largest_share))
+        yield _Carrier(f"memory of the host's cores of {scope}", scope, together, {_HOST + _KERNELS: 1})
+        for unit in _UNITS:
+            yield _Carrier(f"{unit} unit of the host of {scope}", scope, _PER_NS * NS_PER_S, {_HOST + unit: 1})
     tier, by_rate = hardware.compute_tier, dict[int | float, list[int]]()
     for facts in contended:
         shared = facts.program.hardware.tiers[tier].bandwidth_bytes_per_s

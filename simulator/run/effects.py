@@ -64,8 +64,9 @@ def idle_line(
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
     if loaded.software:
-        idle_there = _named(loaded.software, asked["software"], unread(machine, loaded.software, loaded.workload))
-        idle |= {f"software.{path}": why for path, why in idle_there}
+        of_software = unread(machine, loaded.software, loaded.workload)
+        of_software |= {"cores.*": of_machine["host_compute.*"]} if "host_compute.*" in of_machine else {}
+        idle |= {f"software.{key}": why for key, why in _named(loaded.software, asked["software"], of_software)}
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
     idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))

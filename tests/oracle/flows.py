@@ -90,6 +90,9 @@ class Wires:
         if traffic:
             uses, rate = dict[Wire, int](), tier.bandwidth_bytes_per_s or 0
             self._add(uses, ("memory", cores.tier, instance), rate)
+            most = max(cores.achieved_bandwidth_fraction, *cores.class_bandwidth.values(), 0.0)
+            together = math.ceil(Fraction(str(most)) * int(rate))
+            self._add(uses, ("memory of cores", cores.tier, instance), together)
             flows.append(Flow(end, rate, math.floor(traffic_share(op, cores) * ONE), traffic, joins, uses))
         return flows
 

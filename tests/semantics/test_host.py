@@ -67,6 +67,27 @@ def test_two_ranks_of_a_node_share_its_cores_and_its_memory(work):
     assert timeline(perform(h, both, "w ddr", fold="always"), g, h) == ["0-100 u", "0-5 k"]
 
 
+@pytest.mark.parametrize(("shares", "ns"), [({}, 200), ({"class_bandwidth": {"matmul": 0.625}}, 160)])
+def test_ops_of_two_ranks_reach_no_more_of_the_memory_than_the_cores_do(shares, ns):
+    """Alone each takes 100 ns for 50 B, as kernels of these cores reach half; both get what any class reaches."""
+    g, h = graph("w 40 persistent", "u: w ->, host, bytes 50", "k: ->, 5 ns"), cluster(2, ddr={})
+    h = h.model_copy(update={"host_compute": h.host_compute.model_copy(update={"achieved_bandwidth_fraction": 0.5})})
+    h = h.model_copy(update={"host_compute": h.host_compute.model_copy(update=shares)})
+    both = [(g, "compute u 1; compute k")] * 2
+    assert timeline(perform(h, both[:1], "w ddr"), g, h)[0] == "0-100 u"
+    assert timeline(perform(h, both, "w ddr"), g, h)[:2] == [f"0-{ns} u"] * 2
+    assert timeline(perform(h, both, "w ddr", fold="always"), g, h)[0] == f"0-{ns} u"
+
+
+def test_what_the_cores_do_not_reach_is_left_to_copies():
+    """40 B come in beside 50 B of traffic, each at half of the memory; then the op goes on as fast as before."""
+    g = graph("w 40 persistent, x 40 persistent", "u: w ->, host, bytes 50", "k: x ->, 5 ns")
+    h = machine(ddr={})
+    h = h.model_copy(update={"host_compute": h.host_compute.model_copy(update={"achieved_bandwidth_fraction": 0.5})})
+    t = perform(h, [(g, "copy x ddr hbm; compute u 1; compute k; detach x hbm")], "w ddr, x ddr")
+    assert timeline(t, g, h) == ["0-80 h2d x", "0-100 u", "80-85 k"]
+
+
 def test_arithmetic_and_traffic_of_two_ranks_do_not_meet():
     h = cluster(2, ddr={})
     graphs = [graph("w 40 persistent", f"u: w ->, host, {work} 50", "k: ->, 5 ns") for work in ("flops", "bytes")]

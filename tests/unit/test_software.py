@@ -158,15 +158,20 @@ def test_the_host_pays_for_each_op_of_a_class(tmp_path, classes, ns):
         driven(tmp_path, "host: {class: {matmul_w5: 1 us}}\n")
 
 
-def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul"):
+CORES = {"host_compute": {"tier": "ddr", "peak": {"bf16": "1 TFLOP/s"}}, "tiers.ddr.bandwidth": "1 TB/s"}
+"""A host whose cores are as fast as the device."""
+
+
+def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul", device="accelerator"):
     """Run a single op of so many FLOPs and bytes; return its time [ns]."""
-    about = {"flops": flops, "op_class": op_class, "read_bytes": size_bytes, "write_bytes": 0}
+    about = {"flops": flops, "op_class": op_class, "read_bytes": size_bytes, "write_bytes": 0, "device": device}
     lines = [{"schema": "hosim-graph/1", "name": "one", "steps": 2}, {"op": "one", "reads": [], "writes": [], **about}]
     scenario = chain.SCENARIO.partition("budget")[0] + "policies: [resident]\nsoftware: soft.yaml\n"
     path = chain.write(folder, scenario=scenario)
     chain.write_lines(folder / "graph.jsonl", lines)
-    (folder / "soft.yaml").write_text(PROFILE + f"kernels: {{default: {{{kernels}}}}}\n", encoding="utf-8")
-    return hosim.run(path)["resident"].summary["step_ns"]
+    said = f"cores: {{{kernels}}}\n" if device == "host" else f"kernels: {{default: {{{kernels}}}}}\n"
+    (folder / "soft.yaml").write_text(PROFILE + said, encoding="utf-8")
+    return hosim.run(path, set=CORES)["resident"].summary["step_ns"]
 
 
 _HALF, _QUARTER = "arithmetic: {matmul: 0.5}", "{arithmetic: {matmul: 0.25}}"
@@ -185,8 +190,9 @@ _HALF, _QUARTER = "arithmetic: {matmul: 0.5}", "{arithmetic: {matmul: 0.25}}"
         (f"{_HALF}, machines: {{'bench_*': {{arithmetic: {{vector: 0.1}}}}, 'large': {_QUARTER}}}", 2_000_000),
     ],
 )
-def test_arithmetic_takes_as_long_as_its_share_makes_it(tmp_path, kernels, ns):
-    assert one_op(tmp_path, kernels) == ns
+@pytest.mark.parametrize("device", ["accelerator", "host"])
+def test_arithmetic_takes_as_long_as_its_share_makes_it(tmp_path, kernels, device, ns):
+    assert one_op(tmp_path, kernels, device=device) == ns
 
 
 @pytest.mark.parametrize(
@@ -214,8 +220,9 @@ def test_backward_of_attention_reaches_what_attention_does_where_nothing_else_is
         ("class_bandwidth: {matmul: 0.5}, machines: {large: {class_bandwidth: {matmul_w4: 0.1}}}", 2_000_000),
     ],
 )
-def test_traffic_takes_as_long_as_its_share_makes_it(tmp_path, shares, ns):
-    assert one_op(tmp_path, shares, flops=1, size_bytes=10**9, op_class="matmul_w4") == ns
+@pytest.mark.parametrize("device", ["accelerator", "host"])
+def test_traffic_takes_as_long_as_its_share_makes_it(tmp_path, shares, device, ns):
+    assert one_op(tmp_path, shares, flops=1, size_bytes=10**9, op_class="matmul_w4", device=device) == ns
 
 
 @pytest.mark.parametrize(("of_machine", "ns"), [(0.125, 8_000_000), (0.5, 4_000_000)])
@@ -440,13 +447,14 @@ PROFILES = some.fixed_dictionaries(
         "copies": some.dictionaries(some.sampled_from(["default", "in", "out"]), COPIES),
         "host": some.dictionaries(some.sampled_from(["op", "copy", "layer", "step"]), times()),
         "kernels": some.dictionaries(some.sampled_from(["train", "default"]), KERNELS),
+        "cores": KERNELS,
         "memory": some.fixed_dictionaries(
             {},
             optional={"taken": shares(), "context": some.integers(0, 10**8).map("{} B".format), "lost": some.just(0.3)},
         ),
     },
 )
-TRAIN = catalog.resolve(catalog.scenario_of("dgx_h100", "tiny_train"))
+TRAIN = catalog.resolve(catalog.scenario_of("dgx_h100", "tiny_train"), {"workload.on.optimizer": "host"})
 
 
 @given(profile=PROFILES)
