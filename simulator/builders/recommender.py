@@ -86,7 +86,7 @@ class _Step:
         self.back = CollectiveKind.ALL_GATHER if by_rows else CollectiveKind.ALL_TO_ALL
         uses = [each.part(self.ranks if by_rows else 1) for each in _uses(workload, model)]
         self.tables = {f"t{i}.{k}": uses[i] for i, count in enumerate(share) for k in range(count)}
-        self.bottom_out = f"bottom.{len(model.bottom) - 2}.out"
+        self.bottom_out, self.device = f"bottom.{len(model.bottom) - 2}.out", workload.on.tables
         names = [*model.layers]
         self.inputs = dict(zip(names, ("", *(f"{name}.out" for name in names)), strict=False)) | {"top.0": "features"}
 
@@ -142,7 +142,8 @@ class _Step:
             self.graph.tensor(made, self.sums_bytes)
             lookups, reads = -(-counts.lookups // parts), [f"{part}/ids", f"{name}/cached", f"{name}/missed"]
             read_bytes = lookups * (model.row_bytes - model.row_state_bytes + _ID_BYTES)
-            self._op(f"{part}/fwd/{name}", reads, [made], read_bytes=read_bytes, flops=lookups * model.dim)
+            work = OpFields(read_bytes=read_bytes, flops=lookups * model.dim, device=self.device)
+            self._op(f"{part}/fwd/{name}", reads, [made], **work)
         embeddings = [self._made(f"{part}/embeddings", (model.vectors - 1) * model.dim)]
         self._meet(f"{part}/fwd/embeddings", self.there, self.exchanged_bytes, sums, embeddings)
 
@@ -187,8 +188,8 @@ class _Step:
             changed_bytes, used = counts.touched * model.row_bytes, [f"{name}/cached", f"{name}/missed"]
             read_bytes = counts.lookups * (model.dim * self.dtypes.element_bytes + _ID_BYTES) + changed_bytes
             flops = (counts.lookups + _ROW_FLOPS * counts.touched) * model.dim
-            self._op(f"update/{name}", [*grads, *used], used, flops=flops, read_bytes=read_bytes,
-                     write_bytes=changed_bytes)  # fmt: skip
+            work = OpFields(flops=flops, read_bytes=read_bytes, write_bytes=changed_bytes, device=self.device)
+            self._op(f"update/{name}", [*grads, *used], used, **work)
         for name, count in model.layer_parameters.items():
             changed = [f"{name}.weight", f"{name}.optimizer_state"]
             self._op(f"update/{name}", [f"{name}.grad", *changed], changed, flops=ADAM_FLOPS * count)

@@ -236,8 +236,7 @@ class Workload(Document):
             is_there = getattr(self, key) is not None or self.phase not in PHASES_OF[key]
             require(is_there, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
         alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
-        must = "a replica is one rank that meets no other"
-        require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
+        require(alone, "a replica is one rank that meets no other", "pools or ranks: all", "replicas", do="remove it")
         must = "answers end by the last of new_tokens, and no ranks cut the rows of those that are left"
         fits, do = "new_tokens" in self.model_fields_set, "state new_tokens, and remove parallel.sequence"
         require(self.answers is None or (fits and not self.parallel.sequence), must, "another", "answers", do=do)
@@ -250,17 +249,19 @@ class Workload(Document):
         fits = bool(self.model or self.parallel.ranks == "all" or not stated)
         require(fits, "all replicas of a graph are ranks", "one", "parallel", "ranks", do="set it to all")
         if isinstance(self.model, DlrmModel):
-            self._check_recommender()
+            self._check_recommender(self.model)
         elif self.model is not None:
+            self._refuse(["on.tables"], "a recommender has tables of rows")
             self._check_model(self.model)
 
-    def _check_recommender(self) -> None:
+    def _check_recommender(self, model: DlrmModel) -> None:
         """Refuse what only decoders have, and ranks that have a part of the model and do not meet."""
-        must, do = "a recommender is trained", "set phase to train"
-        require(self.phase == "train", must, f"phase {self.phase}", "phase", do=do)
+        require(self.phase == "train", "a recommender is trained", f"phase {self.phase}", "phase", do="set it to train")
         of_phases = {key.partition(".")[0] for key in PHASES_OF}
         odd = {key for key in self._dotted if key.partition(".")[0] in of_phases} - OF_RECOMMENDER
         self._refuse(odd, "a recommender has no tokens, layers and experts, and its model says how tables are spread")
+        is_cached = bool(model.cache and self.on.share("tables"))
+        require(not is_cached, "tables of the host have no cache", "one", "model", "cache", do="remove it")
         must, do = "data ranks have tables for one another", "add 'ranks: all', or remove data"
         fits = self.parallel.ranks == "all" or self.parallel.data == 1
         require(fits, must, f"data {self.parallel.data} with ranks: one", "parallel", "data", do=do)
@@ -275,13 +276,12 @@ class Workload(Document):
             self._check_encoder(decoder)
         if decoder.encoded:
             self._check_encoded()
-        must = "a sequence is no longer than the table of positions"
         rows, most = decoder.positions, self.sequence + (self.new_tokens if self.phase == "decode" else 0)
         fits = not rows or self.phase == "requests" or most <= rows
-        require(fits, must, f"{most:,} of {rows:,}", "sequence", do="lower it")
-        must, do = "swiglu is of feed-forwards with a gate", "remove it"
-        has_gates = any(part.gate for _, part in decoder.kinds)
-        require(has_gates or "swiglu" not in self.model_fields_set, must, "none", "swiglu", do=do)
+        must, found = "a sequence is no longer than the table of positions", f"{most:,} of {rows:,}"
+        require(fits, must, found, "sequence", do="lower it")
+        fits = any(part.gate for _, part in decoder.kinds) or "swiglu" not in self.model_fields_set
+        require(fits, "swiglu is of feed-forwards with a gate", "none", "swiglu", do="remove it")
         self._check_scores(decoder)
         if self.phase == "train":
             self._check_training(decoder)
@@ -297,8 +297,8 @@ class Workload(Document):
         is_even = not any(isinstance(part, Experts) and part.skew for _, part in decoder.kinds)
         must, do = "draws of the scenario say how skewed experts are that are tensors of their own", "remove skew there"
         require(is_even or (self.experts != "each" and not self.on.share("experts")), must, "a skew", "model", do=do)
-        read = self.experts if "experts" in self.model_fields_set else None
-        self.on.check_layers(decoder, self.parallel.tensor, read)
+        stated = self.experts if "experts" in self.model_fields_set else None
+        self.on.check_layers(decoder, self.parallel.tensor, stated)
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
         in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
         fits = not (in_one_op and self.dequantizes_before)
@@ -361,8 +361,7 @@ class Workload(Document):
             is_gathered = is_whole or self.parallel.context == 1
             require(is_gathered, must, "another", "parallel", "context", do="set parallel.context to 1")
             odd = changed(part, ("ranks", "copies", "buffers")) if isinstance(part, Experts) else []
-            must = "training has no options of inference"
-            do = "remove it; parallel.expert says how experts lie on ranks"
+            must, do = "training has no options of inference", "remove it; parallel.expert says how experts lie"
             require(not odd, must, "".join(odd[:1]), "model", "feed_forward", *odd[:1], do=do)
         must, do = "layers that others take rows, keys or values from are on one stage, and made once", "remove them"
         is_near = self.parallel.pipeline == 1 and self.checkpoint is None
@@ -375,9 +374,8 @@ class Workload(Document):
         fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts)
         must = "a format of weights is for inference, or for frozen ones"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
-        has_master = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER
-        if self.optimizer is not None:
-            has_master = self.optimizer.has_master(self.dtypes.element_bytes)
+        by_size, optimizer = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER, self.optimizer
+        has_master = optimizer.has_master(self.dtypes.element_bytes) if optimizer else by_size
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
             require(model.head, "a loss is made of logits", "no head", "loss_chunks", do="remove it")

@@ -7,7 +7,9 @@ _OF_A_LENGTH = ("train", "serve", *INFERENCE)
 _KEYS = {
     _OF_A_LENGTH: "batch sequence replicas outputs steps",
     (*_OF_A_LENGTH, "requests"): "swiglu",
-    ("train",): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer dtypes.gradients dtypes.router "
+    (
+        "train",
+    ): "optimizer lora frozen checkpoint kernels loss_chunks on.optimizer on.tables dtypes.gradients dtypes.router "
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32 dtypes.gradient_copies_fp32",
     ("prefill",): "chunk",
     ("decode",): "new_tokens answers on.attention",
@@ -24,6 +26,6 @@ PHASES_OF = {key: phases for phases, keys in _KEYS.items() for key in keys.split
 OF_A_LENGTH = frozenset(_KEYS[_OF_A_LENGTH].split())
 """Keys of what has a length, graphs from files included."""
 _OF_RECOMMENDER = "batch outputs steps dtypes dtypes.compute dtypes.gradients dtypes.optimizer_bytes_per_parameter "
-_OF_RECOMMENDER += "parallel parallel.ranks parallel.data parallel.micro_batches"
+_OF_RECOMMENDER += "parallel parallel.ranks parallel.data parallel.micro_batches on on.tables"
 OF_RECOMMENDER = frozenset(_OF_RECOMMENDER.split())
 """Keys that a recommender may state, of those that depend on the phase."""

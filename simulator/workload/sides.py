@@ -76,11 +76,15 @@ class Sides(Part):
         With phases ``prefill`` and ``decode``, the routed experts, in kernels that keep intermediate results to
         themselves: the hidden states of all tokens and their choices come down, and the sum of each token's experts
         goes up. Or a share of the experts: ``{host: 0.9, choices: 0.5}``.
+    tables
+        Of a recommender, lookups in its tables and their updates: names of rows come down, sums of rows go up, and
+        gradients of these sums come down.
     """
 
     optimizer: Side | HostShare = "accelerator"
     attention: Side = "accelerator"
     experts: Side | HostExperts = "accelerator"
+    tables: Side = "accelerator"
 
     @property
     def settled(self) -> tuple[Self, ...]:
@@ -102,9 +106,8 @@ class Sides(Part):
     def host_experts(self, part: Experts) -> tuple[int, Fraction]:
         """Return how many experts of a layer the host runs, and how many of each token's choices fall on them."""
         experts = round(self.share("experts") * part.routed)
-        if isinstance(self.experts, HostExperts) and self.experts.choices is not None:
-            return experts, part.top_k * decimal(self.experts.choices)
-        return experts, Fraction(part.top_k * experts, part.routed)
+        likely = self.experts.choices if isinstance(self.experts, HostExperts) else None
+        return experts, Fraction(part.top_k * experts, part.routed) if likely is None else part.top_k * decimal(likely)
 
     def check_optimizer(self, optimizer: Optimizer, *, has_master: bool) -> None:
         """Refuse an update that no host does here: of another optimizer, or without a master weight.

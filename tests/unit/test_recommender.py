@@ -1,7 +1,9 @@
 """Rows that a batch touches, against brute force; and the step of a recommender, against closed forms."""
 
+import dataclasses
 import math
 import random
+import re
 from collections import OrderedDict
 
 import pytest
@@ -228,6 +230,8 @@ def test_what_cannot_be_spread_or_cached_is_refused(changes, message):
         ({"phase": "decode"}, "a recommender is trained, found phase decode"),
         ({"frozen": ("*",)}, "found frozen"),
         ({"dtypes": {"weights": "fp8"}}, "found dtypes.weights"),
+        ({"on": {"optimizer": "host"}}, "found on.optimizer"),
+        ({"model": CACHED.model_dump(), "on": {"tables": "host"}}, "tables of the host have no cache, found one"),
         ({"parallel": {"ranks": "all", "data": 2, "tensor": 2}}, "found parallel.tensor"),
         ({"parallel": {"data": 2}}, "data 2 with ranks: one"),
         ({"model": {**MODEL.model_dump(), "bottom": (13, 4)}}, "ends in an embedding, found 4 and 8"),
@@ -237,6 +241,23 @@ def test_what_cannot_be_spread_or_cached_is_refused(changes, message):
 def test_what_a_recommender_has_not_is_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
         Workload.model_validate({"name": "w", "model": MODEL.model_dump(), **changes})
+
+
+def test_the_host_does_all_that_is_done_to_tables_and_nothing_else():
+    """What is done is the same; the host's ops are those that name a table, and all of a table has its home there."""
+    model = {"name": "w", "model": MODEL.model_dump(), "parallel": {"ranks": "all", "data": RANKS}, "batch": BATCH}
+    here, there = (Workload.model_validate(model | {"on": {"tables": side}}) for side in ("accelerator", "host"))
+    for on_device, on_host in zip(build_job(here).graphs, build_job(there).graphs, strict=True):
+        done = [tuple(dataclasses.replace(op, device="", stream=0) for op in g.ops) for g in (on_device, on_host)]
+        assert done[0] == done[1]
+        assert {op.name for op in on_host.ops if op.device == "host"} == {
+            op.name for op in on_device.ops if re.search(r"/t\d\.\d$", op.name)
+        }
+        only = {on_host.tensors[t].name.partition("/")[0] for t in on_host.of_host if on_host.tensors[t].persistent}
+        assert only == {name.partition("/")[0] for tensor in on_host.tensors if "/rest" in (name := tensor.name)}
+    with pytest.raises(ValidationError, match=r"a recommender has tables of rows, found on\.tables"):
+        Workload.model_validate({"name": "w", "model": catalog.read_workload("tiny_train").model, "batch": 1,
+                                 "sequence": 8, "on": {"tables": "host"}})  # fmt: skip
 
 
 def test_a_recommender_counts_samples_and_no_tokens():
