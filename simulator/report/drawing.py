@@ -18,14 +18,12 @@ from typing import IO, Any, cast
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import OffsetBox
 from matplotlib.patches import Patch, StepPatch
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -75,6 +73,9 @@ WIDTH_IN, HEAD_IN, _DPI = 13.0, 0.8, 110
 """Width of a picture, and height of its title with the legend."""
 _LETTERS = 190
 """Letters of the legend that fit in a line, as measured."""
+_TITLE, _LINE, _LEFT, _BOTTOM, _LABEL, _APART = 20, 12.5, 48, 32, 36, 8.5
+"""Of a picture of lanes: heights of its title and of a line of its legend, margins if names of lanes are short, the way
+from a vertical axis to the middle of its label, and what keeps parts apart [points]."""
 _MARKERS = "osD^vP"
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths [points]: of the top curve, by how much each curve below it is wider, and of the widest."""
@@ -95,6 +96,7 @@ def styled() -> Iterator[None]:
     with rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         default = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
+        default["text.hinting"] = "no_hinting"  # letters fitted to pixels look no better, and take twice the time
         rcParams.update({name: value for name, value in default.items() if rcParams[name] != value})
         yield
 
@@ -106,12 +108,7 @@ class _Layout(ConstrainedLayoutEngine):
     """
 
     def execute(self, fig: Figure) -> None:
-        shown = [ax for ax in fig.axes if isinstance(ax, NotebookAxes)]
-        for axes in shown:
-            axes.beyond, axes.is_measured_once = None, True
         super().execute(fig)
-        for axes in shown:
-            axes.is_measured_once = False
         for ax in fig.axes:
             left, bottom, width, height = (round(edge, 9) for edge in ax.get_position(original=True).bounds)
             ax.set_position((left, bottom, width, height))
@@ -125,7 +122,14 @@ class Picture(Figure):
     ----------
     height_in
         Height of the picture without its title [in].
+
+    Attributes
+    ----------
+    head_lines
+        Lines of its legend.
     """
+
+    head_lines = 0
 
     def __init__(self, height_in: float) -> None:
         super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
@@ -161,31 +165,10 @@ class Picture(Figure):
 
 
 class NotebookAxes(Axes):
-    """Axes that show their whole picture in a notebook.
-
-    While `is_measured_once`, texts are measured once, and `beyond` is how far they lie beyond the axes: a layout asks
-    twice, and between that only moves axes, so that texts lie as before, unless other ticks suit the new size.
-    """
-
-    is_measured_once, beyond = False, cast("NDArray[np.float64] | None", None)
-
-    def get_tightbbox(self, *args: Any, **how: Any) -> Bbox | None:
-        """Return the box around the axes with their texts."""
-        frame, is_once = np.array(self.bbox.extents), self.is_measured_once
-        if not is_once or self.beyond is None or not all(map(_has_same_ticks, (self.xaxis, self.yaxis))):
-            box = super().get_tightbbox(*args, **how)
-            if not is_once or box is None:
-                return box
-            self.beyond = box.extents - frame
-        return Bbox.from_extents(*(frame + self.beyond))
+    """Axes that show their whole picture in a notebook."""
 
     def _repr_png_(self) -> bytes:
         return picture(self).png()
-
-
-def _has_same_ticks(axis: Axis) -> bool:
-    """Tell whether the ticks of an axis are those that were measured."""
-    return [tick.get_loc() for tick in axis.majorTicks] == list(axis.get_majorticklocs())
 
 
 def picture(ax: Axes) -> Picture:
@@ -222,22 +205,36 @@ def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> 
     whole, above = isinstance(ax.figure, Picture), {"loc": "lower left", "bbox_to_anchor": (0, 1.02)}
     letters = _LETTERS * (1 if whole else ax.get_window_extent().width / ax.figure.dpi / WIDTH_IN)
     look: dict[str, Any] = {"loc": "outside upper left"} if whole else above
-    look |= {"ncols": max(1, int(letters) // (7 + max(map(len, marks), default=0))), "title_fontsize": 11}
+    columns = max(1, int(letters) // (7 + max(map(len, marks), default=0)))
+    look |= {"ncols": columns, "title_fontsize": 11}
     look |= {"fontsize": 8, "alignment": "left", "frameon": False, "handlelength": 1.2}
     key = (ax.figure if whole else ax).legend(handles=handles, title=title, **look)
     for text in (*key.get_texts(), key.get_title()):
         text.set_parse_math(False)
+    if isinstance(ax.figure, Picture):
+        ax.figure.head_lines = -(-len(marks) // columns)
 
 
 def settle(ax: Axes) -> None:
-    """Run the layout, and freeze it in a picture, so that the pixels of axes are known; call it once labels are set."""
+    """Place the axes of a picture, one below the other, so that pixels are known; call it once labels are set.
+
+    All but the legend and the names of lanes have known sizes. A layout engine would lay out all texts to find them,
+    and take longer than the bars do.
+    """
     figure = ax.figure.canvas.figure
-    if isinstance(figure, Picture) and (layout := figure.get_layout_engine()) is not None:
-        with figure.legends_measured_once():
-            layout.execute(figure)
-        figure.set_layout_engine("none")
-    else:
+    if not isinstance(figure, Picture):
         figure.draw_without_rendering()
+        return
+    figure.set_layout_engine(None)
+    (width, height), point = figure.get_size_inches() * 72, 72 / figure.dpi
+    names = max(text.get_window_extent().width * point for text in ax.get_yticklabels())
+    left, lines, below = max(_LEFT, names + _APART), figure.head_lines + bool(ax.get_title("left")), figure.axes[1:]
+    top = height - _TITLE - _LINE * lines - _APART
+    cell = (top - _BOTTOM - _APART * len(below)) / len(figure.axes)
+    sides = {"left": left / width, "right": 1 - _APART / width, "bottom": _BOTTOM / height, "top": top / height}
+    figure.subplots_adjust(**sides, hspace=_APART / cell)
+    for memory in below:
+        memory.yaxis.set_label_coords(-_LABEL / (width - left - _APART), 0.5)
 
 
 def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:

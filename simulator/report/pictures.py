@@ -72,7 +72,7 @@ def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
     for ax, tier in zip(memories, used, strict=False):
         marks |= _draw_peaks(ax, rows, tier)
         ax.set_ylim(steps.get_ylim())
-        ax.tick_params(axis="y", length=0, labelleft=False)
+        ax.yaxis.set_visible(False)  # its ticks are those of the first panel, and each takes time
     head(steps, title, marks)
     return steps
 
