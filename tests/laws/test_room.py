@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from replays import computes, issued, rows, run, stays, transfers
 from strategies import Case, cases, leaves_unused
 
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE
+from simulator.bounds.capacity import GraphNeeds
+from simulator.lifetime import live_bytes
+from simulator.plan import COMPUTE, COPY, DETACH, FREE, NOWHERE
 from simulator.scenario import Switches
 
 switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]))
@@ -139,3 +141,15 @@ def test_a_plan_whose_live_bytes_in_issue_order_fit_never_blocks(case: Case):
     trace = run(case)
     assert trace.status == "ok", trace.blocked
     assert len(computes(trace)) == sum(kind == COMPUTE for kind, *_ in issued(case))
+
+
+@given(any_cases, st.booleans(), st.data())
+def test_no_op_needs_more_than_what_is_live_then(case: Case, may_repeat: bool, data: st.DataObject):
+    """So what fits at once needs no proof; whatever the homes are."""
+    graph, tiers = case.graph, [*range(len(case.hardware.tiers)), FREE]
+    exists = set(graph.inputs)
+    homes = [data.draw(st.sampled_from(tiers)) if t in exists else NOWHERE for t in range(len(graph.tensors))]
+    needs = GraphNeeds(graph, case.hardware, homes, math.inf, may_repeat=may_repeat)
+    live = live_bytes(graph)
+    assert (needs.by_op[0] <= live).all()
+    assert (needs.demand.work + needs.demand.idle <= live).all()
