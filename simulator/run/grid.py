@@ -16,6 +16,7 @@ from simulator.catalog.text import validated
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.inputs import digest
+from simulator.interrupts import no_garbage_search
 from simulator.metrics.figures import Of
 from simulator.metrics.statistics import Summed, summed
 from simulator.processes import spawned
@@ -65,16 +66,15 @@ class Cells:
     _built: dict[str, Job] = field(default_factory=dict, init=False, repr=False)
     _case: Case | None = field(default=None, init=False, repr=False)
 
+    @no_garbage_search()
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
         case, tokens = self.case(loaded), loaded.workload.tokens
         if self.jitter is not None:
             level = point[self.jitter] if isinstance(self.jitter, int) else self.jitter
             case = jittered(case, level, point[-1], self.seed)
-        if self.once is not None:
-            rows = self.once.rows(case)
-        else:
-            rows = [result.summary for result in rows_of(case, self.policies, advice=False)]
+        ran = () if self.once else rows_of(case, self.policies, advice=False)
+        rows = self.once.rows(case) if self.once else [row.summary for row in ran]
         return [row | {"ranks": case.job.ranks, "tokens": tokens} for row in rows]
 
     def case(self, loaded: Loaded) -> Case:
