@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from os.path import isfile
 from pathlib import Path
 from typing import Any, cast
@@ -129,24 +129,26 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
         If there is no such document, or it has faults; all are listed.
     """
     path = path_of(ref, kind) if kind else _file(Path(ref), "a document is a file")
-    data = inputs.whole(path, _LARGEST_BYTES)
+    data, is_strict = inputs.whole(path, _LARGEST_BYTES), is_strict or path.is_relative_to(_root())
+    entry = _checked(data, path, shown(path), kind, is_strict)
+    return _with_workloads(entry, is_strict=is_strict) if isinstance(entry.document, JobDocument) else entry
+
+
+@lru_cache(64)  # a session reads the same few documents for each of its runs
+def _checked(data: bytes, path: Path, name: str, kind: str | None, is_strict: bool) -> Entry:
     try:
-        tree = compose(data.decode("utf-8-sig"), shown(path))
+        tree = compose(data.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:
-        where = f"{shown(path)}:{data.count(10, 0, error.start) + 1}"
-        found = f"the byte 0x{data[error.start]:02x}"
+        where, found = f"{name}:{data.count(10, 0, error.start) + 1}", f"the byte 0x{data[error.start]:02x}"
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
-    is_strict, model = is_strict or path.is_relative_to(_root()), _model_of(tree, kind)
     try:
-        document = model.model_validate(tree.data, by_alias=True, by_name=False)
+        document = _model_of(tree, kind).model_validate(tree.data, by_alias=True, by_name=False)
         wrong = list(document.field_errors(is_strict=is_strict))
     except ValidationError as error:
         wrong = faults(error, tree.data)
     if wrong:
-        wrong.sort(key=lambda fault: tree.line_of(fault.path))
-        raise to_error(wrong, shown(path), tree.place)
-    entry = Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
-    return _with_workloads(entry, is_strict=is_strict) if isinstance(document, JobDocument) else entry
+        raise to_error(sorted(wrong, key=lambda fault: tree.line_of(fault.path)), name, tree.place)
+    return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
 
 
 def _with_workloads(entry: Entry, *, is_strict: bool) -> Entry:

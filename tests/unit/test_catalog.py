@@ -1,6 +1,7 @@
 """The catalogue: what ships, and how a document is found."""
 
 import json
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def test_a_schema_is_json_that_names_every_key(kind):
 
 
 def test_editors_refuse_what_hosim_refuses():
-    data = catalog.load("ascend_910c_die", "hardware").tree.data
+    data = deepcopy(catalog.load("ascend_910c_die", "hardware").tree.data)
     data["links"]["d2h"]["bandwidth"] = 40
     with pytest.raises(jsonschema.ValidationError, match="40 is not of type 'string'"):
         jsonschema.validate(data, catalog.schema("hardware"))

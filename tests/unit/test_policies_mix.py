@@ -22,6 +22,11 @@ from simulator.referee import check_plan
 STATIC = POLICIES["static"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plans_are_quick():
+    """What is tried here is the search."""
+
+
 def rewritten(p, limit):
     walker = Walker(replace(p, budget_bytes=math.inf))
     return rewrite(p, walker.walk(limit, 0.5).plan())

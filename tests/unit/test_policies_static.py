@@ -24,6 +24,11 @@ ONE_TIER = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plans_are_quick():
+    """What is tried here is the search."""
+
+
 def placed(p, selection, *, eager=False):
     """Where the copies in are issued: tensor name -> op name."""
     refined = place(insert(selection), eager=eager)

@@ -25,6 +25,11 @@ from simulator.policies.static.select import select
 from simulator.report import decisions
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plans_are_quick():
+    """What is tried here is the search."""
+
+
 def augmented_of(p, limit):
     return insert(select(analyse(p), limit))
 

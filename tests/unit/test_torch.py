@@ -4,6 +4,7 @@ import re
 import resource
 from collections import Counter
 from copy import deepcopy
+from itertools import product
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ def sizes(graph):
     return dict(found)
 
 
-LIKE = ("encoder_decoder", "perceptron")
-"""Those whose parts are in other steps, too."""
+LIKE = ("encoder_decoder", "perceptron", "checkpointed_reentrant", "mixed_precision")
+"""Those whose parts are in other steps, too; `test_torch_as_real` holds their ops against steps that run."""
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,16 @@ COPIED = {
 }  # fmt: skip
 
 
+LIKE_COPIES = {("encoder", False), ("without dropout", True)}
+"""Each is copied as in the other mode."""
+
+
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # without a batch first
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "both")) for n in COPIED])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [pytest.param(name, training, marks=[pytest.mark.slow] * (name == "both" or (name, training) in LIKE_COPIES))
+     for name, training in product(COPIED, (True, False))],
+)  # fmt: skip
 def test_views_of_a_copied_layer_are_no_storages_of_their_own(name, training):
     def step(*inputs):
         model.zero_grad()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 import simulator as hosim
 from simulator.policies import POLICIES
 from simulator.run import read
 from simulator.run.case import execute
 
 SCENARIO = "tiny_train_910c"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plans_are_quick():
+    """What is tried here is the search."""
 
 
 def test_each_plan_that_is_tried_is_told_while_somebody_listens():
