@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -250,11 +249,10 @@ class Counted:
             return max(0, lack)
         (first, behind), (early, late) = self._starts, self._ends
         counts = (first <= start) & (start < behind) & (early <= end) & (end < late)
-        return whole_bytes(tuple(self._size[counts].tolist()), lack)
+        return whole_bytes(self._size[counts].tolist(), lack)
 
 
-@lru_cache(1 << 14)  # a search asks for the same windows at each of its values
-def whole_bytes(sizes: tuple[int, ...], lack: int) -> int:
+def whole_bytes(sizes: Sequence[int], lack: int) -> int:
     """Return the least sum of some sizes that is no less than a lack, or less if they are many [B].
 
     Parameters

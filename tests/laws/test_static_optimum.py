@@ -70,11 +70,11 @@ def test_no_plan_beats_the_bound_of_the_homes_that_it_has(number, monkeypatch):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 300))
 def test_what_moves_as_whole_tensors_is_the_least_sum_that_is_enough(sizes, lack):
     sums = [sum(some) for count in range(len(sizes) + 1) for some in combinations(sizes, count)]
-    assert whole_bytes(tuple(sizes), lack) == min((total for total in sums if total >= lack), default=lack)
+    assert whole_bytes(sizes, lack) == min((total for total in sums if total >= lack), default=lack)
 
 
 @given(st.integers(1, 5 * 10**6))
 def test_of_many_tensors_no_more_is_said_than_is_sure(lack):
     sizes = [100_003 + 7919 * i for i in range(40)]
     enough = next(total for total in accumulate(sizes) if total >= lack)
-    assert lack <= whole_bytes(tuple(sizes), lack) <= enough
+    assert lack <= whole_bytes(sizes, lack) <= enough
