@@ -24,6 +24,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     for name, words in family.sums.items():
         c.data, c.places[name] = {**c.data, name: c.made(words)}, c.spelt(words)
     c.used |= {*family.sums}  # which no file has
+    c.check()
     model, more = _model_of(c), dict[str, Any](stem=[c.made(words) for words in family.stem])
     narrow, hidden = c.count(family.narrow, path="model.embedding_width", derived="hidden_size"), model["hidden"]
     more["embedding_width"] = narrow if narrow != hidden else None
@@ -193,8 +194,6 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
 
 
 def _latent_attention(c: Config) -> dict[str, Any]:
-    must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
-    insist(not c.flag("attention_bias"), c.where_is("attention_bias"), must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
@@ -224,9 +223,10 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     of_experts = SETS["of_experts"] | {family.keys.get(key, key) for key in SETS["of_experts"]}
     c.used |= set() if any(map(c.data.get, routed)) else of_experts
     words = ["dense"] * len(types)
+    has_some = {*routed} & family.defaults.keys() and family.config not in SETS["dense_without_experts"]
     if family.single:
         words = [{"mlp": "dense", "moe": "moe", "both": "dense"}.get(WORDS[word], "none") for word in types]
-    elif family.experts and (c.get(*routed) or not (family.times or c.stated(family.width))):
+    elif family.experts and (c.get(*routed) or has_some or not (family.times or c.stated(family.width))):
         words = fed_by(c, len(types))
     c.used |= {family.width} if "dense" not in words else set()
     c.used |= of_experts | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
@@ -260,6 +260,7 @@ def _adjusted(c: Config, width: int) -> int:
 def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
+    c.used |= {"n_group", "topk_group"}  # which change nothing that counts
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
     more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
     more["zero"] = c.count("zero_expert_num", least=0, path=f"{path}.zero", derived=0)
