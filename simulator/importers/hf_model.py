@@ -94,6 +94,7 @@ def _model_of(c: Config) -> dict[str, Any]:
         for kind in {*of_layer} - {usual}:
             alike = [layer for layer, other in enumerate(of_layer) if other == kind]
             others += [{**run, part: kinds[kind]} for run in islice(runs(alike, layers), MOST_OTHERS + 1)]
+    insist(len(others) <= MOST_OTHERS, c.where, f"layers differ in at most {MOST_OTHERS} runs of them", "more", CAPTURE)
     if others:
         model["others"] = others
         c.note("model.others", others, "the keys that say which layers differ", basis="derived")
@@ -178,11 +179,10 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
-    path, family, heads_of = "model.attention", c.family, "num_attention_heads"
+    path, family, heads_of, keys = "model.attention", c.family, "num_attention_heads", ("head_dim", "kv_channels")
     sign = "/" if "positions" in family.tables else "//"  # classes of learned positions refuse what others round down
     heads, width = c.count(heads_of, path=f"{path}.heads"), f"{'2 ' * bool(family.hybrid)}hidden_size {sign} {heads_of}"
     kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads_of)
-    keys = "head_dim", "kv_channels"
     head_size = c.made(width) if sign == "/" else c.count(*keys, path=f"{path}.head_size", derived=width)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms

@@ -705,7 +705,7 @@ def test_layers_that_differ_without_a_rule_are_refused(folder: Path) -> None:
     draw = Random(1)
     types = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(10_000)]
     config = kind("gemma3_text", head_dim=16, sliding_window=8, num_hidden_layers=10_000, layer_types=types)
-    assert "at most 100 items" in refusal(config, sequence=16)
+    assert "at most 100 runs of them, found more" in refusal(config, sequence=16)
 
 
 @pytest.mark.usefixtures("folder")
