@@ -61,8 +61,10 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
     if method == "mxfp4":
         yield "experts", "mxfp4", "Routed experts are kept as mxfp4 (quantization_config), all else as computed."
     elif method in ("fp8", "fbgemm_fp8"):
-        is_exact = config.get("weight_block_size") == [128, 128]
-        yield "weights", "fp8", "" if is_exact else "Scales of fp8 count as one for each block of 128 x 128."
+        block, must = config.get("weight_block_size"), "a block has two sizes, whole numbers from 1"
+        fits = isinstance(block, list) and [type(size) is int and size > 0 for size in block] == [True, True]
+        insist(fits or block is None, f"{where}, weight_block_size", must, repr(block))
+        yield "weights", "fp8", "" if block == [128, 128] else "Scales of fp8 count as one for each block of 128 x 128."
     elif method == "bitsandbytes" and config.get("load_in_4bit"):
         yield part, "nf4", ""
     elif method in ("auto-round", "awq", "bitsandbytes", "gptq"):
@@ -94,6 +96,8 @@ def _number(bits: Any, group: Any, where: str, *, is_float: bool = False) -> tup
     """Return the dtype of numbers that share a scale in groups, and a note."""
     must = f"{'floats' if is_float else 'integers'} are kept in 4 or 8 bits"
     insist(bits in (4, 8), f"{where}, bits", must, repr(bits), "remove quantization_config to count as computed")
+    fits = group in (None, -1) or (type(group) is int and group > 0)
+    insist(fits, f"{where}, group_size", "a group has a size from 1 on, or is all of a row (-1)", repr(group))
     if is_float or bits == 8:
         dtype = "fp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4"
         return dtype, "" if is_float else "Integers of 8 bits count as fp8, with its scales."

@@ -5,6 +5,7 @@ It lists the families by ``model_type``, with the meaning of their keys and thei
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -43,24 +44,21 @@ def _joined(family: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
 _TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
 FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
-ALIASES: dict[str, str] = _TABLE["aliases"]
-"""Other names -> families: multimodal models with a decoder, and their ``text_config``."""
+_NULLS, _RULES = ({key: classes.split() for key, classes in _TABLE[part].items()} for part in ("nulls", "rules"))
+"""Key with a default that may be null, and rule of sizes -> classes in which that holds."""
 SETS = {name: frozenset(keys.split()) for name, keys in _TABLE["sets"].items()}
 """Sets of keys, which the table explains: those that are ``irrelevant``, or say nothing in some models."""
-_ENDINGS = tuple(_TABLE["endings"].split())
-"""Endings of further irrelevant keys."""
+_ENDINGS, _TEXTS = (tuple(_TABLE[name].split()) for name in ("endings", "texts"))
+"""Endings of further irrelevant keys, and of keys whose text says nothing of a structure."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
 """Part of a model -> field -> keys that may hold it."""
 CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
 """What to do about a model that hosim does not read."""
-_TEXTS = tuple(_TABLE["texts"].split())
-"""Endings of keys whose text says nothing of a structure."""
-UNBUILT: dict[str, str] = _TABLE["unbuilt"]
-"""Families that are not built -> what they have that no mechanism here has."""
-TOLD: dict[str, str] = _TABLE["told"]
-"""Keys of what is known and not counted, and what they stand for."""
-TOWERS = tuple(_TABLE["towers"])
-"""Keys of towers beside the decoder of a multimodal model."""
+ALIASES, TOLD, TOWERS, UNBUILT, WORDS = (_TABLE[name] for name in ("aliases", "told", "towers", "unbuilt", "words"))
+"""Other names -> families: multimodal models with a decoder, and their ``text_config``; keys of what is known and not
+counted -> what they stand for; keys of towers beside the decoder of a multimodal model; families that are not built ->
+what they have that no mechanism here has; word for a layer -> what it is: ``full``, ``near`` (to a window), that and to
+all (``pooled``) or some (``chosen``) compressed tokens, ``blocks`` that are chosen, ``state``, ``mlp`` or ``moe``."""
 
 
 def is_irrelevant(key: str) -> bool:
@@ -75,11 +73,6 @@ def _states_size(value: Any, key: str = "") -> bool:
     if isinstance(value, str):
         return not key.endswith(_TEXTS)
     return isinstance(value, (int, float)) and 1 <= abs(value) < inf
-
-
-WORDS: dict[str, str] = _TABLE["words"]
-"""Word for a layer -> what it is: ``full``, ``near`` (to a window), that and to all (``pooled``) or some (``chosen``)
-compressed tokens, ``blocks`` that are chosen, ``state``, ``mlp`` or ``moe``."""
 
 
 class Config:
@@ -208,11 +201,21 @@ class Config:
         """Return the keys that state a size or a structure, and are not read."""
         structure = SETS["structure"]
         passed = {*TOLD} | (structure if self.family.model.get("norm_weights") == "both" else set())
-        return [
-            key
-            for key in self.unread()
-            if key not in passed and (key in structure or _states_size(self.data[key], key))
-        ]
+        left = (key for key in self.unread() if key not in passed)
+        return [key for key in left if key in structure or _states_size(self.data[key], key)]
+
+    def check(self) -> None:
+        """Refuse values and sizes that the class that reads the file does not take, or not together."""
+        usual, kind = self.family.defaults, self.family.config.removesuffix("Config")
+        for key in sorted((usual.keys() | SETS["numbers"]) & self.data.keys()):
+            value, may_be_null = self.data[key], usual.get(key) is None or kind in _NULLS.get(key, ())
+            is_number = (type(usual.get(key)) is int or key in SETS["numbers"]) and key not in SETS["or_words"]
+            fits = not is_number or type(value) is list or (type(value) is int and value >= -1)
+            must, do = f"this {'is a whole number' if is_number else 'has a value'}", "correct it, or remove the key"
+            insist(may_be_null if value is None else fits, self.where_is(key), must, json.dumps(value)[:40], do)
+        for words, classes in _RULES.items():
+            if kind in classes and self.data.get(self._first((re.findall(r"[a-z]\w+", words)[-1],))) is not None:
+                self.made(words.replace("n_routed_experts", self._first(tuple(PARTS["experts"]["routed"]))))
 
     def view(self, entry: dict[str, Any], data: dict[str, Any]) -> Config:
         """Return what holds of some layers: the family and the keys as these differ; what it notes, this notes."""
@@ -271,11 +274,12 @@ class Config:
 
     def list_of(self, key: str, kind: type, length: int | None = None, each: str = "layers") -> list[Any] | None:
         """Return a list of texts or numbers, one for each of some layers or parts; None if the key is absent."""
-        values = self.get(key)
+        values = self.family.defaults.get(key) if self.get(key) is None else self.get(key)
         if values is None:
             return None
         fits = isinstance(values, list) and all(type(value) is kind for value in values)
         insist(fits, self.where_is(key), "this is a list of one kind of value", repr(values))
-        must = f"this has an entry for each of {length} {each}"
-        insist(length is None or len(values) >= length, self.where_is(key), must, str(len(values)))
+        over, must = len(values) - (length or len(values)), f"this has an entry for each of {length} {each}"
+        is_exact = key in SETS["exact"] and "layer_types" in self.data
+        insist(over == 0 or (over > 0 and not is_exact), self.where_is(key), must, str(len(values)))
         return list(values[:length])

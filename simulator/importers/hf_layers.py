@@ -16,9 +16,10 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
     """Return the keys that each layer has for itself."""
     of_layers: list[Keys] = [{} for _ in range(layers)]
     for key, listed in c.family.lists.items():
-        values = c.get(listed)
+        kind, is_listed = str if listed.endswith("_types") else int, listed != key or isinstance(c.get(key), list)
+        values = c.list_of(listed, kind, layers) if is_listed else None
         c.places |= {key: c.named(listed)} if values else {}
-        for keys, value in zip(of_layers, values if isinstance(values, list) else (), strict=False):
+        for keys, value in zip(of_layers, values or (), strict=False):
             keys[key] = value
     stated = c.get("per_layer_config") or {}
     where, must = c.where_is("per_layer_config"), f"this has an object for some of {layers} layers"
@@ -142,8 +143,7 @@ def fed_by(c: Config, layers: int) -> list[str]:
         return [{"dense": "dense", "hash_moe": "hash"}.get(kind, "moe") for kind in types]
     if with_experts is not None:
         return ["moe" if i in with_experts else "dense" for i in range(layers)]
-    last = c.count("moe_layer_end_index", least=-1, derived=-1)
-    last = layers - 1 if last < 0 else last
+    last = c.count("moe_layer_end_index", least=-1, derived=-1) % 10**10  # -1: the last layer of all
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     hashed = c.count("num_hash_layers", least=0, derived=0)
     dense = {i for i in range(layers) if i % period != offset or not first <= i <= last or i in without}

@@ -24,6 +24,7 @@ def whole_model_of(c: Config) -> dict[str, Any]:
     for name, words in family.sums.items():
         c.data, c.places[name] = {**c.data, name: c.made(words)}, c.spelt(words)
     c.used |= {*family.sums}  # which no file has
+    c.check()
     model, more = _model_of(c), dict[str, Any](stem=[c.made(words) for words in family.stem])
     narrow, hidden = c.count(family.narrow, path="model.embedding_width", derived="hidden_size"), model["hidden"]
     more["embedding_width"] = narrow if narrow != hidden else None
@@ -93,6 +94,7 @@ def _model_of(c: Config) -> dict[str, Any]:
         for kind in {*of_layer} - {usual}:
             alike = [layer for layer, other in enumerate(of_layer) if other == kind]
             others += [{**run, part: kinds[kind]} for run in islice(runs(alike, layers), MOST_OTHERS + 1)]
+    insist(len(others) <= MOST_OTHERS, c.where, f"layers differ in at most {MOST_OTHERS} runs of them", "more", CAPTURE)
     if others:
         model["others"] = others
         c.note("model.others", others, "the keys that say which layers differ", basis="derived")
@@ -177,11 +179,10 @@ def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
 
 
 def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
-    path, family, heads_of = "model.attention", c.family, "num_attention_heads"
+    path, family, heads_of, keys = "model.attention", c.family, "num_attention_heads", ("head_dim", "kv_channels")
     sign = "/" if "positions" in family.tables else "//"  # classes of learned positions refuse what others round down
     heads, width = c.count(heads_of, path=f"{path}.heads"), f"{'2 ' * bool(family.hybrid)}hidden_size {sign} {heads_of}"
     kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads_of)
-    keys = "head_dim", "kv_channels"
     head_size = c.made(width) if sign == "/" else c.count(*keys, path=f"{path}.head_size", derived=width)
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
@@ -193,8 +194,6 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
 
 
 def _latent_attention(c: Config) -> dict[str, Any]:
-    must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
-    insist(not c.flag("attention_bias"), c.where_is("attention_bias"), must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
     if c.get("q_lora_rank") is not None:
@@ -224,9 +223,10 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
     of_experts = SETS["of_experts"] | {family.keys.get(key, key) for key in SETS["of_experts"]}
     c.used |= set() if any(map(c.data.get, routed)) else of_experts
     words = ["dense"] * len(types)
+    has_some = {*routed} & family.defaults.keys() and family.config not in SETS["dense_without_experts"]
     if family.single:
         words = [{"mlp": "dense", "moe": "moe", "both": "dense"}.get(WORDS[word], "none") for word in types]
-    elif family.experts and (c.get(*routed) or not (family.times or c.stated(family.width))):
+    elif family.experts and (c.get(*routed) or has_some or not (family.times or c.stated(family.width))):
         words = fed_by(c, len(types))
     c.used |= {family.width} if "dense" not in words else set()
     c.used |= of_experts | {family.expert_width} if family.experts and not {"moe", "hash"} & {*words} else set()
@@ -260,6 +260,7 @@ def _adjusted(c: Config, width: int) -> int:
 def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     family, part = c.family, {"kind": "experts", **c.counts("experts", path)}
     part["width"] = c.count(family.expert_width, path=f"{path}.width")
+    c.used |= {"n_group", "topk_group"}  # which change nothing that counts
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
     more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
     more["zero"] = c.count("zero_expert_num", least=0, path=f"{path}.zero", derived=0)

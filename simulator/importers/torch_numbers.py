@@ -39,6 +39,12 @@ def _recurrent_flops(first: torch.Tensor, into: torch.Tensor, within: torch.Tens
     return 2 * int(first.shape[0] * first.shape[1] * (into.numel() + within.numel()))
 
 
+def _encoder_flops(x: torch.Tensor, *args: Any, **_: Any) -> int:
+    """Count the FLOPs of a layer of an encoder, or its attention, in one op: each token meets all matrices, tokens."""
+    weights = sum(w.numel() for w in tensors(args) if w.dim() == 2 and w.is_floating_point())
+    return int(2 * prod(x.shape[:2]) * (weights + 2 * x.shape[1] * x.shape[2]))
+
+
 # A recurrent layer in one op, whose workspace, most of what it saves, has no size under fake tensors.
 _RECURRENT, _RECURRENT_BACK = _aten.mkldnn_rnn_layer, _aten.mkldnn_rnn_layer_backward
 # Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
@@ -47,18 +53,7 @@ _COUNTED = {**flop_registry, _RECURRENT: _recurrent_flops}
 _COUNTED |= dict.fromkeys(_GROUPS, lambda x, y, *_, **__: 2 * prod(x.shape[-2:]) * y.shape[-1])
 _COUNTED[_RECURRENT_BACK] = lambda *given, **more: 2 * _recurrent_flops(*given, **more)
 _ATTENTION = "_scaled_dot_product_"
-# A layer, or attention, of an encoder in one op, PyTorch's fast path: each token meets all matrices and tokens.
-_COUNTED |= dict.fromkeys(
-    (_aten._transformer_encoder_layer_fwd, _aten._native_multi_head_attention),
-    lambda x, *args, **_: (
-        2
-        * prod(x.shape[:2])
-        * (
-            sum(w.numel() for w in tensors(args) if w.dim() == 2 and w.is_floating_point())
-            + 2 * x.shape[1] * x.shape[2]
-        )
-    ),
-)
+_COUNTED |= dict.fromkeys((_aten._transformer_encoder_layer_fwd, _aten._native_multi_head_attention), _encoder_flops)
 _FLASH = f"{_ATTENTION}flash_attention"
 for _back in ("", "_backward"):
     _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]

@@ -29,10 +29,8 @@ from simulator.importers.torch_run import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
 # Ops that only allocate.
-_ROOM = {
-    _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
-    _aten.new_empty_strided,
-}  # fmt: skip
+_ROOM = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh}
+_ROOM |= {_aten.new_empty, _aten.new_empty_strided}
 # Ops that overwrite all old values of their target.
 _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
 # A copy to the host: what it reads is brought there, which takes the time.

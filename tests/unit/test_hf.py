@@ -303,7 +303,7 @@ def test_experts_whose_number_does_not_divide_the_tokens_are_trained(folder: Pat
 
 
 def test_all_layers_may_be_dense(folder: Path) -> None:
-    assert model(kind("deepseek_v3", **LATENT | {"n_routed_experts": None})).feed_forward.kind == "dense"
+    assert model(kind("deepseek_v3", **LATENT | {"first_k_dense_replace": 4})).feed_forward.kind == "dense"
     found = model(kind("qwen3_moe", **EXPERTS, mlp_only_layers=[0, 1, 2, 3]))
     assert (found.feed_forward.kind, found.others) == ("dense", ())
 
@@ -394,10 +394,74 @@ def test_what_modelopt_says_stands_beside(folder: Path) -> None:
         ({"quant_method": "compressed-tensors"}, "a group says how weights are kept, found None"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"type": "float"}}}}, "4 or 8 bits"),
         ("fp8", "this is an object, found 'fp8'"),
+        *(
+            ({"quant_method": "fp8", "weight_block_size": block}, "weight_block_size: a block has two sizes, whole ")
+            for block in (0, [], [128], [128, 0], [128, -1], [128] * 3, [128, "128"], [128, True])
+        ),
+        *(
+            ({"quant_method": "gptq", "bits": 4, "group_size": group}, "group_size: a group has a size from 1 on, or ")
+            for group in (0, -2, "128", [128])
+        ),
     ],
 )
 def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path) -> None:
     assert message in refusal(TINY | {"quantization_config": said})
+
+
+GROUPED: dict[str, Any] = LATENT | {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
+UNFIT: list[tuple[str, dict[str, Any], str]] = [
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts: this is a whole number from 1 to"),
+    ("mixtral", {"num_local_experts": None}, "num_local_experts: this is a whole number, found null; correct it, or "),
+    ("mixtral", {"num_key_value_heads": None}, "num_key_value_heads: this is a whole number, found null"),
+    ("deepseek_v3", LATENT | {"n_routed_experts": 0}, "n_routed_experts: this is a whole number from 1 to"),
+    (
+        "deepseek_v3",
+        LATENT | {"first_k_dense_replace": None},
+        "first_k_dense_replace: this is a whole number, found null",
+    ),
+    (
+        "deepseek_v3",
+        LATENT | {"num_nextn_predict_layers": "1"},
+        'num_nextn_predict_layers: this is a whole number, found "1"',
+    ),
+    ("deepseek_v3", GROUPED | {"n_group": 3}, "n_group: n_group divides n_routed_experts, found 3 and 8"),
+    ("deepseek_v3", GROUPED | {"n_group": 8}, "2 is at most n_routed_experts // n_group, found 2 and 1"),
+    ("deepseek_v3", GROUPED | {"n_group": 0}, "n_group: this is a whole number from 1 to"),
+    ("deepseek_v3", GROUPED | {"topk_group": 3}, "topk_group: topk_group is at most n_group, found 3 and 2"),
+    ("deepseek_v3", GROUPED | {"num_experts_per_tok": 9}, "num_experts_per_tok is at most n_routed_experts, found 9"),
+    ("deepseek_v3", GROUPED | {"qk_rope_head_dim": 5}, "qk_rope_head_dim: 2 divides qk_rope_head_dim, found 2 and 5"),
+    ("deepseek_v3", GROUPED | {"num_key_value_heads": 0}, "num_key_value_heads: this is a whole number from 1 to"),
+    ("kimi_linear", LATENT | {"num_expert_group": 3}, "num_expert_group: num_expert_group divides n_routed_experts"),
+    ("llama", {"head_dim": 17}, "head_dim: 2 divides head_dim, found 2 and 17; correct one of them"),
+    ("llama", {"hidden_size": 66}, "num_attention_heads divides hidden_size, found 4 and 66"),
+    ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings: this has a value, found null"),
+    ("llama", {"layer_types": ["full_attention"] * 5}, "layer_types: this has an entry for each of 4 layers, found 5"),
+    ("laguna", {"num_attention_heads_per_layer": 4}, "num_attention_heads_per_layer: this is a list of one kind"),
+    ("jamba", {"expert_layer_offset": 2}, "found 3 and 2; correct one of them"),
+]
+"""Values that the class that reads the file refuses, or of which it makes no model that runs."""
+
+
+@pytest.mark.parametrize(("name", "stated", "message"), UNFIT, ids=[f"{name} {[*of][-1]}" for name, of, _ in UNFIT])
+def test_values_that_no_model_has_are_refused(name: str, stated: dict[str, Any], message: str, folder: Path) -> None:
+    assert message in refusal(kind(name, **stated))
+
+
+def test_values_that_say_nothing_in_a_model_are_not_refused(folder: Path) -> None:
+    """Groups that the class does not use, all layers dense, a pattern in letters beside a list, lists that go on."""
+    assert model(kind("deepseek_v2", **GROUPED | {"n_group": 3}, topk_method="greedy")) == model(
+        kind("deepseek_v2", **GROUPED, topk_method="greedy")
+    )
+    dense = [model(kind("deepseek_v3", **LATENT | {"first_k_dense_replace": first})) for first in (4, 5, 1_000)]
+    assert dense[0] == dense[1] == dense[2]
+    assert model(kind("qwen3_moe", **EXPERTS | {"num_experts": 0})).feed_forward.kind == "dense"
+    listed = kind("exaone4", layer_types=["full_attention"] * 4, sliding_window_pattern="LLLG")
+    assert model(listed).attention.window is None
+    types = ["dense"] + ["sparse"] * 4
+    assert len(model(kind("glm4_moe_lite", **LATENT, mlp_layer_types=types)).others) == 1
+    multimodal = {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model", "num_hidden_layers": 40}}
+    null = {"text_config": multimodal["text_config"] | {"cross_attention_layers": None}}  # type: ignore[operator]
+    assert read(multimodal).workload.model == read(multimodal | null).workload.model
 
 
 # what is not used
@@ -464,9 +528,7 @@ def test_keys_without_an_effect_in_transformers_have_none(name: str, keys: dict[
     assert read(config | keys).workload.model == read(config).workload.model
 
 
-@pytest.mark.parametrize(
-    ("said", "gate"), [(True, "heads"), (False, "elements"), (None, "elements"), ("per-element", "elements")]
-)
+@pytest.mark.parametrize(("said", "gate"), [(True, "heads"), (False, "elements"), ("per-element", "elements")])
 def test_a_word_says_what_a_gate_is_of(said: Any, gate: str, folder: Path) -> None:
     found = model(kind("laguna", **EXPERTS, gating=said))
     assert {part.gate for part, _ in found.kinds} == {gate}
@@ -608,12 +670,12 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ),
         ({"model_type": "spiral", "spiral_size": 16, "turns": 2}, " (would not read spiral_size, turns"),
         ({"model_type": "llama", "text_config": 3}, "text_config: this is an object, found 3"),
-        (TINY | {"hidden_size": "64"}, "config.json, hidden_size: this is a whole number from 1 to"),
+        (TINY | {"hidden_size": "64"}, 'config.json, hidden_size: this is a whole number, found "64"'),
         (TINY | {"hidden_size": True}, "config.json, hidden_size: this is a whole number"),
         (TINY | {"num_attention_heads": 0}, "config.json, num_attention_heads: this is a whole number"),
         (TINY | {"num_attention_heads": 1e300}, "num_attention_heads: this is a whole number"),
         (TINY | {"num_hidden_layers": 10**6}, "a model has at most 10,000 layers"),
-        (TINY | {"num_hidden_layers": None}, "num_hidden_layers: a model has this key, found none; add it"),
+        (TINY | {"num_hidden_layers": None}, "num_hidden_layers: this is a whole number, found null; correct it"),
         (
             TINY | {"num_key_value_heads": 3},
             "num_key_value_heads divides num_attention_heads, found 3 and 4; set num_key_value_heads to 2 or 4",
@@ -621,7 +683,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         (TINY | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: this is true or false, found 'yes'"),
         (
             TINY | {"num_attention_heads": 65},
-            "config.json, num_attention_heads: num_attention_heads is at most hidden_size, found 65 and 64; correct ",
+            "config.json, num_attention_heads: num_attention_heads divides hidden_size, found 65 and 64; correct ",
         ),
         (TINY | {"layer_types": ["full_attention"]}, "this has an entry for each of 4 layers, found 1"),
         (TINY | {"layer_types": ["spiral"] * 4}, "a type of layer is known, found 'spiral'"),
@@ -630,7 +692,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
             kind("mixtral", **EXPERTS | {"num_experts_per_tok": 9}),
             "num_experts_per_tok is at most num_local_experts, found 9 and 8",
         ),
-        (kind("deepseek_v3", **LATENT, attention_bias=True), "hosim builds latent attention without biases"),
+        (kind("deepseek_v3", **LATENT, attention_bias=True), "found attention_bias true; "),
     ],
 )
 def test_what_cannot_be_read_is_refused(config: Any, message: str, folder: Path) -> None:
@@ -643,7 +705,7 @@ def test_layers_that_differ_without_a_rule_are_refused(folder: Path) -> None:
     draw = Random(1)
     types = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(10_000)]
     config = kind("gemma3_text", head_dim=16, sliding_window=8, num_hidden_layers=10_000, layer_types=types)
-    assert "at most 100 items" in refusal(config, sequence=16)
+    assert "at most 100 runs of them, found more" in refusal(config, sequence=16)
 
 
 @pytest.mark.usefixtures("folder")

@@ -131,7 +131,7 @@ def test_what_is_cached_is_a_key_and_a_value_of_each_token(name: str, tmp_path: 
 
 def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> None:
     sizes = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
-    config = {"model_type": "glm_moe_dsa", "num_hidden_layers": 2, "n_routed_experts": None, **sizes}
+    config = {"model_type": "glm_moe_dsa", "num_hidden_layers": 2, "first_k_dense_replace": 2, **sizes}
     config |= {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2, "indexer_types": ["full", "shared"]}
     graph = built(config, tmp_path)
     work = [{op.name.rpartition("/")[2]: op.flops for op in graph.ops if f"L{i:02d}/" in op.name} for i in range(2)]

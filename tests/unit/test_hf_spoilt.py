@@ -98,10 +98,10 @@ def test_the_largest_encoder_is_read_layer_by_layer(tmp_path: Path) -> None:
     assert model.layers == 10_000
 
 
-NO_EXPERTS = [{"moe_layer_start_index": [28, 28]}, {"moe_layer_end_index": [0, 0]}, {"moe_num_experts": [0, 0]}]
+NO_EXPERTS = [{"moe_layer_start_index": [28, 28]}, {"moe_layer_end_index": [0, 0]}]
 
 
-@pytest.mark.parametrize("stated", NO_EXPERTS, ids=["from the last on", "up to the first", "none"])
+@pytest.mark.parametrize("stated", NO_EXPERTS, ids=["from the last on", "up to the first"])
 def test_keys_of_experts_say_nothing_where_no_layer_has_some(stated: dict[str, Any], tmp_path: Path) -> None:
     """Keys of the family's own names among them; a size that is wrong is told by its place in the file."""
     Path(tmp_path, "config.json").write_text(json.dumps(STATED["ernie4_5_moe_vl"] | stated), encoding="utf-8")
@@ -198,7 +198,7 @@ IN_FILE = {
         "text_config.num_key_value_heads: text_config.num_key_value_heads divides text_config.num_attention_heads, fou",
     ),
     "what is inside of a part": (
-        STATED["deepseek_v32"] | {"q_lora_rank": None},
+        STATED["deepseek_v32"] | {"model_type": "deepseek_v3", "q_lora_rank": None},
         "index_n_heads: an indexer scores with the latent of queries, and stands alone, found no q_lora_rank; remove",
     ),
 }
