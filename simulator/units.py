@@ -324,7 +324,9 @@ def total_of(words: str, value_of: Callable[[str], int]) -> int:
     if not sign:
         return whole * part
     rule, fits = ("divides", whole % part == 0) if sign == "/" else ("is at most", part <= whole)
-    require(fits, f"{word} {rule} {before}", f"{part:,} and {whole:,}", word, before, do="correct one of them")
+    both = f"{part:,} and {whole:,}", "correct one of them"
+    found, do = (f"{whole:,}", "correct it") if word.isdecimal() else both
+    require(fits, f"{word} {rule} {before}", found, word, before, do=do)
     return whole // part
 
 

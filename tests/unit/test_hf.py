@@ -425,19 +425,24 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
         'num_nextn_predict_layers: this is a whole number, found "1"',
     ),
     ("deepseek_v3", GROUPED | {"n_group": 3}, "n_group: n_group divides n_routed_experts, found 3 and 8"),
-    ("deepseek_v3", GROUPED | {"n_group": 8}, "2 is at most n_routed_experts // n_group, found 2 and 1"),
+    ("deepseek_v3", GROUPED | {"n_group": 8}, "2 is at most n_routed_experts // n_group, found 1; correct it"),
     ("deepseek_v3", GROUPED | {"n_group": 0}, "n_group: this is a whole number from 1 to"),
     ("deepseek_v3", GROUPED | {"topk_group": 3}, "topk_group: topk_group is at most n_group, found 3 and 2"),
     ("deepseek_v3", GROUPED | {"num_experts_per_tok": 9}, "num_experts_per_tok is at most n_routed_experts, found 9"),
-    ("deepseek_v3", GROUPED | {"qk_rope_head_dim": 5}, "qk_rope_head_dim: 2 divides qk_rope_head_dim, found 2 and 5"),
+    (
+        "deepseek_v3",
+        GROUPED | {"qk_rope_head_dim": 5},
+        "qk_rope_head_dim: 2 divides qk_rope_head_dim, found 5; correct it",
+    ),
     ("deepseek_v3", GROUPED | {"num_key_value_heads": 0}, "num_key_value_heads: this is a whole number from 1 to"),
     ("kimi_linear", LATENT | {"num_expert_group": 3}, "num_expert_group: num_expert_group divides n_routed_experts"),
-    ("llama", {"head_dim": 17}, "head_dim: 2 divides head_dim, found 2 and 17; correct one of them"),
+    ("llama", {"head_dim": 17}, "head_dim: 2 divides head_dim, found 17; correct it"),
     ("llama", {"hidden_size": 66}, "num_attention_heads divides hidden_size, found 4 and 66"),
     ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings: this has a value, found null"),
     ("llama", {"layer_types": ["full_attention"] * 5}, "layer_types: this has an entry for each of 4 layers, found 5"),
     ("laguna", {"num_attention_heads_per_layer": 4}, "num_attention_heads_per_layer: this is a list of one kind"),
     ("jamba", {"expert_layer_offset": 2}, "found 3 and 2; correct one of them"),
+    ("jamba", {"attn_layer_offset": 8}, "is at most attn_layer_period, found 9 and 8; correct one of them"),
 ]
 """Values that the class that reads the file refuses, or of which it makes no model that runs."""
 
@@ -526,6 +531,12 @@ def test_keys_without_an_effect_in_transformers_have_none(name: str, keys: dict[
     config = {"model_type": "opt"} if name == "opt" else kind(name, **EXPERTS)
     config |= {"layers_block_type": ["mamba", "moe", "full_attention", "mlp"]} if name == "nemotron_h" else {}
     assert read(config | keys).workload.model == read(config).workload.model
+
+
+def test_a_model_with_one_expert_may_say_how_many_a_token_has(folder: Path) -> None:
+    """As Jamba2 3B does, whose layers are dense."""
+    dense = kind("jamba") | {"num_experts": 1}
+    assert read(dense | {"num_experts_per_tok": 1}).workload.model == read(dense).workload.model
 
 
 @pytest.mark.parametrize(("said", "gate"), [(True, "heads"), (False, "elements"), ("per-element", "elements")])
