@@ -220,9 +220,9 @@ class Accelerator(Processor):
     def begin(self) -> None:
         """Begin to tell moments of a step, which computes on the stream that is current now."""
         self._compute = self._torch.stream(self.device)
-        self._zero = self.now()
         self.finish()
-        self._zero_s = perf_counter()
+        self._zero_s = perf_counter()  # no moment of the device is told later than it was
+        self._zero = self.now()
 
     def now(self, stream: Any = None) -> Any:
         """Return this moment in the work of a stream; by default, of the one that computes."""
