@@ -227,7 +227,7 @@ class Software(Document):
         return reads, adds
 
     def reached(self, phases: set[str]) -> dict[str, tuple[tuple[str, KernelShares], tuple[str, KernelShares]]]:
-        """Return of each device what says its arithmetic, and what its bandwidth, in such phases, with its key."""
+        """Return device -> the kernels that say its arithmetic, and those that say its bandwidth; each with its key."""
         of_kind = {str(kind): kernels for kind, kernels in self.kernels.items()}
         reads, adds = [(f"kernels.{kind}", of_kind.get(kind, KernelShares())) for kind in self.kinds(phases)]
         return {"compute": (reads, adds), "host_compute": (("cores", self.cores), ("cores", self.cores))}

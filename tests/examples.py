@@ -15,7 +15,6 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
 SHARE = 3
 """One of so many cases of a law is tried by default; a slow test tries all."""
 FEWEST = 15
-"""At least so many, and half of them of each where a law is one of many policies or kinds."""
 
 
 def some(every: Sequence[Any], nth: int) -> list[Any]:
@@ -53,8 +52,7 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     if one_in == 1:
         return (yield)
     every = item.obj._hypothesis_internal_use_settings
-    fewest = FEWEST // 2 if len(item.callspec.params) > 1 else FEWEST
-    few = max(min(every.max_examples, fewest), every.max_examples // one_in)
+    few = max(min(every.max_examples, FEWEST), every.max_examples // one_in)
     item.obj._hypothesis_internal_use_settings = settings(every, max_examples=few)
     try:
         return (yield)

@@ -143,9 +143,9 @@ def fed_by(c: Config, layers: int) -> list[str]:
         return [{"dense": "dense", "hash_moe": "hash"}.get(kind, "moe") for kind in types]
     if with_experts is not None:
         return ["moe" if i in with_experts else "dense" for i in range(layers)]
-    last = c.count("moe_layer_end_index", least=-1, derived=-1) % 10**10  # -1: the last layer of all
+    last = c.count("moe_layer_end_index", least=-1, derived=-1)  # -1: the last layer of all
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     hashed = c.count("num_hash_layers", least=0, derived=0)
-    dense = {i for i in range(layers) if i % period != offset or not first <= i <= last or i in without}
+    dense = {i for i in range(layers) if i % period != offset or i < first or 0 <= last < i or i in without}
     dense |= {i for i in range(layers) if i % every or (i + 1 - c.family.late) % step}
     return ["dense" if i in dense else "hash" if i < hashed else "moe" for i in range(layers)]

@@ -33,8 +33,8 @@ def sizes(graph):
     return dict(found)
 
 
-LIKE = ("encoder_decoder", "perceptron", "checkpointed_reentrant", "mixed_precision")
-"""Those whose parts are in other steps, too; `test_torch_as_real` holds their ops against steps that run."""
+LIKE = ("encoder_decoder", "perceptron")
+"""Those whose parts are in other steps, too."""
 
 
 @pytest.mark.parametrize(
