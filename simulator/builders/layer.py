@@ -220,7 +220,7 @@ def feed_forward(t: Tape, x: str, attend: Callable[[str], str]) -> str:
 
 def _through_experts(t: Tape, part: Experts, x: str) -> str:
     """Take each token through its experts, beside those that all tokens go through."""
-    if t.workload.on.share("experts"):
+    if t.block in t.on_host["experts"]:
         return _through_sides(t, part, x)
     experts, *_, features = t.weights[t.block][_UP].layout.tensor_map
     routed = x

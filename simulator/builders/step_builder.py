@@ -8,7 +8,7 @@ from typing import NamedTuple, Unpack, cast
 
 from simulator.builders.specs import BATCH, TENSOR
 from simulator.builders.weights import Laid, replica_axes
-from simulator.graph import Collective, CollectiveKind, DynamicReads
+from simulator.graph import HOST, Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, LayoutChange, Weight
 from simulator.workload import Attention, Gqa, Layer, Mixer
@@ -96,6 +96,7 @@ class StepBuilder:
         self.micro, self.block, self.phase = "", "", "forward"
         self.is_eager = workload.kernels == "eager"
         self.mixer = "attn"  # or "state", the part beside attention; or "ffn", which shifts rows
+        self.on_host = {part: workload.on.blocks(part, [*self.layers]) for part in ("layers", "experts")}
         self.again = ""  # end of the names of tensors that are made again within backward
         self.last_keys: dict[object, tuple[str, list[str]]] = {}  # what layers share -> the last one, keys and values
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
@@ -249,6 +250,8 @@ class StepBuilder:
             more["dtype"] = self.dtype
         if more.get("flops") and "op_class" not in more:
             more["op_class"] = "matmul"
+        if self.block in self.on_host["layers"]:
+            more["device"] = HOST
         if self.is_forward and not self.wanting.isdisjoint(reads):
             self.wanting.update(made)
         if self._narrow and not self._narrow.isdisjoint(reads):

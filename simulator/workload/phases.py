@@ -13,7 +13,7 @@ _KEYS = {
     "dtypes.optimizer_bytes_per_parameter dtypes.logits_copies_fp32 dtypes.gradient_copies_fp32",
     ("prefill",): "chunk",
     ("decode",): "new_tokens answers on.attention",
-    INFERENCE: "kv experts on.experts dtypes.scores_bytes",
+    INFERENCE: "kv experts on.experts on.layers dtypes.scores_bytes",
     ("train", "prefill"): "masked",
     ("train", *INFERENCE): "on in_place",
     ("train", *INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",

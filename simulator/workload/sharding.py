@@ -28,6 +28,8 @@ class Format(NamedTuple):
     block_bits: int = 0
 
 
+_SCALES_OF_256 = {2: 160, 3: 112, 4: 128, 5: 128, 6: 144}
+"""Bits of the weights of llama.cpp's ``Q2_K`` to ``Q6_K`` -> bits of the scales of a block (ggml-common.h)."""
 FORMATS = {
     "fp32": Format(32),
     "bf16": Format(16),
@@ -38,15 +40,19 @@ FORMATS = {
     "mxfp4": Format(4, (32, 1), 8),
     "nvfp4": Format(4, (16, 1), 8),
     "nf4": Format(4, (64, 1), 8),
+    "q8_0": Format(8, (32, 1), 16),
+    **{f"q{bits}_k": Format(bits, (256, 1), scales) for bits, scales in _SCALES_OF_256.items()},
 }
 """By name. ``fp8``: an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md of the model card).
 ``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128).
 ``int4_of_32``: a bf16 scale for 32 inputs (Kimi-K2-Thinking, quantization_config of the model card). ``mxfp4``: an
 8-bit scale for 32 inputs (OCP Microscaling Formats 1.0, section 5.4). ``nvfp4``: an fp8 scale for 16 inputs (NVIDIA,
 "Introducing NVFP4", June 2025); its one fp32 scale per matrix is not counted. ``nf4``: an 8-bit scale for 64 weights
-(QLoRA, arXiv 2305.14314, section 3); the fp32 scale per 256 of these is not counted."""
+(QLoRA, arXiv 2305.14314, section 3); the fp32 scale per 256 of these is not counted. ``q8_0``: an fp16 scale for 32
+inputs, and ``q2_k`` to ``q6_k``: 84, 110, 144, 176 and 210 B for 256 inputs (llama.cpp, ggml-common.h)."""
 
-Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nvfp4", "nf4"]
+_Packed = Literal["fp8", "int4", "int4_of_32", "mxfp4", "nvfp4", "nf4", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k"]
+Kept = Literal["bf16", "fp16", "fp32", _Packed]
 """Formats in which weights may be stored."""
 
 

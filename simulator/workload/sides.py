@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from typing import Literal, Self
 
 from pydantic import StrictBool
 
-from simulator.document import Part, Share
+from simulator.document import Layers, Part, Share
 from simulator.units import decimal, require
 from simulator.workload.feed_forwards import Experts
 from simulator.workload.models import DecoderModel
@@ -46,10 +47,13 @@ class HostExperts(Part):
     choices
         The share of all choices of the router that fall on these experts, less than `host` if they are the cold ones;
         default: as if all experts were equally likely.
+    layers
+        How many layers, the first ones, have experts on the host, as with ``--n-cpu-moe`` of llama.cpp; default: all.
     """
 
     host: Share
     choices: Share | None = None
+    layers: Layers | None = None
 
 
 Side = Literal["accelerator", "host", "any"]
@@ -75,7 +79,10 @@ class Sides(Part):
     experts
         With phases ``prefill`` and ``decode``, the routed experts, in kernels that keep intermediate results to
         themselves: the hidden states of all tokens and their choices come down, and the sum of each token's experts
-        goes up. Or a share of the experts: ``{host: 0.9, choices: 0.5}``.
+        goes up. Or a share of the experts, or those of some layers: ``{host: 0.9, choices: 0.5, layers: 12}``.
+    layers
+        With phases ``prefill`` and ``decode``, how many layers the host runs, the first ones, whole and with their
+        caches, as llama.cpp does with those that ``-ngl`` leaves it. The hidden states of all tokens go up behind them.
     tables
         Of a recommender, lookups in its tables and their updates: names of rows come down, sums of rows go up, and
         gradients of these sums come down.
@@ -84,6 +91,7 @@ class Sides(Part):
     optimizer: Side | HostShare = "accelerator"
     attention: Side = "accelerator"
     experts: Side | HostExperts = "accelerator"
+    layers: Layers | None = None
     tables: Side = "accelerator"
 
     @property
@@ -102,6 +110,11 @@ class Sides(Part):
     def next_step_waits(self) -> bool:
         """Whether the next step starts once all updates of the host have ended."""
         return self.optimizer == "host" or (isinstance(self.optimizer, HostShare) and self.optimizer.waits)
+
+    def blocks(self, part: str, layers: Sequence[str]) -> frozenset[str]:
+        """Return those layers, of all in order, of which the host runs ``layers`` (all of each) or ``experts``."""
+        stated = self.layers or 0 if part == "layers" else getattr(self.experts, "layers", None)
+        return frozenset(layers[:stated] if part == "layers" or self.share(part) else ())
 
     def host_experts(self, part: Experts) -> tuple[int, Fraction]:
         """Return how many experts of a layer the host runs, and how many of each token's choices fall on them."""
@@ -139,7 +152,14 @@ class Sides(Part):
         FieldError
             If the host cannot run a layer of the model so; the message says what it can.
         """
-        kinds, path = [*decoder.kinds], ("on", "attention")
+        of_experts = getattr(self.experts, "layers", None)
+        for count, key in ((self.layers or 0, "layers"), (of_experts or 0, "experts.layers")):
+            must, found = f"the host runs layers of the model's {decoder.layers:,}", f"{count:,}"
+            require(count <= decoder.layers, must, found, "on", *key.split("."), do="lower it")
+        must, do = "layers of the host are whole, and read no expert for itself", "run them on the accelerator"
+        fits, found = tensor == 1 and experts != "each", "several ranks, or experts: each"
+        require(fits or not self.layers, must, found, "on", "layers", do=do)
+        kinds, path = [*decoder.kinds], ["on", "attention"]
         for attention, _ in kinds if self.share("attention") else ():
             is_whole = attention.kv_elements > 0 and attention.compress is None
             is_whole &= not getattr(attention, "indexer", None)
@@ -151,7 +171,7 @@ class Sides(Part):
         require(not (is_each and any(part.zero for part in of_layers)), must, "zero", "model", do=do)
         if not self.share("experts"):
             return
-        path, do = ("on", "experts"), "run them on the accelerator"
+        path, do = ["on", "experts"], "run them on the accelerator"
         require(of_layers, "the host runs a model's experts", "a model without experts", *path, do=do)
         must = "the host runs experts that take rows of the residual"
         require(not any(part.latent for part in of_layers), must, "latent", *path, do=do)

@@ -125,7 +125,11 @@ def test_others_that_mean_nothing_are_refused(others: list[dict[str, Any]], mess
         workload(others=others)
 
 
-@pytest.mark.parametrize(("kept", "bits"), [("mxfp4", 4.25), ("nvfp4", 4.5), ("int4_of_32", 4.5), ("int4", 4.15625)])
+@pytest.mark.parametrize(
+    ("kept", "bits"),
+    [("mxfp4", 4.25), ("nvfp4", 4.5), ("int4_of_32", 4.5), ("int4", 4.15625), ("q8_0", 8.5), ("q6_k", 6.5625),
+     ("q5_k", 5.5), ("q4_k", 4.5), ("q3_k", 3.4375), ("q2_k", 2.625)],
+)  # fmt: skip
 def test_formats_with_scales(kept: str, bits: float) -> None:
     model = {"hidden": 256, "attention": GQA, "feed_forward": {"kind": "dense", "width": 128}}
     found = workload(dtypes={"weights": kept}, **model | {"part": model.pop("feed_forward")})

@@ -1,6 +1,7 @@
 """What the host runs of a workload: what crosses, traffic and arithmetic by side, against closed forms."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,38 @@ def test_experts_in_four_bits_are_read_as_they_are_stored() -> None:
     assert {wide.read_bytes - packed.read_bytes for packed, wide in pairs} == {chosen * (3 * H * W * 2 - kept)}
 
 
+def of_block(op: Op) -> str:
+    return next(part for part in op.name.split("/") if part.startswith("L") or part in ("embed", "head"))
+
+
+def test_experts_of_the_first_layers_alone_are_on_the_host() -> None:
+    """As with --n-cpu-moe of llama.cpp; the first layer counts, though it is dense."""
+    on = {"experts": {"host": 1.0, "layers": 2}}
+    alone, graph = (build(workload(GQA, EXPERTS, phase="decode", on=on)) for on in ({}, on))
+    assert [op.name.rsplit("/", 1)[1] for op in of_side(graph, "host")] == ["ffn.experts.host"]
+    assert {of_block(op) for op in of_side(graph, "host")} == {"L01"}
+    assert crossing(graph) == {"host": BATCH * (2 * H + 8 * K), "accelerator": BATCH * 2 * H}
+    assert arithmetic(graph) == arithmetic(alone)
+
+
+# layers
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("part", [{}, EXPERTS])
+def test_the_first_layers_are_on_the_host_whole(phase: str, part: dict[str, Any]) -> None:
+    """As with -ngl of llama.cpp: one row of h of each token comes down, and one goes up; the cache stays there."""
+    parts, tokens = (GQA, part) if part else (GQA,), T if phase == "prefill" else BATCH
+    alone, graph = (build(workload(*parts, phase=phase, on=on)) for on in ({}, {"layers": 2}))
+    assert {op.name for op in of_side(graph, "host")} == {op.name for op in graph.ops if of_block(op) in ("L00", "L01")}
+    assert [replace(op, device="accelerator", stream=0) for op in graph.ops] == [*alone.ops]
+    assert crossing(graph) == {"host": tokens * 2 * H, "accelerator": tokens * 2 * H}
+    with_host = {t for op in of_side(graph, "host") for t in (*op.reads, *op.writes)}
+    kept = [t for t, tensor in enumerate(graph.tensors) if tensor.kind == "kv_cache"]
+    assert {t in with_host for t in kept if graph.tensors[t].name.startswith("L02")} == {False}
+    assert {t in with_host for t in kept if not graph.tensors[t].name.startswith("L02")} == {True}
+
+
 # what is refused
 
 
@@ -210,6 +243,10 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
         ((GQA, EXPERTS), {"on": {"experts": {"host": 0.05}}, "phase": "decode"}, "0 of 8 on the host, for 0 of 2"),
         ((GQA, EXPERTS), {"on": {"experts": {"host": 0.9, "choices": 0.2}}, "phase": "decode"}, "for 0.4 of 2 choices"),
         ((GQA, EXPERTS | {"ranks": 2}), {"on": {"experts": "host"}, "phase": "decode"}, "found several ranks"),
+        ((), {"on": {"layers": 1}}, "on.layers is for phase prefill, decode"),
+        ((), {"on": {"layers": LAYERS + 1}, "phase": "decode"}, f"the host runs layers of the model's {LAYERS}, found"),
+        ((GQA, EXPERTS), {"on": {"layers": 1}, "phase": "decode", "experts": "each"}, "or experts: each; run"),
+        ((GQA, EXPERTS), {"on": {"experts": {"host": 1.0, "layers": LAYERS + 1}}, "phase": "decode"}, "experts.layers"),
     ],
 )  # fmt: skip
 def test_what_the_host_cannot_run_is_refused(parts: tuple[Any, ...], more: dict[str, Any], says: str) -> None:
