@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, StringConstraints
 
@@ -166,6 +166,33 @@ class KernelShares(ClassShares):
             require(any((shares.arithmetic, shares.class_bandwidth)), must, "none", "machines", pattern, do=do)
 
 
+class CoreShares(KernelShares):
+    """What kernels reach on the cores of a host.
+
+    Attributes
+    ----------
+    sockets
+        What each further socket adds to what the first reaches, as a share of that: less than all where cores of
+        several run one op, and wait for one another and for each other's memory.
+    """
+
+    sockets: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
+
+    def on(self, sockets: int) -> Self:
+        """Return the shares of what so many sockets have together."""
+        part = (1 + (sockets - 1) * self.sockets) / sockets
+        if part == 1:
+            return self
+
+        def less(shares: ClassShares, usual: dict[str, float]) -> dict[str, dict[str, float]]:
+            tables = {"arithmetic": usual | shares.arithmetic, "class_bandwidth": shares.class_bandwidth}
+            return {key: {name: share * part for name, share in table.items()} for key, table in tables.items()}
+
+        machines = {pattern: shares.model_copy(update=less(shares, {})) for pattern, shares in self.machines.items()}
+        more = {"bandwidth": self.bandwidth * part, "machines": machines}
+        return self.model_copy(update=less(self, {"default": 1.0}) | more)
+
+
 class KeptMemory(Part):
     """What the compute tier holds that is no tensor.
 
@@ -216,7 +243,7 @@ class Software(Document):
     copies: Copies = Copies()
     host: HostTimes = HostTimes()
     kernels: dict[Literal["default", "train", "prefill", "decode"], KernelShares] = {}
-    cores: KernelShares = KernelShares()
+    cores: CoreShares = CoreShares()
     memory: KeptMemory = KeptMemory()
 
     def kinds(self, phases: set[str]) -> tuple[str, str]:
@@ -226,8 +253,14 @@ class Software(Document):
         reads, adds = (kind if kind in self.kernels else "default" for kind in kinds)
         return reads, adds
 
-    def reached(self, phases: set[str]) -> dict[str, tuple[tuple[str, KernelShares], tuple[str, KernelShares]]]:
-        """Return device -> the kernels that say its arithmetic, and those that say its bandwidth; each with its key."""
+    def reached(
+        self, phases: set[str], sockets: int
+    ) -> dict[str, tuple[tuple[str, KernelShares], tuple[str, KernelShares]]]:
+        """Return device -> the kernels that say its arithmetic, and those that say its bandwidth; each with its key.
+
+        Cores are those of so many sockets; 0: there are none.
+        """
         of_kind = {str(kind): kernels for kind, kernels in self.kernels.items()}
         reads, adds = [(f"kernels.{kind}", of_kind.get(kind, KernelShares())) for kind in self.kinds(phases)]
-        return {"compute": (reads, adds), "host_compute": (("cores", self.cores), ("cores", self.cores))}
+        cores = {"host_compute": (("cores", self.cores.on(sockets)),) * 2} if sockets else {}
+        return {"compute": (reads, adds)} | cores

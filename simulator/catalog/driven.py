@@ -66,6 +66,7 @@ def unread(machine: Hardware, software: Software, workload: Workload | JobDocume
     idle = {"host.step": "only serving pays for iterations"}
     idle = idle if workload.requests is not None else dict.fromkeys(_SERVED, "hosim serve reads it")
     idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
+    idle |= {} if _sockets(machine) > 1 else {"cores.sockets": "no host has several sockets of cores"}
     others = (f"kernels.{kind}.*" for kind in software.kernels.keys() - {*software.kinds(_phases(workload))})
     idle |= dict.fromkeys(others, "the run is of another kind")
     patterns = (pattern for kernels in (*software.kernels.values(), software.cores) for pattern in kernels.machines)
@@ -74,6 +75,10 @@ def unread(machine: Hardware, software: Software, workload: Workload | JobDocume
 
 
 _SERVED = ("host.iteration", "host.request", "host.ahead")
+
+
+def _sockets(machine: Hardware) -> int:
+    return machine.host_compute.sockets if machine.host_compute else 0
 
 
 def _phases(workload: Workload | JobDocument) -> set[str]:
@@ -121,9 +126,8 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
 
 def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Changes:
     """Yield shares and times of kernels: on the accelerator those of the kind of the run, and those on cores."""
-    for device, ((key, reads), (other, adds)) in software.reached(_phases(workload)).items():
-        if (rates := getattr(machine, device)) is None:
-            continue
+    for device, ((key, reads), (other, adds)) in software.reached(_phases(workload), _sockets(machine)).items():
+        rates = getattr(machine, device)
         for field, kernels, source, most in (
             ("achieved_fraction", reads, f"{key}.arithmetic", (1.0, 1.0)),
             ("class_bandwidth", adds, f"{other}.class_bandwidth", (rates.achieved_bandwidth_fraction, adds.bandwidth)),

@@ -170,9 +170,12 @@ class HostCompute(Rates):
     ----------
     tier
         Name of the tier that they work in: another one than the compute tier, with a bandwidth.
+    sockets
+        How many have these cores; software says what each further one adds.
     """
 
     tier: Key
+    sockets: Count = 1
 
     @property
     def largest_share(self) -> float:
@@ -303,13 +306,10 @@ class Compaction(Part):
 
     Attributes
     ----------
-    per_page_ns
-        Time for each page that is unmapped and mapped again [ns].
-    per_event_ns
-        Time for each compaction, of any size [ns].
+    per_page_ns, per_event_ns
+        Time for each page that is unmapped and mapped again, or for each compaction, of any size [ns].
     pages
-        Which pages count: all that are ``in_use`` (a remap lays out the whole pool anew), or those of places that are
-        ``moved``.
+        Which pages count: all ``in_use`` (a remap lays out the whole pool anew), or those of places that are ``moved``.
     """
 
     per_page_ns: Nanoseconds | None = Field(None, alias="per_page")

@@ -162,7 +162,7 @@ CORES = {"host_compute": {"tier": "ddr", "peak": {"bf16": "1 TFLOP/s"}}, "tiers.
 """A host whose cores are as fast as the device."""
 
 
-def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul", device="accelerator"):
+def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul", device="accelerator", sockets=1):
     """Run a single op of so many FLOPs and bytes; return its time [ns]."""
     about = {"flops": flops, "op_class": op_class, "read_bytes": size_bytes, "write_bytes": 0, "device": device}
     lines = [{"schema": "hosim-graph/1", "name": "one", "steps": 2}, {"op": "one", "reads": [], "writes": [], **about}]
@@ -171,7 +171,7 @@ def one_op(folder, kernels, *, flops=10**9, size_bytes=10**6, op_class="matmul",
     chain.write_lines(folder / "graph.jsonl", lines)
     said = f"cores: {{{kernels}}}\n" if device == "host" else f"kernels: {{default: {{{kernels}}}}}\n"
     (folder / "soft.yaml").write_text(PROFILE + said, encoding="utf-8")
-    return hosim.run(path, set=CORES)["resident"].summary["step_ns"]
+    return hosim.run(path, set=CORES | {"host_compute.sockets": sockets})["resident"].summary["step_ns"]
 
 
 _HALF, _QUARTER = "arithmetic: {matmul: 0.5}", "{arithmetic: {matmul: 0.25}}"
@@ -193,6 +193,26 @@ _HALF, _QUARTER = "arithmetic: {matmul: 0.5}", "{arithmetic: {matmul: 0.25}}"
 @pytest.mark.parametrize("device", ["accelerator", "host"])
 def test_arithmetic_takes_as_long_as_its_share_makes_it(tmp_path, kernels, device, ns):
     assert one_op(tmp_path, kernels, device=device) == ns
+
+
+@pytest.mark.parametrize(
+    ("kernels", "sockets", "ns"),
+    [
+        ("sockets: 0.25", 1, 1_000_000),
+        ("sockets: 1.0", 2, 1_000_000),
+        ("sockets: 0.25", 2, 1_600_000),
+        ("sockets: 0.0", 4, 4_000_000),
+        ("sockets: 0.25, arithmetic: {matmul: 0.5}", 2, 3_200_000),
+        (f"sockets: 0.25, {_HALF}, machines: {{'bench_*': {_QUARTER}}}", 2, 6_400_000),
+    ],
+)
+def test_a_further_socket_adds_a_share_of_what_the_first_reaches(tmp_path, kernels, sockets, ns):
+    assert one_op(tmp_path, kernels, device="host", sockets=sockets) == ns
+    bytes_alone = {"flops": 0, "size_bytes": 10**9, "op_class": "vector"}  # at 1 TB/s
+    usual = one_op(tmp_path, "bandwidth: 0.5", device="host", **bytes_alone)
+    shared = one_op(tmp_path, f"bandwidth: 0.5, {kernels}", device="host", sockets=sockets, **bytes_alone)
+    added = float(kernels.split(",")[0].partition(": ")[2])
+    assert shared * (1 + (sockets - 1) * added) == usual * sockets
 
 
 @pytest.mark.parametrize(
@@ -447,7 +467,7 @@ PROFILES = some.fixed_dictionaries(
         "copies": some.dictionaries(some.sampled_from(["default", "in", "out"]), COPIES),
         "host": some.dictionaries(some.sampled_from(["op", "copy", "layer", "step"]), times()),
         "kernels": some.dictionaries(some.sampled_from(["train", "default"]), KERNELS),
-        "cores": KERNELS,
+        "cores": some.builds(dict, KERNELS, sockets=some.floats(0, 1)),
         "memory": some.fixed_dictionaries(
             {},
             optional={"taken": shares(), "context": some.integers(0, 10**8).map("{} B".format), "lost": some.just(0.3)},
