@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -34,6 +34,12 @@ from simulator.workload.job import JobDocument
 
 Why = Mapping[str, str]
 """Pattern of field paths -> the reason why no value of these fields changes anything."""
+_DRIVEN = {
+    "compute.achieved_fraction": "kernels.*.arithmetic", "compute.class_bandwidth": "kernels.*.class_bandwidth",
+    "host_compute.achieved_fraction": "cores.arithmetic", "host_compute.class_bandwidth": "cores.class_bandwidth",
+    "host_compute.*": "cores.*", "host.each_class": "host.class",
+}  # fmt: skip
+"""Fields of a machine -> those of a software that change them."""
 _SERVED, _SAME = "hosim serve reads it", "the graph is the same with it"
 
 
@@ -61,11 +67,14 @@ def idle_line(
     asked = {kind: sorted(path for of, path in loaded.asked if of == kind) for kind in DOCUMENTS}
     of_machine = {**machine.unread, **_of_machine(case, rows or scenario.policies, runtimes)}
     of_machine |= {} if is_served else {"host.serving.*": _SERVED}
+    if loaded.software is None or loaded.software.cores.sockets == 1:
+        of_machine["host_compute.sockets"] = "no software says what a further one adds"
     idle = dict(_named(machine, [*scenario.figures(), *asked["hardware"]], of_machine))
     idle |= own_unread(machine)
     if loaded.software:
         of_software = unread(machine, loaded.software, loaded.workload)
-        of_software |= {"cores.*": of_machine["host_compute.*"]} if "host_compute.*" in of_machine else {}
+        for (field, source), (path, why) in product(_DRIVEN.items(), of_machine.items()):
+            of_software |= {path.replace(field, source): why} if path.startswith(field) else {}
         idle |= {f"software.{key}": why for key, why in _named(loaded.software, asked["software"], of_software)}
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]

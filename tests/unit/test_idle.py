@@ -73,6 +73,19 @@ FREE = "no lower tier that it joins states a bandwidth"
             {"software": "eager_pytorch", "software.memory.communication": "1 MB"},
             "software.memory.communication (there is one rank)",
         ),
+        *(
+            ({"software": "torch_compile", f"software.{path}": value}, f"software.{path} (no op is of this class)")
+            for path, value in (
+                ("kernels.train.arithmetic.matmul_w4", 0.5),
+                ("kernels.train.class_bandwidth.dequantize", 0.5),
+                ("host.class.matmul_w8", "1 us"),
+            )
+        ),
+        ({"software": "torch_compile", "software.kernels.train.arithmetic.matmul": 0.5}, ""),
+        (
+            {"software": "ktransformers", "software.cores.sockets": 0.5},
+            "software.cores.sockets (no host has several sockets",
+        ),
         ({"workload.parallel.schedule": "gpipe"}, "workload.parallel.schedule (the graph is the same with it)"),
         ({"workload.parallel.schedule": "1f1b", "workload.batch": 2}, ""),
     ],
