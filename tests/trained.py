@@ -72,6 +72,9 @@ LAYOUTS = [
         (2, 4, 2, 1, 0, 1), (2, 4, 2, 3, 1, 2), (1, 2, 2, 1, 0, 1), (4, 4, 1, 1, 0, 1),
     ]
 ]  # fmt: skip
+LAYOUTS += [
+    {"data": 4, "expert": 4, "expert_tensor": 1, "tensor": 2, "pipeline": 1, "sequence": True, "micro_batches": 1}
+]
 ALONE = ("attn.q_a", "attn.kv_a", "ffn.router")
 """Linears whose weights every tensor rank has as a whole, and applies to all tokens."""
 

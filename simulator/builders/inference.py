@@ -259,7 +259,7 @@ def _iteration(laid: Laid, work: Iteration, room_bytes: int, layers: Sequence[st
     dtypes, rows = laid.workload.dtypes, work.decoding + work.reading
     parallel = laid.workload.parallel
     groups = cached_layers(laid.model, dtypes, parallel.tensor)
-    parts = parallel.tensor if parallel.expert > parallel.data else 1  # rows are filled up where ranks cut them
+    parts = parallel.expert // parallel.expert_replicas  # rows are filled up where ranks cut them
     t = Tape(laid, rows=-(-rows // parts) * parts * laid.mesh.size(BATCH))
     t.phase, reaches = "prefill" if work.reading else "decode", [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))

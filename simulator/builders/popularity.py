@@ -116,7 +116,7 @@ def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, i
 
     Expert ranks that are tensor ranks, too, choose for parts of the same tokens.
     """
-    ranks, replicas = part.ranks * parallel.expert, part.ranks * min(parallel.expert, parallel.data)
+    ranks, replicas = part.ranks * parallel.expert, part.ranks * parallel.expert_replicas
     if part.skew:
         busiest = tuple((1, share) for share in part.likely[::ranks])
         return math.ceil(touched(busiest, tokens * replicas)), part.places // ranks

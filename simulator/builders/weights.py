@@ -170,7 +170,7 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         whole |= {"tokens of a micro-batch": tokens} if parallel.sequence else {}
         experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
         if isinstance(part, Experts) and workload.phase == "train":
-            senders = parallel.tensor if parallel.expert > parallel.data else 1
+            senders = parallel.expert // parallel.expert_replicas
             experts["choices of a rank's tokens"] = int(tokens * part.chosen) // senders
         for axis, lengths in (("context", {"tokens": workload.sequence}), ("tensor", whole), ("expert", experts)):
             parts, most = getattr(parallel, axis), gcd(*lengths.values(), kv_heads * (axis == "tensor"))
@@ -198,7 +198,7 @@ def _tensor_map(workload: Workload, name: str, spec: Spec) -> tuple[Axes, ...]:
         If a layout has another number of dimensions, or axes that cannot cut them.
     """
     parallel, tensor_map = workload.parallel, spec.tensor_map
-    if spec.kind == "expert" and parallel.expert > parallel.data:
+    if spec.kind == "expert" and parallel.expert > parallel.expert_replicas:
         tensor_map = ((*TENSOR, *EXPERT), *((),) * (len(spec.shape) - 1))
     for pattern, cut in parallel.layouts.items():
         if not fnmatchcase(name, pattern):

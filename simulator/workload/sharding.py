@@ -236,7 +236,6 @@ class Optimizer(Part):
 
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix in their default order; if there are several context ranks, before those of `tensor`."""
-
 _MOST_SENDERS = 1000
 """Most prefill ranks per decode rank: each has a graph of its own."""
 
@@ -267,7 +266,10 @@ class Parallel(Part):
         Stages, each with some of the layers.
     expert
         Ranks that share the experts of a layer. Either it divides `data`, and tensor ranks have a part of each expert;
-        or it is data * tensor, and each of these ranks has whole experts, and sends its part of the tokens.
+        or, above `data` or with `expert_tensor`, each rank has whole experts and sends its part of the tokens: then
+        `tensor` divides it, and it divides data * tensor.
+    expert_tensor
+        Ranks that share each expert, if that is 1 (``expert_tensor_parallel_size`` of Megatron).
     context
         In training, ranks that share the tokens of each sequence, and as many pairs of them each: all keys and values
         are gathered before attention, again in backward, and their gradients are added up where they were made
@@ -306,6 +308,7 @@ class Parallel(Part):
     tensor: Ranks = 1
     pipeline: Ranks = 1
     expert: Ranks = 1
+    expert_tensor: Literal[1] | None = None
     context: Ranks = 1
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -325,10 +328,16 @@ class Parallel(Part):
         names = [*self.axis_names]
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
-        expert = min(self.expert, self.data)
         if self.context > 1 and "context" not in names:
             names.insert(names.index("tensor"), "context")
+        expert = self.expert_replicas
         return {name: getattr(self, name) for name in names} | {"data": self.data // expert, "expert": expert}
+
+    @property
+    def expert_replicas(self) -> int:
+        """Number of replicas that share the experts of a layer; fewer than `expert` where tensor ranks do, too."""
+        has_whole = self.expert > self.data or self.expert_tensor is not None
+        return self.expert // self.tensor if has_whole else self.expert
 
     def _check(self) -> None:
         optional = {"expert": self.expert > 1, "context": False}
@@ -338,16 +347,18 @@ class Parallel(Part):
         ranks = self.data * self.context * self.tensor * self.pipeline
         must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
         require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
-        odd = changed(self, ("tensor", "pipeline", "expert", "context", "sequence", "woven", "layouts", "axis_names"))
-        odd += ["zero_stage"] * (self.zero_stage > 1)
+        odd = changed(self, ("tensor", "pipeline", "expert", "expert_tensor", "context", "sequence", "woven"))
+        odd += changed(self, ("layouts", "axis_names")) + ["zero_stage"] * (self.zero_stage > 1)
         must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
         do = "add 'ranks: all' for all ranks and their collectives"
         require(self.ranks == "all" or not odd, must, "".join(odd[:1]), *odd[:1], do=do)
         must, found = "only weights that ZeRO shards are gathered ahead", f"it with zero_stage {self.zero_stage}"
         is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
-        if self.expert != self.data * self.tensor:
-            self._divides("expert", "data")
+        is_cut, ranks = self.expert_replicas == self.expert, self.data * self.tensor
+        self._divides(*(("expert", "data") if is_cut else ("tensor", "expert")))
+        must, found = "ranks with whole experts divide data * tensor", f"{self.expert:,} and {ranks:,}"
+        require(is_cut or ranks % self.expert == 0, must, found, "expert", do="correct it, or data")
         wanted = self.pipeline * self.chunks
         stages, must = wanted if self.layers is None else len(self.layers), "layers says how many each stage has"
         require(stages == wanted, must, f"{stages} for {wanted} stages", "layers")

@@ -233,11 +233,12 @@ def check_ranks(attention: dict[str, Any], layout: dict[str, Any], zero_stage: i
     alone, found = build(workload(attention)), job(attention, **layout, zero_stage=zero_stage)
     graphs = [found.graph(rank) for rank in range(found.ranks)]
     data, tensor, expert = layout["data"], layout["tensor"], layout["expert"]
+    has_whole = expert > data or "expert_tensor" in layout
     for phase in ("forward", "backward"):
         total, once = by_op(graphs, phase), by_op([alone], phase)
         assert total.keys() == once.keys()
         for name, number in once.items():
-            own = expert > data if name == "ffn.router" else layout["sequence"]
+            own = has_whole if name == "ffn.router" else layout["sequence"]
             times = 1 if own or name not in ALONE else tensor
             times = tensor if attention["kind"] == "mla" and name == "attn.compress" else times
             assert total[name] == data * layout["micro_batches"] * times * number, name
@@ -249,7 +250,7 @@ def check_ranks(attention: dict[str, Any], layout: dict[str, Any], zero_stage: i
         is_whole = "norm" in name or any(part in name for part in (*ALONE, "compress"))
         copies = data * (tensor if is_whole else 1)
         if sizes(alone, "expert").get(name):
-            copies = data * tensor // (expert if expert > data else expert * tensor)
+            copies = data * tensor // (expert if has_whole else expert * tensor)
         if zero_stage < 3:
             assert held[name] == copies * size, name
 
@@ -284,6 +285,12 @@ def test_tensor_ranks_that_are_expert_ranks_send_their_part_of_the_tokens() -> N
     assert members["expert.tensor"] == ((0, 1, 2, 3),)
     assert meetings(graph)["expert.tensor", "all_to_all", T // 2 * 2 * H * 2] == 4 * (LAYERS - 1)
     assert sizes(graph, "expert")["L01/ffn.gate.weight"] == 2 * H * 10 * 2, "two whole experts of eight"
+    some = job(data=4, tensor=2, expert=4, expert_tensor=1, zero_stage=1).graphs[0]
+    assert {group.name: group.members for group in some.groups}["expert.tensor"] == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert sizes(some, "expert") == sizes(graph, "expert"), "two of eight, as of four ranks in all"
+    states, of_four = (sizes(each, "optimizer_state") for each in (some, graph))
+    of_experts = [name for name in states if "/ffn.gate" in name and "L01" in name]
+    assert [states[name] * 2 for name in of_experts] == [of_four[name] for name in of_experts], "two replicas of each"
     usual = job(data=2, tensor=2, expert=2).graphs[0]
     assert meetings(usual)["expert", "all_to_all", T * 2 * H * 2] == 4 * (LAYERS - 1)
     assert sizes(usual, "expert")["L01/ffn.gate.weight"] == 4 * H * 5 * 2, "half of each of four"
@@ -314,7 +321,7 @@ def test_what_does_not_divide_is_refused_before_it_is_built() -> None:
         check(workload(tensor=3))
     with pytest.raises(ConfigError, match="expert divides experts, choices of a rank's tokens, found 3, and 16"):
         check(workload(MLA, EXPERTS | {"routed": 9, "top_k": 1}, data=3, expert=3))
-    with pytest.raises(ValidationError, match="expert divides data, found 8 and 2"):
+    with pytest.raises(ValidationError, match=r"ranks with whole experts divide data \* tensor, found 8 and 4"):
         workload(data=2, tensor=2, expert=8)
     with pytest.raises(ConfigError, match="found 16, and 8 experts"):
         check(workload(data=16, expert=16))
