@@ -143,7 +143,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
     names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
-    left = dict.fromkeys(filter(None, [*names, config.family.uncounted]), 1)
+    left = dict.fromkeys(filter(None, [*names, *config.unknown_words(), config.family.uncounted]), 1)
     return Imported({".yaml": workload}, {}, tuple(config.derived), left | dropped)
 
 

@@ -65,10 +65,9 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
         fits = isinstance(block, list) and [type(size) is int and size > 0 for size in block] == [True, True]
         insist(fits or block is None, f"{where}, weight_block_size", must, repr(block))
         yield "weights", "fp8", "" if block == [128, 128] else "Scales of fp8 count as one for each block of 128 x 128."
-    elif method == "bitsandbytes" and config.get("load_in_4bit"):
-        yield part, "nf4", ""
     elif method in ("auto-round", "awq", "bitsandbytes", "gptq"):
-        yield part, *_number(8 if method == "bitsandbytes" else bits, group, where)
+        bits, is_nf4 = (8, config.get("load_in_4bit")) if method == "bitsandbytes" else (bits, False)
+        yield part, *(("nf4", "") if is_nf4 else _number(bits, group, where))
     elif method == "compressed-tensors" or (algorithm not in _ALGORITHMS and "config_groups" in config):
         groups = config.get("config_groups")
         several = list(groups.values()) if isinstance(groups, dict) else []
@@ -83,8 +82,7 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
     elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
         kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
         parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
-        is_known = {algorithm for _, algorithm in parts} <= {*_ALGORITHMS}
-        insist(is_known, where, "these are known", f"{[*parts]}", "remove it")
+        insist({kind for _, kind in parts} <= {*_ALGORITHMS}, where, "these are known", f"{[*parts]}", "remove it")
         for (part, algorithm), _ in parts.most_common():
             yield part, _ALGORITHMS[algorithm], ""
     else:

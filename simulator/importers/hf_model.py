@@ -264,9 +264,8 @@ def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
     more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
     more["zero"] = c.count("zero_expert_num", least=0, path=f"{path}.zero", derived=0)
-    shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
-    if shared and family.shared_width:
-        wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
+    shared = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared)
+    wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width") if shared and family.shared_width else 0
     if shared and (wide or not family.shared_width):
         more |= {"shared": shared, "shared_gate": family.shared_gate, "shared_width": wide}
     return part | {field: value for field, value in more.items() if value}

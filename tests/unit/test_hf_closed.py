@@ -198,3 +198,44 @@ def test_residuals_that_are_not_mixed_have_fewer_weights(layer: int, tmp_path: P
     sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
     assert sizes[f"L{layer:02d}/residuals1.weight"] == 2 * 3 * HIDDEN * 2 * 3
     assert [sizes[f"L{layer:02d}/{name}.weight"] for name in ("attn.sinks", "residuals2.scale")] == [2 * 4, 2 * 2]
+
+
+LING = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "head_dim": 16}
+LING |= {"intermediate_size": 96, "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_experts": 8}
+LING |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 2, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(("shared", "keys"), [(16, {}), (24, {"moe_shared_expert_intermediate_size": 24})])
+@pytest.mark.parametrize(
+    ("more", "attends"),
+    [
+        ({"model_type": "bailing_moe"}, 4),
+        ({"model_type": "bailing_moe", "use_qk_norm": True, "moe_router_enable_expert_bias": True, "n_group": 2}, 4),
+        ({"model_type": "bailing_moe_linear", "use_qk_norm": True, "layer_group_size": 2, "use_qkv_bias": True}, 2),
+    ],
+)
+def test_ling_and_ring_have_the_parameters_of_their_layers(
+    shared: int, keys: dict[str, int], more: dict[str, Any], attends: int, tmp_path: Path
+) -> None:
+    """Ring's other layers have as many keys and values as queries, a gate as wide, and a norm over all heads."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LING | keys | more))
+    found = hosim.read_hf(file, phase="prefill", sequence=TOKENS)
+    assert isinstance(found.workload.model, DecoderModel)
+    norms = 2 * 16 * more.get("use_qk_norm", False)
+    attention_layers = attends * (64 * 16 * (4 + 2 + 2 + 4) + norms + 16 * 8 * more.get("use_qkv_bias", False))
+    linear_layers = (4 - attends) * (5 * 64 * 64 + 64)
+    dense = 3 * 64 * 96
+    sparse = 8 * 3 * 64 * 16 + 3 * 64 * 2 * shared + 64 * 8 + 8 * more.get("moe_router_enable_expert_bias", False)
+    total = 2 * 128 * 64 + 64 + attention_layers + linear_layers + dense + 3 * sparse + 4 * 2 * 64
+    assert count(found.workload.model).total == total
+    assert ("norms of queries and keys in layers with a state" in found.dropped) == (attends < 4)
+
+
+def test_the_text_encoder_of_clip_has_the_parameters_of_its_layers(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}}))
+    found = hosim.read_hf(file, sequence=64)
+    assert (found.workload.phase, isinstance(found.workload.model, DecoderModel)) == ("prefill", True)
+    layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512
+    assert count(found.workload.model).total == (49408 + 77) * 512 + 12 * layer + 2 * 512  # type: ignore[arg-type]
