@@ -11,12 +11,9 @@ from simulator.errors import ConfigError, insist
 from simulator.importers.hf_keys import Config
 
 _ROUTED = re.compile(r"(?<!shared_)experts")
-_UNQUANTIZED = ("ignore", "modules_to_not_convert", "exclude_modules")
 _METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
 # Name of ModelOpt -> how weights are kept.
 _ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A4_NVFP4": "nvfp4"}
-# Inputs that share a scale -> 4-bit format.
-_GROUPS = {128: "int4", 32: "int4_of_32"}
 
 
 def quantized(config: Any, c: Config) -> dict[str, str]:
@@ -52,7 +49,7 @@ def quantized(config: Any, c: Config) -> dict[str, str]:
 def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
     """Yield parts of the weights, each with its dtype and a note for people; the first entry of a part counts."""
     method, algorithm = config.get("quant_method"), str(config.get("quant_algo")).upper()
-    unquantized: Any = next(filter(None, map(config.get, _UNQUANTIZED)), [])
+    unquantized: Any = next(filter(None, map(config.get, ("ignore", "modules_to_not_convert", "exclude_modules"))), [])
     has_plain_attention = isinstance(unquantized, list) and any("self_attn" in str(name) for name in unquantized)
     part = "experts" if has_plain_attention else "weights"
     bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
@@ -99,5 +96,5 @@ def _number(bits: Any, group: Any, where: str, *, is_float: bool = False) -> tup
     if is_float or bits == 8:
         dtype = "fp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4"
         return dtype, "" if is_float else "Integers of 8 bits count as fp8, with its scales."
-    dtype = _GROUPS.get(group, "") if isinstance(group, int) else ""
+    dtype = {128: "int4", 32: "int4_of_32"}.get(group, "") if isinstance(group, int) else ""
     return dtype or "int4", "" if dtype else f"Scales of int4 count as one for 128 inputs, not {group!r:.40}."

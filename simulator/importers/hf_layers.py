@@ -21,6 +21,8 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
         c.places |= {key: c.named(listed)} if values else {}
         for keys, value in zip(of_layers, values or (), strict=False):
             keys[key] = value
+    sources, must = c.list_of("kv_source_layers", int, layers), "each layer makes keys and values of its own"
+    insist(sources in (None, [*range(layers)]), c.where_is("kv_source_layers"), must, repr(sources), CAPTURE)
     stated = c.get("per_layer_config") or {}
     where, must = c.where_is("per_layer_config"), f"this has an object for some of {layers} layers"
     fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
@@ -30,10 +32,9 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
     reusing = c.count("num_kv_shared_layers", least=0, derived=0) if c.family.reuses else 0
     must, do = "some of the layers make keys and values", f"{CAPTURE}, with the model that makes them"
     insist(reusing < layers, c.where_is("num_kv_shared_layers"), must, f"{reusing:,} that reuse them", do)
+    wide = {c.family.width: 2 * c.count(c.family.width)} if reusing and c.flag("use_double_wide_mlp") else {}
     for keys in of_layers[layers - reusing :]:
-        keys["reuses"] = True
-        if c.flag("use_double_wide_mlp"):
-            keys[c.family.width] = 2 * c.count(c.family.width)
+        keys.update({"reuses": True} | wide)
     if c.family.encoded and (alone := c.list_of("cross_attention_layers", int)) is not None:
         where = c.where_is("cross_attention_layers", "num_hidden_layers")
         insist(set() < {*alone} < {*range(layers)}, where, f"some of {layers} layers see an encoder alone", repr(alone))

@@ -196,6 +196,8 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
 def _latent_attention(c: Config) -> dict[str, Any]:
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
+    if c.get("turned") == 0:  # a layer without positions, whose keys are made of latents alone
+        part |= {"qk_nope": part["qk_nope"] + part["qk_rope"], "qk_rope": 0}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.family.indexed and c.get("index_topk") is not None:

@@ -144,6 +144,33 @@ def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> Non
     assert cached == [2 * TOKENS * (16 + 4 + 8), 2 * TOKENS * (16 + 4)]
 
 
+def test_an_indexer_scores_with_rows_where_queries_have_no_latent(tmp_path: Path) -> None:
+    """Of a layer without positions (Mistral Large 4) the latent is all that is cached beside the indexer's key."""
+    sizes = {
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "no_rope_layers": [1, 0],
+    }
+    config = {"model_type": "mistral_large4_text", "num_hidden_layers": 2, "first_k_dense_replace": 2, **sizes}
+    config |= {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2, "num_key_value_heads": 4}
+    graph, seen = built(config, tmp_path), pairs(6)
+    for layer, turned in enumerate((4, 0)):
+        ops = {op.name.rpartition("/")[2]: op.flops for op in graph.ops if f"L{layer:02d}/" in op.name}
+        rows = HIDDEN * (4 * 12 + 16 + turned + 2 * 8 + 8 + 2) + 16 * 4 * (12 - turned + 8) + 4 * 8 * HIDDEN
+        scored = 2 * pairs(TOKENS) * 2 * 8 + 2 * seen * 4 * (2 * 16 + turned)
+        assert sum(ops.values()) == 2 * TOKENS * (rows + 3 * HIDDEN * 96) + scored
+        assert {name for name in ops if name.startswith("rope.")} == (
+            {"rope.q", "rope.k", "rope.index.q", "rope.index.k"} if turned else set()
+        )
+        cached = sum(t.size_bytes for t in graph.tensors if t.kind == "kv_cache" and f"L{layer:02d}/" in t.name)
+        assert cached == 2 * TOKENS * (16 + turned + 8)
+    config |= {"kv_source_layers": [0, 0]}
+    with pytest.raises(hosim.ConfigError, match="kv_source_layers: each layer makes keys and values of its own, found"):
+        built(config, tmp_path)
+
+
 LATENT_MATRICES = HIDDEN * 24 + 24 * 4 * 12 + HIDDEN * 20 + 16 * 4 * 16 + 4 * 8 * HIDDEN
 
 
