@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_keys import Config
+from simulator.importers.hf_keys import PARTS, Config
 
 _ROUTED = re.compile(r"(?<!shared_)experts")
 _METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
 # Name of ModelOpt -> how weights are kept.
-_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A4_NVFP4": "nvfp4"}
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A4_NVFP4": "nvfp4", "MXFP8": "fp8"}
 
 
 def quantized(config: Any, c: Config) -> dict[str, str]:
@@ -41,6 +41,8 @@ def quantized(config: Any, c: Config) -> dict[str, str]:
         dtypes.setdefault(part, dtype)
     kept = config.get("expert_dtype", c.get("expert_dtype"))  # of DeepSeek-V4
     dtypes |= {"experts": "mxfp4"} if kept == "fp4" and "weights" in dtypes else {}
+    if "experts" in dtypes and not c.get(*PARTS["experts"]["routed"]):
+        c.derived += ["Feed-forwards count as computed, as attention is kept: the file's weights take less."]
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
     return dtypes | ({"kv_cache": "fp8"} if is_fp8 else {})
@@ -75,13 +77,13 @@ def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str
             stated = kept.get("num_bits"), kept.get("group_size"), where
             yield "experts" if is_routed else part, *_number(*stated, is_float=kept.get("type") == "float")
     elif method in ("modelopt", None) and algorithm in _ALGORITHMS:
-        yield part, _ALGORITHMS[algorithm], ""
+        yield part, _ALGORITHMS[algorithm], "MXFP8 counts as fp8, with its scales." * (algorithm == "MXFP8")
     elif algorithm == "MIXED_PRECISION" and isinstance(layers := config.get("quantized_layers"), dict):
         kept = [(name, str(about.get("quant_algo"))) for name, about in layers.items() if isinstance(about, dict)]
         parts = Counter(("experts" if _ROUTED.search(name) else "weights", algorithm) for name, algorithm in kept)
         insist({kind for _, kind in parts} <= {*_ALGORITHMS}, where, "these are known", f"{[*parts]}", "remove it")
         for (part, algorithm), _ in parts.most_common():
-            yield part, _ALGORITHMS[algorithm], ""
+            yield part, _ALGORITHMS[algorithm], "MXFP8 counts as fp8, with its scales." * (algorithm == "MXFP8")
     else:
         do = f"use one of {', '.join(_METHODS)}, or remove quantization_config to count weights as they are computed"
         raise ConfigError(where, "how weights are kept is known", f"quant_method {method!r}", do)

@@ -162,8 +162,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     """Return the part of layers with a state, whose origins go to `path`."""
     family, kind = c.family, c.family.state.get("kind", "")
-    must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
-    insist(kind, c.where_is("layer_types"), must, found, "name another family")
+    insist(kind, c.where_is("layer_types"), "layers with a state are of a family that has some", c.family.config)
     part: dict[str, Any] = dict(family.state)
     parts = PARTS[family.state_part or kind]
     expand, inner = c.stated("mamba_expand", "expand"), c.stated("mamba_d_ssm", "mamba_intermediate_size")

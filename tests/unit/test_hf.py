@@ -419,6 +419,20 @@ def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path
     assert message in refusal(TINY | {"quantization_config": said})
 
 
+def test_what_counts_otherwise_than_it_is_kept_is_told(folder: Path) -> None:
+    """MXFP8 has finer scales than fp8; without experts no data type is of feed-forwards alone."""
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "MXFP8"}}
+    layers |= {f"model.layers.0.mlp.experts.{i}.up_proj": {"quant_algo": "NVFP4"} for i in range(2)}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    found = read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": mixed})
+    assert (found.workload.dtypes.weights, found.workload.dtypes.experts) == ("fp8", "nvfp4")
+    assert "MXFP8 counts as fp8, with its scales." in found.derived
+    kept = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.self_attn*"]}
+    told = "Feed-forwards count as computed, as attention is kept: the file's weights take less."
+    assert told in read(TINY | {"quantization_config": kept}).derived
+    assert told not in read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": kept}).derived
+
+
 GROUPED: dict[str, Any] = LATENT | {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_local_experts": 0}, "num_local_experts: this is a whole number from 1 to"),
