@@ -94,7 +94,7 @@ def attention_inputs(t: Tape, x: str, cache: Cache | None = None) -> list[str]:
         return [q, latent, *(pool_inputs(t, attention, attention.pool, x) if attention.pool else [])]
     if isinstance(attention, Mla):
         q, latent, indexer = _query(t, x), _latent(t, x), attention.indexer
-        if attention.rotary:
+        if attention.rotary and attention.qk_rope:
             t.rotate("rope.q", q, attention.heads * attention.qk_rope)
             t.rotate("rope.k", latent, attention.views * attention.qk_rope)
         return [q, latent, *(index_inputs(t, attention, indexer, x) if indexer and not indexer.again else [])]

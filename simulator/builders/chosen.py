@@ -99,8 +99,8 @@ def index_inputs(t: Tape, part: Gqa | Mla, indexer: Indexer, x: str) -> list[str
     x, turned = t.alias(x, "detached"), part.qk_rope if isinstance(part, Mla) else indexer.head_size
     q, *weights = _scoring(t, x) if isinstance(part, Mla) else [_index_row(t, "q", x)]
     k = _index_row(t, "k", x)
-    t.rotate("rope.index.q", q, indexer.heads * turned)
-    t.rotate("rope.index.k", k, turned)
+    for letter, row, heads in (("q", q, indexer.heads), ("k", k, 1)) if turned else ():
+        t.rotate(f"rope.index.{letter}", row, heads * turned)
     return [q, *weights, k]
 
 
@@ -109,8 +109,8 @@ def _index_row(t: Tape, letter: str, x: str) -> str:
 
 
 def _scoring(t: Tape, x: str) -> tuple[str, str]:
-    """Make the queries and the weights of heads of an indexer."""
-    latent = t.alias(t.name("attn.q_a_norm.out"), "detached")
+    """Make the queries, of the latent of queries if there is one, and the weights of heads of an indexer."""
+    latent = t.alias(t.name("attn.q_a_norm.out"), "detached") if "attn.q_a" in t.weights[t.block] else x
     return t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
 
 

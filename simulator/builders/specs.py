@@ -300,11 +300,11 @@ def _recurrent(h: int, part: Recurrent) -> Specs:
 
 def _queries(h: int, part: Mla | Mqa, width: int, indexer: Indexer | None, key: Specs) -> Specs:
     """Return what makes queries, perhaps of a latent, and scores of an indexer, whose key is made by `key`."""
-    if not (rank := part.q_lora_rank):
-        return {"q": Spec((h, width), _COLUMN)}
-    specs = {"q_a": Spec((h, rank), _WHOLE), "q_a_norm": _norm(rank), "q_b": Spec((rank, width), _COLUMN)}
+    specs = {"q": Spec((h, width), _COLUMN)}
+    if rank := part.q_lora_rank:
+        specs = {"q_a": Spec((h, rank), _WHOLE), "q_a_norm": _norm(rank), "q_b": Spec((rank, width), _COLUMN)}
     if indexer:
-        specs |= {"index.q": Spec((rank, indexer.heads * indexer.head_size), _WHOLE), **key}
+        specs |= {"index.q": Spec((rank or h, indexer.heads * indexer.head_size), _WHOLE), **key}
         specs["index.weights"] = Spec((h, indexer.heads), _WHOLE)
     return specs
 

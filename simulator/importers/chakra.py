@@ -159,9 +159,8 @@ class _Reader:
             text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
             recording.derived.append(text)
             recording.step_ns = 0
-            for op in recording.ops:
-                if "collective" in op.more:
-                    op.more["duration_ns"] = None
+            for op in (op for op in recording.ops if "collective" in op.more):
+                op.more["duration_ns"] = None
         return RecordedMoves(self._nodes, recording, where) if self._moves else None
 
     def _replay(self) -> None:

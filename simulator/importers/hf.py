@@ -36,8 +36,6 @@ _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch
 _OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 # What an option is called whose field has another name.
 _OPTIONS = {"kv": "block", "count": "requests", "output": "answer"}
-# Likeness from which a name is of another version of a family (deepseek_v3 and v4).
-_ALIKE = 0.8
 _READ_HERE = {*_OF_BOTH, "max_position_embeddings", "seq_length"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # Parts of a name that say that weights are kept otherwise than they are computed.
@@ -143,7 +141,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
     names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
-    left = dict.fromkeys(filter(None, [*names, config.family.uncounted]), 1)
+    left = dict.fromkeys(filter(None, [*names, *config.unknown_words(), config.family.uncounted]), 1)
     return Imported({".yaml": workload}, {}, tuple(config.derived), left | dropped)
 
 
@@ -255,7 +253,7 @@ def _nearest(data: Mapping[str, Any], kind: str) -> str:
         alike = max(c.is_own, SequenceMatcher(None, name, kind[:100]).ratio())
         # So a refusal counts as three keys, and the very name as six: families alike come first among those near.
         far = len(unread) + 3 * bool(refused) - 6 * alike
-        tried.append((alike < _ALIKE, far, f"{name} ({text})"))
+        tried.append((alike < 0.8, far, f"{name} ({text})"))  # so alike are versions of a family (deepseek_v3, v4)
     return f"nearest are {', '.join(text for _, _, text in sorted(tried)[:3])}".replace("\n", "\\n")
 
 
@@ -321,10 +319,9 @@ def _by_its_keys(fault: FieldError, document: dict[str, Any], c: Config) -> Conf
         return inside(document, (*path[:-1], name)) == entry[1], inner[-1:] == [*path[-2:-1]]
 
     keys = {place.rpartition(".")[2]: key for place, _, key, *_ in sorted(c.found, key=likeness)}
-    within = [key for place, _, key, *_ in c.found if place.startswith(f"{'.'.join(path)}.")]
     rule, defaults = re.findall(r"\w+", fault.must), {*map(c.named, c.defaults_taken)}
     about = [keys[name] for name in (path[-1], rule[0], rule[-1]) if name in keys]  # a rule of two has them at its ends
-    others = (*about, *within, *(keys[name] for name in rule if name in keys), "")  # a default is blamed last
+    others = (*about, *(keys[name] for name in rule if name in keys), "")  # a default is blamed last
     key = next((key for key in about if key not in defaults), others[0])
     where, do = (f"{c.where}, {key}", fault.do) if key else (c.where, f"correct the keys that say so, or {CAPTURE}")
     if path[0] in (*_OPTION_FIELDS, "phase", "experts") or path[-1] == "kv_cache":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from math import inf
 from pathlib import Path
@@ -52,6 +52,8 @@ _ENDINGS, _TEXTS = (tuple(_TABLE[name].split()) for name in ("endings", "texts")
 """Endings of further irrelevant keys, and of keys whose text says nothing of a structure."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
 """Part of a model -> field -> keys that may hold it."""
+# A key, or its path in the file.
+_KEY = r"([^\W\d]\w*(\.[^\W\d]\w*)?)"
 CAPTURE = "capture a step of it instead (hosim import torch package.module:function)"
 """What to do about a model that hosim does not read."""
 ALIASES, TOLD, TOWERS, UNBUILT, WORDS = (_TABLE[name] for name in ("aliases", "told", "towers", "unbuilt", "words"))
@@ -157,8 +159,7 @@ class Config:
 
     def spelt(self, words: str) -> str:
         """Write a sum by the paths of its keys; those that are sums themselves stand in brackets."""
-        key = r"[^\W\d]\w*(\.[^\W\d]\w*)?"
-        return re.sub(key, lambda word: f"({path})" if " " in (path := self.path_of(word[0])) else path, words)
+        return re.sub(_KEY, lambda word: f"({path})" if " " in (path := self.path_of(word[0])) else path, words)
 
     def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Return what keys may be named, the family's own names first."""
@@ -204,6 +205,13 @@ class Config:
         left = (key for key in self.unread() if key not in passed)
         return [key for key in left if key in structure or _states_size(self.data[key], key)]
 
+    def unknown_words(self) -> Iterator[str]:
+        """Yield the words for an activation, or for rotary positions, that no class knows, each with its key."""
+        for key in sorted(self.own.keys() & SETS["worded"]):
+            kind, text = "rotations" if key.startswith("rope") else "activations", json.dumps(self.own[key])
+            for word in sorted({*re.findall(r'(?:^|"(?:rope_)?type": )"?([^"{},]+)', text)} - SETS[kind]):
+                yield f"{self.named(key)} {word!r:.40} (none of the {kind} that are known; it counts like one)"
+
     def check(self) -> None:
         """Refuse values and sizes that the class that reads the file does not take, or not together."""
         usual, kind = self.family.defaults, self.family.config.removesuffix("Config")
@@ -248,7 +256,7 @@ class Config:
             return total_of(words, self._value)
         except FieldError as fault:
             (part, whole), names = fault.path, [*map(self.spelt, fault.path)]
-            where = f"{self.where}, {names[self._first((part,)) not in self.data]}"
+            where = f"{self.where}, {re.findall(_KEY, names[self._first((part,)) not in self.data])[0][0]}"
             must = fault.must[len(part) : -len(whole)].join(names)
             raise ConfigError(where, must, fault.found, f"{fault.do}, or add {lacks}" if lacks else fault.do) from None
 

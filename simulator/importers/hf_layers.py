@@ -21,6 +21,8 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
         c.places |= {key: c.named(listed)} if values else {}
         for keys, value in zip(of_layers, values or (), strict=False):
             keys[key] = value
+    sources, must = c.list_of("kv_source_layers", int, layers), "each layer makes keys and values of its own"
+    insist(sources in (None, [*range(layers)]), c.where_is("kv_source_layers"), must, repr(sources), CAPTURE)
     stated = c.get("per_layer_config") or {}
     where, must = c.where_is("per_layer_config"), f"this has an object for some of {layers} layers"
     fits = isinstance(stated, dict) and all(key.isdecimal() and int(key) < layers for key in stated)
@@ -30,10 +32,9 @@ def of_layers(c: Config, layers: int) -> list[Keys]:
     reusing = c.count("num_kv_shared_layers", least=0, derived=0) if c.family.reuses else 0
     must, do = "some of the layers make keys and values", f"{CAPTURE}, with the model that makes them"
     insist(reusing < layers, c.where_is("num_kv_shared_layers"), must, f"{reusing:,} that reuse them", do)
+    wide = {c.family.width: 2 * c.count(c.family.width)} if reusing and c.flag("use_double_wide_mlp") else {}
     for keys in of_layers[layers - reusing :]:
-        keys["reuses"] = True
-        if c.flag("use_double_wide_mlp"):
-            keys[c.family.width] = 2 * c.count(c.family.width)
+        keys.update({"reuses": True} | wide)
     if c.family.encoded and (alone := c.list_of("cross_attention_layers", int)) is not None:
         where = c.where_is("cross_attention_layers", "num_hidden_layers")
         insist(set() < {*alone} < {*range(layers)}, where, f"some of {layers} layers see an encoder alone", repr(alone))
@@ -61,11 +62,9 @@ def _of_block(c: Config, block: dict[str, Any]) -> Keys:
 def layer_types(c: Config, layers: int) -> list[str]:
     """Return a word for each layer: from the keys that list them, or by the rule of the family."""
     types = c.list_of("layer_types", str, layers) or c.list_of("layers_block_type", str, layers) or []
-    pattern = c.get("hybrid_override_pattern")
-    if not types and isinstance(pattern, str):
-        must = f"this has a letter for each of {layers} layers"
-        insist(len(pattern) >= layers, c.where_is("hybrid_override_pattern"), must, f"{len(pattern)}", "correct it")
-        types = list(pattern)[:layers]
+    if isinstance(pattern := c.get("hybrid_override_pattern"), str):
+        c.data = {**c.data, "hybrid_override_pattern": [*pattern]}
+    types = types or c.list_of("hybrid_override_pattern", str, layers) or []
     for key, words in c.family.codes.items():
         coded = c.get(key)
         if isinstance(coded, list) and all(isinstance(word, str) for word in coded) and coded:
@@ -82,13 +81,11 @@ def layer_types(c: Config, layers: int) -> list[str]:
         rules = SETS["rules"]
         c.used |= rules | {c.family.keys.get(rule, rule) for rule in (*rules, c.family.window)}
         return types
-    usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
-    if c.family.state:
-        attending = _attending_layers(c, layers)
-        return ["full_attention" if layer in attending else "linear_attention" for layer in range(layers)]
-    insist(c.family.local != "listed", c.where_is("layer_types"), "this says which have a window", "none", "add it")
-    local = _windowed_layers(c, layers)
-    return [usual if layer in local else "full_attention" for layer in range(layers)]
+    is_listed = c.family.local == "listed" and not c.family.state
+    insist(not is_listed, c.where_is("layer_types"), "this says which have a window", "none", "add it")
+    rest = "linear" if c.family.state else "chunked" if c.family.local == "chunks" else "sliding"
+    full = _attending_layers(c, layers) if c.family.state else {*range(layers)} - _windowed_layers(c, layers)
+    return ["full_attention" if layer in full else f"{rest}_attention" for layer in range(layers)]
 
 
 def _attending_layers(c: Config, layers: int) -> set[int]:
@@ -98,10 +95,8 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
     for key, first in {"attn_layer_indices": 0, "full_attn_idxs": 0, "linear_full_attn_layers": 1}.items():
         if (listed := c.list_of(key, int)) is not None:
             return {layer - first for layer in listed}
-    if c.family.local in ("all", "odd"):
-        return {*range(0, layers, 2)}
-    if c.family.single:
-        return set()
+    if c.family.single or c.family.local in ("all", "odd"):
+        return {*range(0, 0 if c.family.single else layers, 2)}
     period = c.count("attn_layer_period", "full_attention_interval", "layer_group_size", derived=0)
     insist(period, c.where_is("layer_types"), "this says which layers attend, which have a state", "none", "add it")
     offset = c.count("attn_layer_offset", least=0, derived=period - 1)
@@ -111,19 +106,17 @@ def _attending_layers(c: Config, layers: int) -> set[int]:
 def _windowed_layers(c: Config, layers: int) -> set[int]:
     """Return the layers with a sliding window, if the model has one."""
     is_on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
-    first = c.count("max_window_layers", least=0, derived=0)
     pattern = c.count("sliding_window_pattern", derived=1)
     turned = dict(enumerate(c.list_of("no_rope_layers", int) or ()))
-    interval = c.count("no_rope_layer_interval", derived=1)
     by_rule = {
         "all": range(layers),
-        "after": range(first, layers),
+        "after": range(c.count("max_window_layers", least=0, derived=0), layers),
         "odd": range(0, layers, 2),
         "unlisted": {*range(layers)} - {*(c.list_of("fullatt_block_indexes", int) or ())},
         "between": [i for i in range(1, layers) if (i + 1) % pattern],
         "behind": [i for i in range(layers) if i % pattern],
         "pattern": [i for i in range(layers) if (i + 1) % pattern],
-        "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % interval)],
+        "chunks": [i for i in range(layers) if turned.get(i, (i + 1) % c.count("no_rope_layer_interval", derived=1))],
     }
     return {*by_rule.get(c.family.local, ())} if is_on else set()
 
@@ -133,16 +126,23 @@ def fed_by(c: Config, layers: int) -> list[str]:
 
     The table says of each token of the vocabulary which experts it goes through.
     """
-    if isinstance(c.get("moe_layer_freq"), list):
-        return ["moe" if code else "dense" for code in c.list_of("moe_layer_freq", int, layers) or ()]
-    first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
+    first, codes = c.count("first_k_dense_replace", least=0, derived=0), c.get("moe_layer_freq")
     step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
     types, with_experts = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
     without = {*(c.list_of("mlp_only_layers", int) or ())}
     if types is not None:
         return [{"dense": "dense", "hash_moe": "hash"}.get(kind, "moe") for kind in types]
+    if isinstance(codes, list):
+        codes = c.list_of("moe_layer_freq", bool if [*map(type, codes)][:1] == [bool] else int, layers) or []
+        first, must = (
+            c.data.get("first_k_dense_replace") or 0,
+            f"{c.path_of('moe_layer_freq')} has none in these layers",
+        )
+        insist(not any(codes[:first]), c.where_is("first_k_dense_replace"), must, f"{first:,}", "correct one of them")
+        with_experts = [i for i, code in enumerate(codes) if code]
     if with_experts is not None:
         return ["moe" if i in with_experts else "dense" for i in range(layers)]
+    every = c.count("moe_layer_freq", derived=1)
     last = c.count("moe_layer_end_index", least=-1, derived=-1)  # -1: the last layer of all
     period, offset = c.count("expert_layer_period", derived=1), c.count("expert_layer_offset", least=0, derived=0)
     hashed = c.count("num_hash_layers", least=0, derived=0)

@@ -162,8 +162,7 @@ def _attentions(c: Config, types: list[str], of_layers: list[Keys], hidden: int)
 def _state(c: Config, hidden: int, path: str) -> dict[str, Any]:
     """Return the part of layers with a state, whose origins go to `path`."""
     family, kind = c.family, c.family.state.get("kind", "")
-    must, found = "layers with a state are of a family that has some", f"{c.data.get('model_type')!r}"
-    insist(kind, c.where_is("layer_types"), must, found, "name another family")
+    insist(kind, c.where_is("layer_types"), "layers with a state are of a family that has some", c.family.config)
     part: dict[str, Any] = dict(family.state)
     parts = PARTS[family.state_part or kind]
     expand, inner = c.stated("mamba_expand", "expand"), c.stated("mamba_d_ssm", "mamba_intermediate_size")
@@ -196,6 +195,8 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
 def _latent_attention(c: Config) -> dict[str, Any]:
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention"), **c.family.attention}
+    if c.get("turned") == 0:  # a layer without positions, whose keys are made of latents alone
+        part |= {"qk_nope": part["qk_nope"] + part["qk_rope"], "qk_rope": 0}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.family.indexed and c.get("index_topk") is not None:
@@ -264,9 +265,8 @@ def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:
     latent = c.count("moe_latent_size", least=0, path=f"{path}.latent", derived=0)
     more: dict[str, Any] = {"router_bias": has_bias, "latent": latent}
     more["zero"] = c.count("zero_expert_num", least=0, path=f"{path}.zero", derived=0)
-    shared, wide = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared), 0
-    if shared and family.shared_width:
-        wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width")
+    shared = c.count("n_shared_experts", least=0, path=f"{path}.shared", derived=family.shared)
+    wide = c.count(family.shared_width, least=0, path=f"{path}.shared_width") if shared and family.shared_width else 0
     if shared and (wide or not family.shared_width):
         more |= {"shared": shared, "shared_gate": family.shared_gate, "shared_width": wide}
     return part | {field: value for field, value in more.items() if value}

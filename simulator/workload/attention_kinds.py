@@ -190,7 +190,7 @@ class Mla(_Attention):
     qk_nope
         Width of the part of a key without a rotary embedding.
     qk_rope
-        Width of the part of a key with a rotary embedding; all heads share it, and it is cached.
+        Width of the part of a key with a rotary embedding; all heads share it, and it is cached. It may be 0.
     v_head
         Width of a value.
     indexer
@@ -203,7 +203,7 @@ class Mla(_Attention):
     q_lora_rank: Count | None = None
     kv_lora_rank: Count
     qk_nope: Count
-    qk_rope: Count
+    qk_rope: CountOrNone
     v_head: Count
     indexer: Indexer | None = None
     rotary: StrictBool = True
@@ -225,10 +225,8 @@ class Mla(_Attention):
 
     def _check(self) -> None:
         super()._check()
-        plain = self.window is None and self.sparse is None
-        must = "an indexer scores with the latent of queries, and stands alone"
-        found = "window or sparse" if self.q_lora_rank else "no q_lora_rank"
-        require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
+        fits = self.indexer is None or (self.window is None and self.sparse is None)
+        require(fits, "an indexer stands alone", "window or sparse", "indexer", do="remove it")
 
 
 class Mqa(_Attention):

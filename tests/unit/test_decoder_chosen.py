@@ -91,8 +91,7 @@ def test_blocks_of_the_cache_are_all_read() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"attention": {"q_lora_rank": None}}, "an indexer scores with the latent of queries"),
-        ({"attention": {"window": 4}}, "an indexer scores with the latent of queries, and stands alone"),
+        ({"attention": {"window": 4}}, "an indexer stands alone"),
     ],
 )
 def test_what_an_indexer_does_not_go_with_is_refused(more: dict[str, Any], message: str) -> None:

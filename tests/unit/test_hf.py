@@ -284,6 +284,17 @@ DENSE = {
     "only": (kind("qwen3_moe", **EXPERTS, mlp_only_layers=[1]), {1}),
     "frequency": (kind("deepseek_v3", **LATENT | {"moe_layer_freq": 2, "first_k_dense_replace": 0}), {1, 3}),
     "none": (kind("qwen3_moe", **EXPERTS), set()),
+    "flags": (kind("exaone_moe", **EXPERTS, is_moe_layer=[False, True, False, True], sliding_window=8), {0, 2}),
+    "flags and first": (
+        kind("exaone_moe", **EXPERTS, is_moe_layer=[False, True, True, True], first_last_k_dense_replace=1)
+        | {"first_k_dense_replace": 1, "sliding_window": 8},
+        {0},
+    ),
+    "named before flags": (
+        kind("exaone_moe", **EXPERTS, is_moe_layer=[True] * 4, mlp_layer_types=["dense"] * 2 + ["sparse"] * 2)
+        | {"sliding_window": 8},
+        {0, 1},
+    ),
 }
 
 
@@ -408,6 +419,20 @@ def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path
     assert message in refusal(TINY | {"quantization_config": said})
 
 
+def test_what_counts_otherwise_than_it_is_kept_is_told(folder: Path) -> None:
+    """MXFP8 has finer scales than fp8; without experts no data type is of feed-forwards alone."""
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "MXFP8"}}
+    layers |= {f"model.layers.0.mlp.experts.{i}.up_proj": {"quant_algo": "NVFP4"} for i in range(2)}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    found = read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": mixed})
+    assert (found.workload.dtypes.weights, found.workload.dtypes.experts) == ("fp8", "nvfp4")
+    assert "MXFP8 counts as fp8, with its scales." in found.derived
+    kept = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.self_attn*"]}
+    told = "Feed-forwards count as computed, as attention is kept: the file's weights take less."
+    assert told in read(TINY | {"quantization_config": kept}).derived
+    assert told not in read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": kept}).derived
+
+
 GROUPED: dict[str, Any] = LATENT | {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_local_experts": 0}, "num_local_experts: this is a whole number from 1 to"),
@@ -428,7 +453,20 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", GROUPED | {"n_group": 8}, "2 is at most n_routed_experts // n_group, found 1; correct it"),
     ("deepseek_v3", GROUPED | {"n_group": 0}, "n_group: this is a whole number from 1 to"),
     ("deepseek_v3", GROUPED | {"topk_group": 3}, "topk_group: topk_group is at most n_group, found 3 and 2"),
-    ("deepseek_v3", GROUPED | {"num_experts_per_tok": 9}, "num_experts_per_tok is at most n_routed_experts, found 9"),
+    (
+        "deepseek_v3",
+        GROUPED | {"num_experts_per_tok": 5},
+        "num_experts_per_tok: num_experts_per_tok is at most topk_group n_routed_experts / n_group, found 5 and 4",
+    ),
+    ("mixtral", EXPERTS | {"num_experts_per_tok": 9}, "num_experts_per_tok is at most num_local_experts, found 9"),
+    ("nemotron_h", {"hybrid_override_pattern": ["*", 1, "-", "M"]}, "hybrid_override_pattern: this is a list of one"),
+    ("nemotron_h", {"hybrid_override_pattern": 4}, "hybrid_override_pattern: this is a list of one kind of value"),
+    ("bailing_moe_linear", {"layer_group_size": 3}, "layer_group_size: layer_group_size divides num_hidden_layers"),
+    (
+        "exaone_moe",
+        EXPERTS | {"is_moe_layer": [False, True, True, True], "first_k_dense_replace": 2},
+        "first_k_dense_replace: is_moe_layer has none in these layers, found 2; correct one of them",
+    ),
     (
         "deepseek_v3",
         GROUPED | {"qk_rope_head_dim": 5},
@@ -442,7 +480,11 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"layer_types": ["full_attention"] * 5}, "layer_types: this has an entry for each of 4 layers, found 5"),
     ("laguna", {"num_attention_heads_per_layer": 4}, "num_attention_heads_per_layer: this is a list of one kind"),
     ("jamba", {"expert_layer_offset": 2}, "found 3 and 2; correct one of them"),
-    ("jamba", {"attn_layer_offset": 8}, "is at most attn_layer_period, found 9 and 8; correct one of them"),
+    (
+        "jamba",
+        {"attn_layer_offset": 8},
+        "config.json, attn_layer_offset: (attn_layer_offset + 1) is at most attn_layer_period, found 9 and 8",
+    ),
 ]
 """Values that the class that reads the file refuses, or of which it makes no model that runs."""
 
@@ -450,6 +492,39 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "stated", "message"), UNFIT, ids=[f"{name} {[*of][-1]}" for name, of, _ in UNFIT])
 def test_values_that_no_model_has_are_refused(name: str, stated: dict[str, Any], message: str, folder: Path) -> None:
     assert message in refusal(kind(name, **stated))
+
+
+def test_words_that_no_class_knows_are_told(folder: Path) -> None:
+    """An activation and rotary positions count like any other; one that is misspelt is not taken without a word."""
+    known = TINY | {"hidden_act": "silu", "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    assert not read(known).dropped
+    told = [*read(TINY | {"hidden_act": "sillu", "rope_scaling": {"rope_type": "yarm", "factor": 4.0}}).dropped]
+    assert [text.partition(" (")[0] for text in told] == ["hidden_act 'sillu'", "rope_scaling 'yarm'"]
+    by_layers = {"full_attention": {"rope_type": "defualt"}, "sliding_attention": {"rope_type": "default"}}
+    for keys, found in (
+        ({"rope_scaling": "yarn of 4"}, "rope_scaling 'yarn of 4'"),
+        ({"rope_parameters": by_layers}, "rope_parameters 'defualt'"),
+        ({"hidden_act": 5}, "hidden_act '5'"),
+    ):
+        assert [text.partition(" (")[0] for text in read(TINY | keys).dropped] == [found]
+
+
+def test_a_pattern_of_layers_is_a_text_or_a_list(folder: Path) -> None:
+    keys = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128, "mamba_num_heads": 4, "mamba_head_dim": 16}
+    keys |= {"n_groups": 2, "num_key_value_heads": 2}
+    found = [
+        model({"model_type": "nemotron_h", "hybrid_override_pattern": pattern} | keys)
+        for pattern in ("*M-M", ["*", "M", "-", "M"])
+    ]
+    assert found[0] == found[1]
+    assert [found[1].layer(i).attention.kind for i in range(4)] == ["gqa", "mamba2", "none", "mamba2"]
+
+
+@pytest.mark.parametrize(("stated", "window"), [({}, 129), ({"sliding_window": 7}, 7), ({"sliding_window_size": 8}, 9)])
+def test_a_window_of_so_many_before_a_token_is_one_longer(stated: dict[str, int], window: int, folder: Path) -> None:
+    sizes = {"head_dim": 24, "v_head_dim": 16, "moe_intermediate_size": 16, "n_routed_experts": 8, "n_group": 1}
+    found = model(kind("mimo_v2_flash", **sizes, num_experts_per_tok=2, hybrid_layer_pattern=[0, 1, 1, 0]) | stated)
+    assert getattr(found.layer(1).attention, "window", None) == window
 
 
 def test_values_that_say_nothing_in_a_model_are_not_refused(folder: Path) -> None:

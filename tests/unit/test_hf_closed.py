@@ -144,6 +144,33 @@ def test_a_layer_that_reuses_a_choice_does_all_but_choose(tmp_path: Path) -> Non
     assert cached == [2 * TOKENS * (16 + 4 + 8), 2 * TOKENS * (16 + 4)]
 
 
+def test_an_indexer_scores_with_rows_where_queries_have_no_latent(tmp_path: Path) -> None:
+    """Of a layer without positions (Mistral Large 4) the latent is all that is cached beside the indexer's key."""
+    sizes = {
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "no_rope_layers": [1, 0],
+    }
+    config = {"model_type": "mistral_large4_text", "num_hidden_layers": 2, "first_k_dense_replace": 2, **sizes}
+    config |= {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2, "num_key_value_heads": 4}
+    graph, seen = built(config, tmp_path), pairs(6)
+    for layer, turned in enumerate((4, 0)):
+        ops = {op.name.rpartition("/")[2]: op.flops for op in graph.ops if f"L{layer:02d}/" in op.name}
+        rows = HIDDEN * (4 * 12 + 16 + turned + 2 * 8 + 8 + 2) + 16 * 4 * (12 - turned + 8) + 4 * 8 * HIDDEN
+        scored = 2 * pairs(TOKENS) * 2 * 8 + 2 * seen * 4 * (2 * 16 + turned)
+        assert sum(ops.values()) == 2 * TOKENS * (rows + 3 * HIDDEN * 96) + scored
+        assert {name for name in ops if name.startswith("rope.")} == (
+            {"rope.q", "rope.k", "rope.index.q", "rope.index.k"} if turned else set()
+        )
+        cached = sum(t.size_bytes for t in graph.tensors if t.kind == "kv_cache" and f"L{layer:02d}/" in t.name)
+        assert cached == 2 * TOKENS * (16 + turned + 8)
+    config |= {"kv_source_layers": [0, 0]}
+    with pytest.raises(hosim.ConfigError, match="kv_source_layers: each layer makes keys and values of its own, found"):
+        built(config, tmp_path)
+
+
 LATENT_MATRICES = HIDDEN * 24 + 24 * 4 * 12 + HIDDEN * 20 + 16 * 4 * 16 + 4 * 8 * HIDDEN
 
 
@@ -198,3 +225,44 @@ def test_residuals_that_are_not_mixed_have_fewer_weights(layer: int, tmp_path: P
     sizes = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
     assert sizes[f"L{layer:02d}/residuals1.weight"] == 2 * 3 * HIDDEN * 2 * 3
     assert [sizes[f"L{layer:02d}/{name}.weight"] for name in ("attn.sinks", "residuals2.scale")] == [2 * 4, 2 * 2]
+
+
+LING = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "head_dim": 16}
+LING |= {"intermediate_size": 96, "num_hidden_layers": 4, "first_k_dense_replace": 1, "num_experts": 8}
+LING |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 2, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(("shared", "keys"), [(16, {}), (24, {"moe_shared_expert_intermediate_size": 24})])
+@pytest.mark.parametrize(
+    ("more", "attends"),
+    [
+        ({"model_type": "bailing_moe"}, 4),
+        ({"model_type": "bailing_moe", "use_qk_norm": True, "moe_router_enable_expert_bias": True, "n_group": 2}, 4),
+        ({"model_type": "bailing_moe_linear", "use_qk_norm": True, "layer_group_size": 2, "use_qkv_bias": True}, 2),
+    ],
+)
+def test_ling_and_ring_have_the_parameters_of_their_layers(
+    shared: int, keys: dict[str, int], more: dict[str, Any], attends: int, tmp_path: Path
+) -> None:
+    """Ring's other layers have as many keys and values as queries, a gate as wide, and a norm over all heads."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LING | keys | more))
+    found = hosim.read_hf(file, phase="prefill", sequence=TOKENS)
+    assert isinstance(found.workload.model, DecoderModel)
+    norms = 2 * 16 * more.get("use_qk_norm", False)
+    attention_layers = attends * (64 * 16 * (4 + 2 + 2 + 4) + norms + 16 * 8 * more.get("use_qkv_bias", False))
+    linear_layers = (4 - attends) * (5 * 64 * 64 + 64)
+    dense = 3 * 64 * 96
+    sparse = 8 * 3 * 64 * 16 + 3 * 64 * 2 * shared + 64 * 8 + 8 * more.get("moe_router_enable_expert_bias", False)
+    total = 2 * 128 * 64 + 64 + attention_layers + linear_layers + dense + 3 * sparse + 4 * 2 * 64
+    assert count(found.workload.model).total == total
+    assert ("norms of queries and keys in layers with a state" in found.dropped) == (attends < 4)
+
+
+def test_the_text_encoder_of_clip_has_the_parameters_of_its_layers(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}}))
+    found = hosim.read_hf(file, sequence=64)
+    assert (found.workload.phase, isinstance(found.workload.model, DecoderModel)) == ("prefill", True)
+    layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512
+    assert count(found.workload.model).total == (49408 + 77) * 512 + 12 * layer + 2 * 512  # type: ignore[arg-type]

@@ -45,6 +45,8 @@ TOWERS = {
     "qwen2_5_vl": ({}, "visual"),
     "qwen3_vl": ({}, "visual"),
     "qwen3_vl_moe": ({}, "visual"),
+    "qwen3_5": ({}, "visual"),
+    "qwen3_5_moe": ({}, "visual"),
     "llava": ({}, "vision_tower"),
 }  # fmt: skip
 ON_META: dict[str, tuple[str, dict[str, Any]]] = {

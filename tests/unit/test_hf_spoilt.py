@@ -196,10 +196,6 @@ IN_FILE = {
         {"text_config": STATED["llama"] | {"num_key_value_heads": 5}},
         "text_config.num_key_value_heads: text_config.num_key_value_heads divides text_config.num_attention_heads, fou",
     ),
-    "what is inside of a part": (
-        STATED["deepseek_v32"] | {"model_type": "deepseek_v3", "q_lora_rank": None},
-        "index_n_heads: an indexer scores with the latent of queries, and stands alone, found no q_lora_rank; remove",
-    ),
 }
 OPTION = {
     "a field of the model": (
