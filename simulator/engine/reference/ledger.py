@@ -37,8 +37,8 @@ class Ledger:
         self._looks = False
 
     def look_later(self) -> None:
-        """Look once this instant is settled, as something has happened to the rank."""
-        if not self._looks:
+        """Look once this instant is settled, as something has happened to the rank; but not if no stream waits."""
+        if not self._looks and self._rank.idle:
             self._looks = True
             self._rank.clock.turn(LOOK, self._rank.id).callbacks.append(self._look)
 
@@ -62,6 +62,8 @@ class Ledger:
     def end(self, compute: ComputeAction) -> None:
         """Write the parts of the wait, which ends as its stream starts this compute."""
         stream = compute.stream
+        if self._reasons[stream] is None:
+            return
         self._close_part(stream)
         for start, end, reason in self._parts[stream]:
             self.write(compute, start, end, reason)
@@ -130,7 +132,7 @@ class Ledger:
         while copy := next((c for c in rank.transfers.get(tensor, ()) if before is None or c.key < before), None):
             if copy.has_started:
                 return TRANSFER, lacked, copy.link.index, tensor
-            if not copy.link.free:
+            if not copy.queue.free:
                 first = copy.queue.running[0]
                 return TRANSFER, lacked, first.link.index, first.tensor
             head: CopyAction = copy.queue.waiting[0]

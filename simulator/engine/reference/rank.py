@@ -11,7 +11,7 @@ import simpy
 from simulator.cost.service import work
 from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
-from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink
+from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink, first_unended
 from simulator.engine.reference.clock import FREE, ISSUE_MASK, START
 from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rooms import Gate, Room, RoomClaim
@@ -43,8 +43,8 @@ class Rank:
 
     Attributes
     ----------
-    clock, streams
-        The clock; where its computes stand in line.
+    clock, streams, idle
+        The clock; where its computes stand in line, and those of the streams that wait.
     held, valid
         By tier and tensor: whether there is a place, and whether its content is valid.
     transfers
@@ -74,7 +74,7 @@ class Rank:
     ) -> None:
         self.clock, self.network, self.id, self.columns, self.rooms = network.clock, network, rank_id, columns, rooms
         self.tier, self.links, self._recorder = columns.compute_tier, links, recorder
-        self.streams = [Queue() for _ in range(columns.streams)]
+        self.streams, self.idle = [Queue() for _ in range(columns.streams)], set[Queue]()
         self.loads: dict[int, tuple[RankLink, Path]] = {}
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
@@ -93,30 +93,38 @@ class Rank:
         clock = self.clock
         while True:
             if not queue.waiting:
-                queue.on_issue = clock.event()
-                yield queue.on_issue
-            compute = queue.waiting[0]
-            yield clock.turn(START, compute.key)
+                yield self._idle(queue, queue.change(clock))
+            compute: ComputeAction = queue.waiting[0]
+            if not clock.takes_turn(START):
+                yield clock.turn(START, compute.key)
             while (awaited := self._awaited_by_compute(compute)) is not None:
-                yield awaited
+                yield self._idle(queue, awaited)
                 yield clock.turn(START, compute.key)
             if wanted := self.wanted(compute):
-                yield self.rooms[compute.tier].ask(RoomClaim(compute.key, wanted, self.gate_of(compute)))
+                claim = RoomClaim(compute.key, wanted, self.gate_of(compute))
+                yield self._idle(queue, self.rooms[compute.tier].ask(claim))
             self._begin(compute)
             yield from self.kernel(compute)
             self._end(compute)
+
+    def _idle(self, queue: Queue, awaited: simpy.Event) -> simpy.Event:
+        """Note that a stream waits, for the ledger, and return what it waits for."""
+        if not awaited.triggered:
+            self.idle.add(queue)
+            self.on_change()
+        return awaited
 
     def _awaited_by_compute(self, compute: ComputeAction) -> simpy.Event | None:
         """Return what the head of a stream waits for, but for room; None if nothing."""
         if (opens := self.gate_of(compute).opens) is not None:  # rule 17
             return opens
-        for other in compute.after:  # rule 2
-            if not other.has_ended:
-                return other.ended(self.clock)
+        if other := first_unended(compute.after):  # rule 2
+            return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
             return self.change_of(tensor)
-        ahead = self.ahead_in_line(compute)  # rule 8
-        return ahead[0].started(self.clock) if ahead else None
+        if compute.line and (ahead := self.ahead_in_line(compute)):  # rule 8
+            return ahead[0].started(self.clock)
+        return None
 
     def gate_of(self, compute: ComputeAction) -> Gate:
         """Return the gate of a compute: a compaction of the compute tier stops no op of the host."""
@@ -131,13 +139,15 @@ class Rank:
         valid, sources = self.valid[compute.tier], compute.sources
         if compute.lacked is None:
             named = {tensor for tensor in compute.reads if not valid[tensor]}
-            named.update(tensor for tensor, moves in compute.moves.items() if not _all_ended(moves))
+            named.update([tensor for tensor, moves in compute.moves.items() if first_unended(moves)])
+            if not named:
+                return None
             copies = {t: [copy.key for copy in self.transfers.get(t, ()) if copy.key < compute.key] for t in named}
             compute.lacked = sorted(((max(keys, default=NO_COPY), t) for t, keys in copies.items()), reverse=True)
         while compute.lacked:
             tensor = compute.lacked[-1][1]
             valid = self.valid[sources.get(tensor, compute.tier)]
-            if (tensor in compute.reads and not valid[tensor]) or not _all_ended(compute.moves.get(tensor, ())):
+            if (tensor in compute.reads and not valid[tensor]) or first_unended(compute.moves.get(tensor, ())):
                 return tensor
             compute.lacked.pop()
         return None
@@ -162,6 +172,7 @@ class Rank:
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(compute.tier, -1 - op, workspace_bytes)
         compute.queue.start_first(self.clock.now)
+        self.idle.discard(compute.queue)
         self.on_start(compute)
         self.on_change()
 
@@ -190,26 +201,40 @@ class Rank:
 
     # copies
 
-    def copy(self, copy: CopyAction) -> Steps:
-        """Copy a tensor: rule 4."""
-        link, tensor = copy.link, copy.tensor
-        channel = link.channels.request()
-        yield channel  # in issue order
-        is_its_turn = False
-        while (awaited := self._awaited_by_copy(copy)) is not None or not is_its_turn:
-            yield awaited or self.clock.turn(START, copy.key)
-            is_its_turn = awaited is None
-        size = self.columns.size_bytes[tensor]
-        if size and not self.held[link.target][tensor]:
-            yield self.rooms[link.target].ask(RoomClaim(copy.key, [(tensor, size)], link.gate, is_copy=True))
-        copy.channel, copy.point = heappop(link.free), None  # the lowest free channel
-        self.hold((tensor,), link.target)
-        copy.queue.start_first(self.clock.now)
-        self.on_change()
-        yield from self._transfer(copy, link, size)
-        link.channels.release(channel)
-        copy.queue.running.remove(copy)
-        heappush(link.free, copy.channel)
+    def run_copies(self, queue: Queue) -> Steps:
+        """Start the copies of a queue one after another, in issue order: rule 4."""
+        clock, is_alone = self.clock, len(queue.free) == 1
+        while True:
+            while not (queue.waiting and queue.free):
+                yield queue.change(clock)
+            copy: CopyAction = queue.waiting[0]
+            is_its_turn = False
+            while (awaited := self._awaited_by_copy(copy)) is not None or not is_its_turn:
+                yield awaited or clock.turn(START, copy.key)
+                is_its_turn = awaited is None
+            link, tensor = copy.link, copy.tensor
+            size = self.columns.size_bytes[tensor]
+            if size and not self.held[link.target][tensor]:
+                yield self.rooms[link.target].ask(RoomClaim(copy.key, [(tensor, size)], link.gate, is_copy=True))
+            copy.channel, copy.point = heappop(queue.free), None  # the lowest free channel
+            self.hold((tensor,), link.target)
+            queue.start_first(clock.now)
+            self.on_change()
+            if is_alone:
+                yield from self._carry(copy, size)
+            else:
+                clock.process(self._carry(copy, size))
+
+    def _carry(self, copy: CopyAction, size: int) -> Steps:
+        """Let a copy cross its link; then its target is valid."""
+        link, tensor, queue = copy.link, copy.tensor, copy.queue
+        if link.path is None:
+            yield self.clock.end_after(link.alone_ns(size))
+        else:
+            yield from self._flow(copy, link, link.path, size)
+        queue.running.remove(copy)
+        heappush(queue.free, copy.channel)
+        queue.wake()
         self._record_span(copy, COPY, tensor, link.index, copy.channel)
         self.valid[link.target][tensor] = True
         under_way = self.transfers[tensor]
@@ -232,14 +257,11 @@ class Rank:
     def lacks_source(self, copy: CopyAction) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
         is_valid = self.valid[copy.link.source][copy.tensor]
-        return not (is_valid and _all_ended(copy.after) and _all_ended(copy.moves.get(copy.tensor, ())))
+        return not is_valid or any(map(first_unended, (copy.after, copy.moves.get(copy.tensor, ()))))
 
     def _awaited_by_copy(self, copy: CopyAction) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
         clock, point = self.clock, copy.point
-        head: CopyAction = copy.queue.waiting[0]
-        if head is not copy:
-            return head.started(clock)
         if copy.link.gate.opens is not None:  # rule 17
             return copy.link.gate.opens
         if point is not None and not self._is_past(point):  # rule 4
@@ -247,31 +269,30 @@ class Rank:
         for other in copy.line:  # rule 8
             if not other.has_started:
                 return other.started(clock)
-        for writer in copy.after:  # rule 5
-            if not writer.has_ended:
-                return writer.ended(clock)
+        if writer := first_unended(copy.after):  # rule 5
+            return writer.ended(clock)
         return self.change_of(copy.tensor) if self.lacks_source(copy) else None
 
-    def _transfer(self, copy: CopyAction, link: RankLink, size: int) -> Steps:
-        """Let the bytes of a copy cross: alone, or after its latency (and fill) as a flow beside others."""
-        if link.path is None:
-            yield self.clock.end_after(link.alone_ns(size))
-            return
-        needed = work(size, link.path.unit)
+    def _flow(self, copy: CopyAction, link: RankLink, path: Path, size: int) -> Steps:
+        """Let the bytes of a copy flow beside others, after its latency (and fill)."""
+        needed = work(size, path.unit)
         if lead := link.lead_ns(size):
             yield self.clock.end_after(lead)
         if needed or not lead:
-            yield self.network.flow(link.path, link.cap(size), needed, copy.key)
+            yield self.network.flow(path, link.cap(size), needed, copy.key)
 
     # detaches
 
-    def detach(self, detach: Action, tensor: int, tier: int) -> Steps:
+    def detach(self, detach: Action, tensor: int, tier: int) -> None:
         """Give up a place once all earlier actions that name the tensor have ended: rule 5."""
-        for earlier in (*detach.after, *detach.moves[tensor]):
-            if not earlier.has_ended:
-                yield earlier.ended(self.clock)
-        detach.after, detach.moves = [], {}
-        yield self.clock.turn(FREE, detach.key)
+        earlier = first_unended((*detach.after, *detach.moves[tensor]))
+        awaited = earlier.ended(self.clock) if earlier else self.clock.turn(FREE, detach.key)
+        then = self.detach if earlier else self._free
+        awaited.callbacks.append(lambda event: then(detach, tensor, tier))
+
+    def _free(self, detach: Action, tensor: int, tier: int) -> None:
+        """Let a detach act."""
+        detach.after, detach.moves = (), {}
         if self.held[tier][tensor]:
             self.held[tier][tensor] = self.valid[tier][tensor] = False
             if size := self.columns.size_bytes[tensor]:
@@ -323,7 +344,3 @@ class Rank:
         times = (action.issued_ns, action.start_ns, self.clock.now)
         row = span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)
         self._recorder.spans += row
-
-
-def _all_ended(actions: Iterable[Action]) -> bool:
-    return next((False for action in actions if not action.has_ended), True)

@@ -82,6 +82,8 @@ def _begin(
     rank.clock.process(host.run(program.starts_ns + (costs.fixed.launch_ns if launches else 0), priced))
     for stream in rank.streams:
         rank.clock.process(rank.run_stream(stream))
+    for queue in {link.queue: None for link in rank.links}:
+        rank.clock.process(rank.run_copies(queue))
     return host
 
 
