@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -96,24 +96,25 @@ class Action:
     ----------
     issued_ns, start_ns
         When it was issued, and when it started [ns].
+    moves
+        Rule 5: by tensor, the copies and detaches that must have ended.
     has_started, has_ended
         Whether it has (rule 3: a collective has started once its rank has arrived).
     after
         Rule 2: computes of other streams that must have ended. Of a copy: those that write the tensor. Of a detach or
         a sync: those that use it.
-    moves
-        Rule 5: by tensor, the copies and detaches that must have ended.
     line
         Rule 8: what is ahead of it in line, and must have started.
     """
 
     key: int
     issued_ns: int
+    moves: dict[int, list[Action]]
+    _: KW_ONLY
     start_ns: int = -1
     has_started: bool = False
     has_ended: bool = False
     after: Sequence[ComputeAction] = ()
-    moves: dict[int, list[Action]] = field(default_factory=dict)
     line: Sequence[ComputeAction | CopyAction] = ()
     _start: simpy.Event | None = None
     _end: simpy.Event | None = None
@@ -144,7 +145,7 @@ class Action:
             self._end.succeed()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class ComputeAction(Action):
     """A compute of an op on a stream.
 
@@ -154,11 +155,11 @@ class ComputeAction(Action):
         The tier that its device works in.
     reads, writes
         What it does read and write: of what it may choose, only what it has chosen.
+    sources
+        What it reads in place -> the tier that it loads it from.
     duration_ns, chosen_bytes
         If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
         first is negative.
-    sources
-        What it reads in place -> the tier that it loads it from.
     lacked
         What it lacked when its turn came, the last copy first (`Rank.lacked_tensor`); None before.
     meeting
@@ -171,14 +172,15 @@ class ComputeAction(Action):
     queue: Queue
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    sources: dict[int, int]
+    _: KW_ONLY
     duration_ns: int = -1
     chosen_bytes: int = 0
-    sources: dict[int, int] = field(default_factory=dict)
     lacked: list[tuple[int, int]] | None = None
     meeting: Any = None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class CopyAction(Action):
     """A copy of a tensor over a link.
 
@@ -193,6 +195,7 @@ class CopyAction(Action):
     tensor: int
     link: RankLink
     point: ComputeAction | None
+    _: KW_ONLY
     channel: int = -1
 
     @property

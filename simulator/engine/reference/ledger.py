@@ -62,8 +62,6 @@ class Ledger:
     def end(self, compute: ComputeAction) -> None:
         """Write the parts of the wait, which ends as its stream starts this compute."""
         stream = compute.stream
-        if self._reasons[stream] is None:
-            return
         self._close_part(stream)
         for start, end, reason in self._parts[stream]:
             self.write(compute, start, end, reason)

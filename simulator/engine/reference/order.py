@@ -135,36 +135,33 @@ class Order:
 
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
-        now, columns = self._clock.now, self._columns
+        columns, uses, key = self._columns, self._uses, self._first_key + self.number
         reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
-        compute = ComputeAction(
-            self._first_key + self.number, now, op=op, stream=stream, tier=tier, queue=queue, reads=reads, writes=writes
-        )
+        moves: dict[int, list[Action]] = {}
+        sources = self._sources(reads, tier) if columns.in_place else {}
+        compute = ComputeAction(key, self._clock.now, moves, op, stream, tier, queue, reads, writes, sources)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
             writes = compute.writes
-        in_tier = compute.reads
-        if columns.in_place:
-            compute.sources = self._sources(reads, tier)
-            in_tier = tuple([tensor for tensor in reads if tensor not in compute.sources])
+        in_tier = tuple([tensor for tensor in reads if tensor not in sources]) if columns.in_place else compute.reads
         if (missing := self.issued.missing(in_tier, tier)) is not None:
             rule = "a tensor that a compute reads is valid in the tier of its device"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
             if (fence := self._fence.get(tensor)) and not fence[0].has_ended:
-                compute.moves[tensor] = fence
+                moves[tensor] = fence
         for tensor in writes:
-            if moves := self._unended(tensor):
-                compute.moves[tensor] = moves
+            if unended := self._unended(tensor):
+                moves[tensor] = unended
         if len(self._streams) > 1:
             others = [self._writes[t] for t in reads] + [self._uses[t] for t in writes]
             compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
             self._stand_in_line(compute, writes)
         self.issued.write(writes, tier)
-        for tensor in (*reads, *writes):
-            self._uses[tensor][stream] = compute
+        for tensor in reads:
+            uses[tensor][stream] = compute
         for tensor in writes:
-            self._writes[tensor][stream] = compute
+            uses[tensor][stream] = self._writes[tensor][stream] = compute
         self._last[stream] = compute
         if tier == columns.compute_tier:
             self._previous = compute
@@ -202,12 +199,9 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        copy = CopyAction(
-            self._first_key + self.number, self._clock.now, tensor=tensor, link=link, point=self._previous
-        )
+        key, moves = self._first_key + self.number, {tensor: self._fence.get(tensor, [])}
+        copy = CopyAction(key, self._clock.now, moves, tensor, link, self._previous)
         copy.after = self._unended_computes(self._writes[tensor])
-        if tensor in self._fence:
-            copy.moves[tensor] = self._fence[tensor]
         if target in self._lines and len(self._streams) > 1:
             copy.line = self._lines[target].ahead(self._previous.stream if self._previous else 0)
             self._lines[target].brought[tensor] = copy
@@ -228,9 +222,8 @@ class Order:
 
     def sync(self, tensor: int) -> Action:
         """Lay out a sync: it waits for all earlier actions that name the tensor, as a detach does."""
-        sync = Action(self._first_key + self.number, self._clock.now)
+        sync = Action(self._first_key + self.number, self._clock.now, {tensor: self._unended(tensor)})
         sync.after = self._unended_computes(self._uses[tensor])
-        sync.moves[tensor] = self._unended(tensor)
         return sync
 
     def _unended(self, tensor: int) -> list[Action]:

@@ -59,8 +59,8 @@ class Rank:
         What a compute does from its start to its end.
     gate
         Stops its computes while closed.
-    on_start, on_change
-        Called as a compute starts; and once something has happened to the rank.
+    on_start, on_wait_end, on_change
+        Called as a compute starts; before that, if its stream waited; and once something has happened to the rank.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Rank:
         self.computes_ended, self.waits_for_ends = 0, False
         self.kernel: Callable[[ComputeAction], Steps] = self.alone
         self.gate, self._open = Gate(), Gate()
-        self.on_start: Callable[[ComputeAction], None]
+        self.on_start: Callable[[], None]
+        self.on_wait_end: Callable[[ComputeAction], None]
         self.on_change: Callable[[], None]
         self._changes: dict[int, simpy.Event] = {}
 
@@ -116,9 +117,9 @@ class Rank:
 
     def _awaited_by_compute(self, compute: ComputeAction) -> simpy.Event | None:
         """Return what the head of a stream waits for, but for room; None if nothing."""
-        if (opens := self.gate_of(compute).opens) is not None:  # rule 17
-            return opens
-        if other := first_unended(compute.after):  # rule 2
+        if self.gate.opens is not None and compute.tier == self.tier:  # rule 17
+            return self.gate.opens
+        if compute.after and (other := first_unended(compute.after)):  # rule 2
             return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
             return self.change_of(tensor)
@@ -138,8 +139,9 @@ class Rank:
         """
         valid, sources = self.valid[compute.tier], compute.sources
         if compute.lacked is None:
-            named = {tensor for tensor in compute.reads if not valid[tensor]}
-            named.update([tensor for tensor, moves in compute.moves.items() if first_unended(moves)])
+            named = [tensor for tensor in compute.reads if not valid[tensor]]
+            if compute.moves:
+                named += [tensor for tensor, moves in compute.moves.items() if first_unended(moves)]
             if not named:
                 return None
             copies = {t: [copy.key for copy in self.transfers.get(t, ()) if copy.key < compute.key] for t in named}
@@ -172,8 +174,10 @@ class Rank:
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(compute.tier, -1 - op, workspace_bytes)
         compute.queue.start_first(self.clock.now)
-        self.idle.discard(compute.queue)
-        self.on_start(compute)
+        if compute.queue in self.idle:
+            self.idle.remove(compute.queue)
+            self.on_wait_end(compute)
+        self.on_start()
         self.on_change()
 
     def alone(self, compute: ComputeAction) -> Steps:
@@ -192,9 +196,10 @@ class Rank:
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(compute.tier, -1 - op, -workspace_bytes)
             self.rooms[compute.tier].release(workspace_bytes, workspace(op, compute.stream))
-        for tier, valid in enumerate(self.valid):
+        here = self.valid[compute.tier]
+        for valid in self.valid:
             for tensor in compute.writes:
-                valid[tensor] = tier == compute.tier
+                valid[tensor] = valid is here
         self.computes_ended += 1
         compute.end()
         self.on_change()
@@ -257,7 +262,7 @@ class Rank:
     def lacks_source(self, copy: CopyAction) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
         is_valid = self.valid[copy.link.source][copy.tensor]
-        return not is_valid or any(map(first_unended, (copy.after, copy.moves.get(copy.tensor, ()))))
+        return not is_valid or first_unended((*copy.after, *copy.moves[copy.tensor])) is not None
 
     def _awaited_by_copy(self, copy: CopyAction) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""

@@ -33,7 +33,7 @@ class Gate:
     opens: simpy.Event | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RoomClaim:
     """What an action asks of a tier, all or nothing.
 
