@@ -121,14 +121,12 @@ class Action:
 
     def started(self, clock: simpy.Environment) -> simpy.Event:
         """Return the event of its start."""
-        if self._start is None:
-            self._start = clock.event()
+        self._start = self._start or clock.event()
         return self._start
 
     def ended(self, clock: simpy.Environment) -> simpy.Event:
         """Return the event of its end."""
-        if self._end is None:
-            self._end = clock.event()
+        self._end = self._end or clock.event()
         return self._end
 
     def start(self, now_ns: int) -> None:

@@ -70,7 +70,7 @@ class HostThread:
                 rank.streams[b].append(order.compute(a, b))
             elif kind == COPY:
                 copy = order.copy(a, b, c)
-                rank.transfers.setdefault(a, []).append(copy)
+                rank.transfers[a].append(copy)
                 copy.queue.append(copy)
                 if copy.link.is_blocking:
                     order.number += 1

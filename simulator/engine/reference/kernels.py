@@ -59,7 +59,6 @@ class Communicator:
         self._arrived: dict[int, tuple[Rank, Ledger, ComputeAction, simpy.Event]] = {}
         self._parts: list[tuple[int, int, int]] = []
         self._others: Iterator[int] = iter(())
-        self._everybody: simpy.Event
         self._since_ns = 0
         self.peer = -1
 
@@ -68,8 +67,7 @@ class Communicator:
         now = self._clock.now
         if not self._arrived:
             self._others, self._since_ns, self._parts = iter(self._in_order), now, []
-            self.peer, self._everybody = next(self._others), self._clock.event()
-            self._clock.process(self._meet(self._stages_of(collective)))
+            self.peer = next(self._others)
         over = self._clock.event()
         self._arrived[rank.id], compute.meeting = (rank, ledger, compute, over), self
         awaited = self.peer
@@ -82,13 +80,12 @@ class Communicator:
             for member, *_ in self._arrived.values():
                 member.on_change()
         if self.peer < 0:
-            self._everybody.succeed()
+            self._clock.process(self._meet(self._stages_of(collective)))
         yield over
         compute.meeting = None
 
     def _meet(self, collective_stages: tuple[tuple[Phase, ...], ...]) -> Steps:
-        """Wait for everybody, and run the collective, stage after stage."""
-        yield self._everybody
+        """Run the collective, stage after stage, as everybody is there."""
         for _, ledger, compute, _ in self._arrived.values():
             for start, end, peer in self._parts:
                 if end > compute.start_ns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -57,8 +58,8 @@ class Rank:
         Tier -> the link over which kernels load from it, and the path of that; none where nothing is read in place.
     kernel
         What a compute does from its start to its end.
-    gate
-        Stops its computes while closed.
+    gate, changes
+        Stops its computes while closed; tensor -> the event for which something waits (`change_of`).
     on_start, on_wait_end, on_change
         Called as a compute starts; before that, if its stream waited; and once something has happened to the rank.
     """
@@ -78,14 +79,14 @@ class Rank:
         self.loads: dict[int, tuple[RankLink, Path]] = {}
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
-        self.transfers: dict[int, list[CopyAction]] = {}
+        self.transfers: defaultdict[int, list[CopyAction]] = defaultdict(list)
         self.computes_ended, self.waits_for_ends = 0, False
         self.kernel: Callable[[ComputeAction], Steps] = self.alone
         self.gate, self._open = Gate(), Gate()
         self.on_start: Callable[[], None]
         self.on_wait_end: Callable[[ComputeAction], None]
         self.on_change: Callable[[], None]
-        self._changes: dict[int, simpy.Event] = {}
+        self.changes: dict[int, simpy.Event] = {}
 
     # computes
 
@@ -123,9 +124,8 @@ class Rank:
             return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
             return self.change_of(tensor)
-        if compute.line and (ahead := self.ahead_in_line(compute)):  # rule 8
-            return ahead[0].started(self.clock)
-        return None
+        ahead = self.ahead_in_line(compute) if compute.line else ()  # rule 8
+        return ahead[0].started(self.clock) if ahead else None
 
     def gate_of(self, compute: ComputeAction) -> Gate:
         """Return the gate of a compute: a compaction of the compute tier stops no op of the host."""
@@ -196,10 +196,10 @@ class Rank:
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(compute.tier, -1 - op, -workspace_bytes)
             self.rooms[compute.tier].release(workspace_bytes, workspace(op, compute.stream))
-        here = self.valid[compute.tier]
+        valid_here = self.valid[compute.tier]
         for valid in self.valid:
             for tensor in compute.writes:
-                valid[tensor] = valid is here
+                valid[tensor] = valid is valid_here
         self.computes_ended += 1
         compute.end()
         self.on_change()
@@ -235,17 +235,18 @@ class Rank:
         link, tensor, queue = copy.link, copy.tensor, copy.queue
         if link.path is None:
             yield self.clock.end_after(link.alone_ns(size))
-        else:
-            yield from self._flow(copy, link, link.path, size)
+        else:  # as a flow beside others, after its latency (and fill)
+            needed, lead = work(size, link.path.unit), link.lead_ns(size)
+            if lead:
+                yield self.clock.end_after(lead)
+            if needed or not lead:
+                yield self.network.flow(link.path, link.cap(size), needed, copy.key)
         queue.running.remove(copy)
         heappush(queue.free, copy.channel)
         queue.wake()
         self._record_span(copy, COPY, tensor, link.index, copy.channel)
         self.valid[link.target][tensor] = True
-        under_way = self.transfers[tensor]
-        under_way.remove(copy)
-        if not under_way:
-            del self.transfers[tensor]
+        self.transfers[tensor].remove(copy)
         copy.end()
         self._change(tensor)
 
@@ -277,14 +278,6 @@ class Rank:
         if writer := first_unended(copy.after):  # rule 5
             return writer.ended(clock)
         return self.change_of(copy.tensor) if self.lacks_source(copy) else None
-
-    def _flow(self, copy: CopyAction, link: RankLink, path: Path, size: int) -> Steps:
-        """Let the bytes of a copy flow beside others, after its latency (and fill)."""
-        needed = work(size, path.unit)
-        if lead := link.lead_ns(size):
-            yield self.clock.end_after(lead)
-        if needed or not lead:
-            yield self.network.flow(path, link.cap(size), needed, copy.key)
 
     # detaches
 
@@ -329,16 +322,12 @@ class Rank:
 
     def change_of(self, tensor: int) -> simpy.Event:
         """Return the event that the next copy or detach of a tensor ends."""
-        return self._changes.setdefault(tensor, self.clock.event())
-
-    def unsettled(self) -> list[int]:
-        """Return the tensors that something waits for."""
-        return sorted(self._changes)
+        return self.changes.setdefault(tensor, self.clock.event())
 
     def _change(self, tensor: int) -> None:
         """Wake those who wait for a tensor."""
-        if tensor in self._changes:
-            self._changes.pop(tensor).succeed()
+        if tensor in self.changes:
+            self.changes.pop(tensor).succeed()
         self.on_change()
 
     def _record(self, tier: int, tensor: int, delta_bytes: int) -> None:
