@@ -96,25 +96,22 @@ class Action:
     ----------
     issued_ns, start_ns
         When it was issued, and when it started [ns].
-    moves
-        Rule 5: by tensor, the copies and detaches that must have ended.
+    after
+        Rule 2: computes of other streams that must have ended. Rule 5: of a copy, those that write the tensor, and its
+        last detach; of a detach or a sync, all that name it.
     has_started, has_ended
         Whether it has (rule 3: a collective has started once its rank has arrived).
-    after
-        Rule 2: computes of other streams that must have ended. Of a copy: those that write the tensor. Of a detach or
-        a sync: those that use it.
     line
         Rule 8: what is ahead of it in line, and must have started.
     """
 
     key: int
     issued_ns: int
-    moves: dict[int, list[Action]]
+    after: Sequence[Any]
     _: KW_ONLY
     start_ns: int = -1
     has_started: bool = False
     has_ended: bool = False
-    after: Sequence[ComputeAction] = ()
     line: Sequence[ComputeAction | CopyAction] = ()
     _start: simpy.Event | None = None
     _end: simpy.Event | None = None
@@ -132,7 +129,7 @@ class Action:
     def start(self, now_ns: int) -> None:
         """Note that it starts, and wake those who wait for that."""
         self.start_ns, self.has_started = now_ns, True
-        self.after, self.moves, self.line = (), {}, ()
+        self.after = self.line = ()
         if self._start is not None:
             self._start.succeed()
 
@@ -155,6 +152,8 @@ class ComputeAction(Action):
         What it does read and write: of what it may choose, only what it has chosen.
     sources
         What it reads in place -> the tier that it loads it from.
+    moves
+        Rule 5: by tensor, the copies and detaches that must have ended.
     duration_ns, chosen_bytes
         If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
         first is negative.
@@ -171,6 +170,7 @@ class ComputeAction(Action):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     sources: dict[int, int]
+    moves: dict[int, list[Action]]
     _: KW_ONLY
     duration_ns: int = -1
     chosen_bytes: int = 0

@@ -79,8 +79,7 @@ class HostThread:
             elif kind == DETACH:
                 rank.detach(order.detach(a, b), a, b)
             else:
-                sync = order.sync(a)
-                yield from self._wait_for((*sync.after, *sync.moves[a]), a)
+                yield from self._wait_for(order.sync(a).after, a)
             order.number += 1
             if order.number % _ACTIONS_PER_CHECKPOINT == 0:
                 self._checkpoint()

@@ -139,7 +139,8 @@ class Ledger:
                 break
             if not rank.lacks_source(head):
                 return CAPACITY, lacked, head.link.target, tensor
-            makers = [maker.queue for maker in head.after if not maker.has_ended and maker.tier != rank.tier]
+            computes = [action for action in head.after if isinstance(action, ComputeAction)]
+            makers = [maker.queue for maker in computes if not maker.has_ended and maker.tier != rank.tier]
             if makers:
                 return self._reason_of_running(makers[0].running[0]) if makers[0].running else self._walk(makers[0])
         return ORDER, lacked, -1, -1

@@ -139,7 +139,7 @@ class Order:
         reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
         moves: dict[int, list[Action]] = {}
         sources = self._sources(reads, tier) if columns.in_place else {}
-        compute = ComputeAction(key, self._clock.now, moves, op, stream, tier, queue, reads, writes, sources)
+        compute = ComputeAction(key, self._clock.now, (), op, stream, tier, queue, reads, writes, sources, moves)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
             writes = compute.writes
@@ -199,9 +199,8 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        key, moves = self._first_key + self.number, {tensor: self._fence.get(tensor, [])}
-        copy = CopyAction(key, self._clock.now, moves, tensor, link, self._previous)
-        copy.after = self._unended_computes(self._writes[tensor])
+        after = [*self._unended_computes(self._writes[tensor]), *self._fence.get(tensor, ())]
+        copy = CopyAction(self._first_key + self.number, self._clock.now, after, tensor, link, self._previous)
         if target in self._lines and len(self._streams) > 1:
             copy.line = self._lines[target].ahead(self._previous.stream if self._previous else 0)
             self._lines[target].brought[tensor] = copy
@@ -214,7 +213,7 @@ class Order:
         if tensor in self._columns.outputs:
             valid = [place for place, state in enumerate(self.issued.state) if state[tensor] == VALID]
             if valid == [tier]:  # rule 6
-                detach.after = self._unended_computes(self._last)
+                detach.after = [*self._unended_computes(self._last), *self._unended(tensor)]
         if broken_rule := self.issued.detach(tensor, tier):
             self.refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor], self._fence[tensor] = [detach], [detach]
@@ -222,9 +221,8 @@ class Order:
 
     def sync(self, tensor: int) -> Action:
         """Lay out a sync: it waits for all earlier actions that name the tensor, as a detach does."""
-        sync = Action(self._first_key + self.number, self._clock.now, {tensor: self._unended(tensor)})
-        sync.after = self._unended_computes(self._uses[tensor])
-        return sync
+        after = [*self._unended_computes(self._uses[tensor]), *self._unended(tensor)]
+        return Action(self._first_key + self.number, self._clock.now, after)
 
     def _unended(self, tensor: int) -> list[Action]:
         """Return the moves of a tensor that have not ended."""

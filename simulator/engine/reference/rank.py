@@ -59,7 +59,7 @@ class Rank:
     kernel
         What a compute does from its start to its end.
     gate, changes
-        Stops its computes while closed; tensor -> the event for which something waits (`change_of`).
+        Stops its computes while closed; tensor -> the event of its next change, if something waits for it.
     on_start, on_wait_end, on_change
         Called as a compute starts; before that, if its stream waited; and once something has happened to the rank.
     """
@@ -123,7 +123,7 @@ class Rank:
         if compute.after and (other := first_unended(compute.after)):  # rule 2
             return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
-            return self.change_of(tensor)
+            return self.changes.setdefault(tensor, self.clock.event())
         ahead = self.ahead_in_line(compute) if compute.line else ()  # rule 8
         return ahead[0].started(self.clock) if ahead else None
 
@@ -252,9 +252,8 @@ class Rank:
 
     def is_early(self, copy: CopyAction) -> bool:
         """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
-        if copy.point is not None and not self._is_past(copy.point):
-            return True
-        return any(not other.has_started for other in copy.line)
+        is_past = copy.point is None or self._is_past(copy.point)
+        return not is_past or any(not other.has_started for other in copy.line)
 
     def _is_past(self, point: ComputeAction) -> bool:
         """Return whether the last compute before a copy has come as far as copies wait for."""
@@ -263,7 +262,7 @@ class Rank:
     def lacks_source(self, copy: CopyAction) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
         is_valid = self.valid[copy.link.source][copy.tensor]
-        return not is_valid or first_unended((*copy.after, *copy.moves[copy.tensor])) is not None
+        return not is_valid or first_unended(copy.after) is not None
 
     def _awaited_by_copy(self, copy: CopyAction) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
@@ -275,22 +274,22 @@ class Rank:
         for other in copy.line:  # rule 8
             if not other.has_started:
                 return other.started(clock)
-        if writer := first_unended(copy.after):  # rule 5
-            return writer.ended(clock)
-        return self.change_of(copy.tensor) if self.lacks_source(copy) else None
+        if earlier := first_unended(copy.after):  # rule 5
+            return earlier.ended(clock)
+        return self.changes.setdefault(copy.tensor, clock.event()) if self.lacks_source(copy) else None
 
     # detaches
 
     def detach(self, detach: Action, tensor: int, tier: int) -> None:
         """Give up a place once all earlier actions that name the tensor have ended: rule 5."""
-        earlier = first_unended((*detach.after, *detach.moves[tensor]))
+        earlier = first_unended(detach.after)
         awaited = earlier.ended(self.clock) if earlier else self.clock.turn(FREE, detach.key)
         then = self.detach if earlier else self._free
         awaited.callbacks.append(lambda event: then(detach, tensor, tier))
 
     def _free(self, detach: Action, tensor: int, tier: int) -> None:
         """Let a detach act."""
-        detach.after, detach.moves = (), {}
+        detach.after = ()
         if self.held[tier][tensor]:
             self.held[tier][tensor] = self.valid[tier][tensor] = False
             if size := self.columns.size_bytes[tensor]:
@@ -320,10 +319,6 @@ class Rank:
                 if size := self.columns.size_bytes[tensor]:
                     self._record(tier, tensor, size)
 
-    def change_of(self, tensor: int) -> simpy.Event:
-        """Return the event that the next copy or detach of a tensor ends."""
-        return self.changes.setdefault(tensor, self.clock.event())
-
     def _change(self, tensor: int) -> None:
         """Wake those who wait for a tensor."""
         if tensor in self.changes:
@@ -331,10 +326,8 @@ class Rank:
         self.on_change()
 
     def _record(self, tier: int, tensor: int, delta_bytes: int) -> None:
-        row = _residency_row(self.clock.now, self.id, tier, tensor, delta_bytes)
-        self._recorder.residencies += row
+        self._recorder.residencies += _residency_row(self.clock.now, self.id, tier, tensor, delta_bytes)
 
     def _record_span(self, action: Action, kind: int, item: int, track: int, channel: int) -> None:
         times = (action.issued_ns, action.start_ns, self.clock.now)
-        row = span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)
-        self._recorder.spans += row
+        self._recorder.spans += span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)
