@@ -36,8 +36,7 @@ class Queue:
     def append(self, action: Action) -> None:
         """Take what was issued, and wake who waits for that."""
         self.waiting.append(action)
-        if self._change is not None:
-            self.wake()
+        self.wake()
 
     def change(self, clock: simpy.Environment) -> simpy.Event:
         """Return the event of the next issue, or of the next channel that is free; its process alone waits for it."""
@@ -155,8 +154,7 @@ class ComputeAction(Action):
     moves
         Rule 5: by tensor, the copies and detaches that must have ended.
     duration_ns, chosen_bytes
-        If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
-        first is negative.
+        What it takes alone [ns]; the size of what it chooses [B], negative if its op has no dynamic reads.
     lacked
         What it lacked when its turn came, the last copy first (`Rank.lacked_tensor`); None before.
     meeting
@@ -171,9 +169,9 @@ class ComputeAction(Action):
     writes: tuple[int, ...]
     sources: dict[int, int]
     moves: dict[int, list[Action]]
+    duration_ns: int
     _: KW_ONLY
-    duration_ns: int = -1
-    chosen_bytes: int = 0
+    chosen_bytes: int = -1
     lacked: list[tuple[int, int]] | None = None
     meeting: Any = None
 

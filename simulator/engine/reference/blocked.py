@@ -93,7 +93,7 @@ class Explainer:
         rank, link, rooms = self._rank, head.link, self._rank.rooms
         way = f"from {rooms[link.source].name} to {rooms[link.target].name}"
         copy = f"the copy of {self._name(head.tensor)} {way} (action {head.key & ISSUE_MASK})"
-        if rank.is_early(head):
+        if rank.ahead_of(head):
             yield f"{copy} waits for actions issued before it"
         elif rank.lacks_source(head):
             yield f"{copy} waits for its source"

@@ -86,10 +86,9 @@ class Clock(simpy.Environment):
 
     def end_after(self, delay_ns: int) -> simpy.Event:
         """Return the end of what takes so long: in this round, or in the next one if its ends are over."""
-        now = self.now
-        if now + delay_ns > LONGEST_NS:
+        if self.now + delay_ns > LONGEST_NS:
             must, do = "a run ends within 73 years (2^61 ns)", "give more bandwidth, or less to move or to compute"
             raise ConfigError("run", must, f"something that takes {human(delay_ns, 'ns')}", do)
-        if delay_ns or self._instant != now or not self.phase:
+        if delay_ns or self._instant != self.now or not self.phase:
             return simpy.Timeout(self, delay_ns)
         return TurnEvent(self, self.base - self.base % _ROUND + _ROUND, 0, 0)

@@ -68,8 +68,7 @@ class Communicator:
         if not self._arrived:
             self._others, self._since_ns, self._parts = iter(self._in_order), now, []
             self.peer = next(self._others)
-        over = self._clock.event()
-        self._arrived[rank.id], compute.meeting = (rank, ledger, compute, over), self
+        self._arrived[rank.id], compute.meeting = (rank, ledger, compute, self._clock.event()), self
         awaited = self.peer
         while self.peer in self._arrived:
             self.peer = next(self._others, -1)
@@ -81,7 +80,7 @@ class Communicator:
                 member.on_change()
         if self.peer < 0:
             self._clock.process(self._meet(self._stages_of(collective)))
-        yield over
+        yield self._arrived[rank.id][-1]
         compute.meeting = None
 
     def _meet(self, collective_stages: tuple[tuple[Phase, ...], ...]) -> Steps:
@@ -177,12 +176,12 @@ class Kernels:
             yield from communicator.arrive(rank, self._ledger, compute, collective)
             return
         flows, clock = self._flows[op], rank.clock
-        if flows and compute.duration_ns >= 0:
+        if flows and compute.chosen_bytes >= 0:
             flows = self._flows_of(chosen_op(node, compute.chosen_bytes))
         elif flows and compute.sources:
             away = sum(rank.columns.size_bytes[tensor] for tensor in compute.sources)
             flows = self._flows_of(replace(node, read_bytes=max(0, node.read_bytes - away)))
-        until_ns = clock.now + rank.duration_ns(compute)
+        until_ns = clock.now + compute.duration_ns
         if flows or compute.sources:
             launch_ns = device_of(node, self._hardware).rates.launch_ns
             if launch_ns and node.duration_ns is None:  # it takes no bandwidth

@@ -135,7 +135,7 @@ class Ledger:
                 return TRANSFER, lacked, first.link.index, first.tensor
             head: CopyAction = copy.queue.waiting[0]
             before, tensor = head.key, head.tensor
-            if rank.is_early(head):
+            if rank.ahead_of(head):
                 break
             if not rank.lacks_source(head):
                 return CAPACITY, lacked, head.link.target, tensor

@@ -135,11 +135,10 @@ class Order:
 
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
-        columns, uses, key = self._columns, self._uses, self._first_key + self.number
+        columns, uses, key, now = self._columns, self._uses, self._first_key + self.number, self._clock.now
         reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
-        moves: dict[int, list[Action]] = {}
-        sources = self._sources(reads, tier) if columns.in_place else {}
-        compute = ComputeAction(key, self._clock.now, (), op, stream, tier, queue, reads, writes, sources, moves)
+        sources, duration_ns = self._sources(reads, tier) if columns.in_place else {}, columns.duration_ns[op]
+        compute = ComputeAction(key, now, (), op, stream, tier, queue, reads, writes, sources, {}, duration_ns)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
             writes = compute.writes
@@ -149,10 +148,10 @@ class Order:
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
             if (fence := self._fence.get(tensor)) and not fence[0].has_ended:
-                moves[tensor] = fence
+                compute.moves[tensor] = fence
         for tensor in writes:
             if unended := self._unended(tensor):
-                moves[tensor] = unended
+                compute.moves[tensor] = unended
         if len(self._streams) > 1:
             others = [self._writes[t] for t in reads] + [self._uses[t] for t in writes]
             compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
@@ -226,9 +225,7 @@ class Order:
 
     def _unended(self, tensor: int) -> list[Action]:
         """Return the moves of a tensor that have not ended."""
-        if not (moves := self._moves[tensor]):
-            return []
-        self._moves[tensor] = [move for move in moves if not move.has_ended]
+        self._moves[tensor] = [move for move in self._moves[tensor] if not move.has_ended]
         return [*self._moves[tensor]]
 
     @staticmethod

@@ -169,10 +169,9 @@ class Rank:
 
     def _begin(self, compute: ComputeAction) -> None:
         """Let a compute start, with its places."""
-        op = compute.op
         self.hold(compute.writes, compute.tier)
-        if workspace_bytes := self.columns.workspace_bytes[op]:
-            self._record(compute.tier, -1 - op, workspace_bytes)
+        if workspace_bytes := self.columns.workspace_bytes[compute.op]:
+            self._record(compute.tier, -1 - compute.op, workspace_bytes)
         compute.queue.start_first(self.clock.now)
         if compute.queue in self.idle:
             self.idle.remove(compute.queue)
@@ -182,11 +181,7 @@ class Rank:
 
     def alone(self, compute: ComputeAction) -> Steps:
         """Take the time that a compute takes alone."""
-        yield self.clock.end_after(self.duration_ns(compute))
-
-    def duration_ns(self, compute: ComputeAction) -> int:
-        """Return what a compute takes alone [ns]."""
-        return self.columns.duration_ns[compute.op] if compute.duration_ns < 0 else compute.duration_ns
+        yield self.clock.end_after(compute.duration_ns)
 
     def _end(self, compute: ComputeAction) -> None:
         """End a compute: what it wrote is valid in its tier, and stale elsewhere."""
@@ -250,14 +245,12 @@ class Rank:
         copy.end()
         self._change(tensor)
 
-    def is_early(self, copy: CopyAction) -> bool:
-        """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
-        is_past = copy.point is None or self._is_past(copy.point)
-        return not is_past or any(not other.has_started for other in copy.line)
-
-    def _is_past(self, point: ComputeAction) -> bool:
-        """Return whether the last compute before a copy has come as far as copies wait for."""
-        return point.has_ended if self.waits_for_ends else point.has_started
+    def ahead_of(self, copy: CopyAction) -> Action | None:
+        """Return the last compute before a copy until it is eligible (rule 4), or what is ahead in line (rule 8)."""
+        point = copy.point
+        if point is not None and not (point.has_ended if self.waits_for_ends else point.has_started):
+            return point
+        return next((other for other in copy.line if not other.has_started), None)
 
     def lacks_source(self, copy: CopyAction) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
@@ -266,14 +259,11 @@ class Rank:
 
     def _awaited_by_copy(self, copy: CopyAction) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
-        clock, point = self.clock, copy.point
+        clock = self.clock
         if copy.link.gate.opens is not None:  # rule 17
             return copy.link.gate.opens
-        if point is not None and not self._is_past(point):  # rule 4
-            return point.ended(clock) if point.has_started else point.started(clock)
-        for other in copy.line:  # rule 8
-            if not other.has_started:
-                return other.started(clock)
+        if ahead := self.ahead_of(copy):  # rules 4 and 8
+            return ahead.ended(clock) if ahead.has_started else ahead.started(clock)
         if earlier := first_unended(copy.after):  # rule 5
             return earlier.ended(clock)
         return self.changes.setdefault(copy.tensor, clock.event()) if self.lacks_source(copy) else None

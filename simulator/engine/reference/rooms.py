@@ -55,8 +55,7 @@ class Ask(ContainerGet):
     def __init__(self, room: Room, claim: RoomClaim) -> None:
         self.claim, self.is_its_turn = claim, True
         self.key = claim.key + _COPIES * claim.is_copy
-        size = sum(size for _, size in claim.wanted)
-        super().__init__(room, size)
+        super().__init__(room, sum([size for _, size in claim.wanted]))
         self.is_its_turn = False
 
 

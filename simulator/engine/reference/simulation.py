@@ -75,10 +75,9 @@ def _begin(
     machine.add_kernels(rank, ledger, program.graph.ops)
     launches = not callable(plan.actions) or plan.static_parts
     rank.clock.process(host.run(program.starts_ns + (costs.fixed.launch_ns if launches else 0), priced))
-    for stream in rank.streams:
-        rank.clock.process(rank.run_stream(stream))
-    for queue in {link.queue: None for link in rank.links}:
-        rank.clock.process(rank.run_copies(queue))
+    lines = dict.fromkeys(link.queue for link in rank.links)
+    for process in (*map(rank.run_stream, rank.streams), *map(rank.run_copies, lines)):
+        rank.clock.process(process)
     return host
 
 
