@@ -46,13 +46,13 @@ def test_the_story_keeps_the_laws():
     assert (told("best_fit"), told("fixed")) == (1, 0)
 
 
-COPY = Rank.copy
+AWAITED = Rank._awaited_by_copy
 
 
 def _past_the_gate(self, copy):
     """A link starts a transfer while the tier is compacted."""
     copy.link.gate = Gate()
-    return COPY(self, copy)
+    return AWAITED(self, copy)
 
 
 BROKEN = [
@@ -60,7 +60,7 @@ BROKEN = [
     (Holes, "take", lambda self, size, least_rest=1: (90, size), "each place lies in its tier"),
     (BestFit, "reserved_bytes", property(lambda self: 101), "no more is reserved than there is"),
     *((compaction, "pages", lambda *_, n=n: n, "counts the pages in use") for n in (3, 5)),  # of 35 B, at 10 B a page
-    (Rank, "copy", _past_the_gate, "nothing (starts|runs) that works in a tier"),
+    (Rank, "_awaited_by_copy", _past_the_gate, "nothing (starts|runs) that works in a tier"),
 ]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -22,22 +22,32 @@ class Queue:
 
     Attributes
     ----------
+    free
+        Channels for copies that none of them has, the lowest first.
     waiting, running
         What was issued and has not started, in order; what has started and not ended.
-    on_issue
-        The event of the next issue, if someone waits for it.
     """
 
+    free: list[int] = field(default_factory=list)
     waiting: deque[Any] = field(default_factory=deque)
     running: list[Any] = field(default_factory=list)
-    on_issue: simpy.Event | None = None
+    _change: simpy.Event | None = None
 
     def append(self, action: Action) -> None:
         """Take what was issued, and wake who waits for that."""
         self.waiting.append(action)
-        if self.on_issue is not None:
-            self.on_issue.succeed()
-            self.on_issue = None
+        self.wake()
+
+    def change(self, clock: simpy.Environment) -> simpy.Event:
+        """Return the event of the next issue, or of the next channel that is free; its process alone waits for it."""
+        self._change = clock.event()
+        return self._change
+
+    def wake(self) -> None:
+        """Wake its process, if that waits for such a change."""
+        if self._change is not None:
+            self._change.succeed()
+            self._change = None
 
     def start_first(self, now_ns: int) -> None:
         """Let the first one start."""
@@ -53,26 +63,23 @@ class RankLink:
     ----------
     index, link, tiers
         Its id, the link, and the ids of tiers by name.
-    clock
-        The clock.
 
     Attributes
     ----------
     source, target, latency_ns, is_blocking
         Ids of the tiers that it joins; its latency [ns]; whether the host waits for each copy.
-    queue, channels, free
-        Its line; its channels as a SimPy resource, and those that are free. Links of one copy queue share all three.
+    queue
+        Its line, and its channels. Links of one copy queue share it.
     path
         Where bytes of its copies flow beside others; None if nothing can slow them down.
     gate
         Stops it while closed.
     """
 
-    def __init__(self, index: int, link: Link, tiers: Sequence[str], clock: simpy.Environment) -> None:
+    def __init__(self, index: int, link: Link, tiers: Sequence[str]) -> None:
         self.index, self.source, self.target = index, tiers.index(link.source), tiers.index(link.target)
         self.latency_ns, self.is_blocking = link.latency_ns, link.blocking
-        self.queue, self.channels = Queue(), simpy.Resource(clock, link.channels)
-        self.free = list(range(link.channels))
+        self.queue = Queue([*range(link.channels)])
         self.path: Path | None = None
         self.gate = Gate()
         self.alone_ns = cache(partial(transfer_ns, link=link))
@@ -88,50 +95,51 @@ class Action:
     ----------
     issued_ns, start_ns
         When it was issued, and when it started [ns].
+    after
+        Rule 2: computes of other streams that must have ended. Rule 5: of a copy, those that write the tensor, and its
+        last detach; of a detach or a sync, all that name it.
     has_started, has_ended
         Whether it has (rule 3: a collective has started once its rank has arrived).
-    after
-        Rule 2: computes of other streams that must have ended. Of a copy: those that write the tensor. Of a detach or
-        a sync: those that use it.
-    moves
-        Rule 5: by tensor, the copies and detaches that must have ended.
     line
         Rule 8: what is ahead of it in line, and must have started.
     """
 
     key: int
     issued_ns: int
+    after: Sequence[Any]
+    _: KW_ONLY
     start_ns: int = -1
     has_started: bool = False
     has_ended: bool = False
-    after: list[ComputeAction] = field(default_factory=list)
-    moves: dict[int, list[Action]] = field(default_factory=dict)
-    line: list[ComputeAction | CopyAction] = field(default_factory=list)
-    _awaited: dict[str, simpy.Event] = field(default_factory=dict)
+    line: Sequence[ComputeAction | CopyAction] = ()
+    _start: simpy.Event | None = None
+    _end: simpy.Event | None = None
 
     def started(self, clock: simpy.Environment) -> simpy.Event:
         """Return the event of its start."""
-        return self._awaited.setdefault("start", clock.event())
+        self._start = self._start or clock.event()
+        return self._start
 
     def ended(self, clock: simpy.Environment) -> simpy.Event:
         """Return the event of its end."""
-        return self._awaited.setdefault("end", clock.event())
+        self._end = self._end or clock.event()
+        return self._end
 
     def start(self, now_ns: int) -> None:
         """Note that it starts, and wake those who wait for that."""
         self.start_ns, self.has_started = now_ns, True
-        self.after, self.moves, self.line = [], {}, []
-        if self._awaited and "start" in self._awaited:
-            self._awaited.pop("start").succeed()
+        self.after = self.line = ()
+        if self._start is not None:
+            self._start.succeed()
 
     def end(self) -> None:
         """Note that it ends, and wake those who wait for that."""
         self.has_ended = True
-        if self._awaited and "end" in self._awaited:
-            self._awaited.pop("end").succeed()
+        if self._end is not None:
+            self._end.succeed()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class ComputeAction(Action):
     """A compute of an op on a stream.
 
@@ -141,11 +149,12 @@ class ComputeAction(Action):
         The tier that its device works in.
     reads, writes
         What it does read and write: of what it may choose, only what it has chosen.
-    duration_ns, chosen_bytes
-        If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
-        first is negative.
     sources
         What it reads in place -> the tier that it loads it from.
+    moves
+        Rule 5: by tensor, the copies and detaches that must have ended.
+    duration_ns, chosen_bytes
+        What it takes alone [ns]; the size of what it chooses [B], negative if its op has no dynamic reads.
     lacked
         What it lacked when its turn came, the last copy first (`Rank.lacked_tensor`); None before.
     meeting
@@ -158,14 +167,16 @@ class ComputeAction(Action):
     queue: Queue
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    duration_ns: int = -1
-    chosen_bytes: int = 0
-    sources: dict[int, int] = field(default_factory=dict)
+    sources: dict[int, int]
+    moves: dict[int, list[Action]]
+    duration_ns: int
+    _: KW_ONLY
+    chosen_bytes: int = -1
     lacked: list[tuple[int, int]] | None = None
     meeting: Any = None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class CopyAction(Action):
     """A copy of a tensor over a link.
 
@@ -180,9 +191,18 @@ class CopyAction(Action):
     tensor: int
     link: RankLink
     point: ComputeAction | None
+    _: KW_ONLY
     channel: int = -1
 
     @property
     def queue(self) -> Queue:
         """Where it stands in line for a channel."""
         return self.link.queue
+
+
+def first_unended(actions: Iterable[Action]) -> Action | None:
+    """Return the first of these actions that has not ended; None if all have."""
+    for action in actions:
+        if not action.has_ended:
+            return action
+    return None

@@ -50,8 +50,8 @@ class Explainer:
         heads = [link.queue.waiting[0] for link in rank.links if link.queue.waiting]
         sentences += chain.from_iterable(map(self._about_copy, heads))
         if not sentences and not peers:
-            unsettled = rank.unsettled()
-            sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
+            awaited = sorted(rank.changes)
+            sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in awaited]
         if not sentences and not peers and not host.finished:
             sentences = ["the host could not issue its next action"]
         name = "" if is_alone else f"rank {rank.id}: "
@@ -93,7 +93,7 @@ class Explainer:
         rank, link, rooms = self._rank, head.link, self._rank.rooms
         way = f"from {rooms[link.source].name} to {rooms[link.target].name}"
         copy = f"the copy of {self._name(head.tensor)} {way} (action {head.key & ISSUE_MASK})"
-        if rank.is_early(head):
+        if rank.ahead_of(head):
             yield f"{copy} waits for actions issued before it"
         elif rank.lacks_source(head):
             yield f"{copy} waits for its source"

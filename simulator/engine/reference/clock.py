@@ -33,10 +33,8 @@ class TurnEvent(simpy.Event):
     """An event that comes in its phase of the present instant; from then on the instant has come that far."""
 
     def __init__(self, clock: Clock, base: int, phase: int, key: int) -> None:
-        super().__init__(clock)
-        self._ok, self._value = True, None
+        self.env, self.callbacks, self._ok, self._value = clock, [self._begin], True, None
         self._clock, self._base, self._phase = clock, base, phase
-        self.callbacks = [self._begin]
         clock.schedule(self, EventPriority(base + phase * _PHASE + key))
 
     def _begin(self, event: simpy.Event) -> None:
@@ -64,12 +62,27 @@ class Clock(simpy.Environment):
 
     def turn(self, phase: int, key: int = 0) -> TurnEvent:
         """Return an event in this phase of the round: in this pass, or in the next one if the phase is over."""
+        base = self._pass_of(phase, self.now)
+        if phase >= RATES:  # once, after all passes
+            base += _ROUND // 2 - base % _ROUND
+        return TurnEvent(self, base, phase, key)
+
+    def takes_turn(self, phase: int) -> bool:
+        """Take a turn without an event if nothing else is left in this instant; return whether that is so.
+
+        So may a process that came here by an event for which it waited alone: no other one is yet to go on by it.
+        """
         now = self.now
+        if self.peek() <= now:
+            return False
+        self.base, self.phase = self._pass_of(phase, now), phase
+        return True
+
+    def _pass_of(self, phase: int, now: int) -> int:
+        """Return the pass of a turn that is asked for now."""
         if self._instant != now:
             self._instant, self.base, self.phase = now, 0, 0
-        if phase >= RATES:  # once, after all passes
-            return TurnEvent(self, self.base - self.base % _ROUND + _ROUND // 2, phase, key)
-        return TurnEvent(self, self.base + _PASS * (phase < self.phase), phase, key)
+        return self.base + _PASS * (phase < self.phase)
 
     def end_after(self, delay_ns: int) -> simpy.Event:
         """Return the end of what takes so long: in this round, or in the next one if its ends are over."""
@@ -77,5 +90,5 @@ class Clock(simpy.Environment):
             must, do = "a run ends within 73 years (2^61 ns)", "give more bandwidth, or less to move or to compute"
             raise ConfigError("run", must, f"something that takes {human(delay_ns, 'ns')}", do)
         if delay_ns or self._instant != self.now or not self.phase:
-            return self.timeout(delay_ns)
+            return simpy.Timeout(self, delay_ns)
         return TurnEvent(self, self.base - self.base % _ROUND + _ROUND, 0, 0)

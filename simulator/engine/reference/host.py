@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import simpy
 
-from simulator.engine.reference.actions import Action
+from simulator.engine.reference.actions import Action, first_unended
 from simulator.engine.reference.order import Order
 from simulator.engine.reference.rank import Rank, Steps
 from simulator.plan import COMPUTE, COPY, DETACH, Code
@@ -70,19 +70,16 @@ class HostThread:
                 rank.streams[b].append(order.compute(a, b))
             elif kind == COPY:
                 copy = order.copy(a, b, c)
-                rank.transfers.setdefault(a, []).append(copy)
+                rank.transfers[a].append(copy)
                 copy.queue.append(copy)
-                self._clock.process(rank.copy(copy))
                 if copy.link.is_blocking:
                     order.number += 1
                     yield from self._wait_for([copy], a)
                     continue
             elif kind == DETACH:
-                detach = order.detach(a, b)
-                self._clock.process(rank.detach(detach, a, b))
+                rank.detach(order.detach(a, b), a, b)
             else:
-                sync = order.sync(a)
-                yield from self._wait_for((*sync.after, *sync.moves[a]), a)
+                yield from self._wait_for(order.sync(a).after, a)
             order.number += 1
             if order.number % _ACTIONS_PER_CHECKPOINT == 0:
                 self._checkpoint()
@@ -103,11 +100,10 @@ class HostThread:
             self._half_empty.succeed()
             self._half_empty = None
 
-    def _wait_for(self, actions: Iterable[Action], tensor: int) -> Steps:
+    def _wait_for(self, actions: Sequence[Action], tensor: int) -> Steps:
         """Wait until these actions, which name the tensor, have ended."""
-        for earlier in actions:
-            if not earlier.has_ended:
-                self.awaited = tensor
-                self.rank.on_change()
-                yield earlier.ended(self._clock)
+        while earlier := first_unended(actions):
+            self.awaited = tensor
+            self.rank.on_change()
+            yield earlier.ended(self._clock)
         self.awaited = -1

@@ -56,11 +56,9 @@ class Communicator:
         self._in_order, self._fabrics, self._path, self._network = sorted(members), hardware.fabrics, path, network
         self._clock = network.clock
         self._stages_of = cache(lambda collective: stages(phases(collective, ranks, hardware)))
-        self._arrived: dict[int, tuple[Rank, Ledger, ComputeAction]] = {}
+        self._arrived: dict[int, tuple[Rank, Ledger, ComputeAction, simpy.Event]] = {}
         self._parts: list[tuple[int, int, int]] = []
         self._others: Iterator[int] = iter(())
-        self._over: simpy.Process
-        self._everybody: simpy.Event
         self._since_ns = 0
         self.peer = -1
 
@@ -69,9 +67,8 @@ class Communicator:
         now = self._clock.now
         if not self._arrived:
             self._others, self._since_ns, self._parts = iter(self._in_order), now, []
-            self.peer, self._everybody = next(self._others), self._clock.event()
-            self._over = self._clock.process(self._meet(self._stages_of(collective)))
-        self._arrived[rank.id], compute.meeting = (rank, ledger, compute), self
+            self.peer = next(self._others)
+        self._arrived[rank.id], compute.meeting = (rank, ledger, compute, self._clock.event()), self
         awaited = self.peer
         while self.peer in self._arrived:
             self.peer = next(self._others, -1)
@@ -79,17 +76,16 @@ class Communicator:
             if now > self._since_ns:
                 self._parts.append((self._since_ns, now, awaited))
             self._since_ns = now
-            for member, _, _ in self._arrived.values():
+            for member, *_ in self._arrived.values():
                 member.on_change()
         if self.peer < 0:
-            self._everybody.succeed()
-        yield self._over
+            self._clock.process(self._meet(self._stages_of(collective)))
+        yield self._arrived[rank.id][-1]
         compute.meeting = None
 
     def _meet(self, collective_stages: tuple[tuple[Phase, ...], ...]) -> Steps:
-        """Wait for everybody, and run the collective, stage after stage."""
-        yield self._everybody
-        for _, ledger, compute in self._arrived.values():
+        """Run the collective, stage after stage, as everybody is there."""
+        for _, ledger, compute, _ in self._arrived.values():
             for start, end, peer in self._parts:
                 if end > compute.start_ns:
                     ledger.write(compute, max(start, compute.start_ns), end, (PEER, -1, peer, -1))
@@ -100,6 +96,8 @@ class Communicator:
                 yield self._clock.end_after(hops_ns)
             yield self._clock.all_of(list(self._flows(stage)))
         yield self._clock.end_after(0)
+        for *_, over in self._arrived.values():
+            over.succeed()
         self._arrived.clear()
 
     def _flows(self, stage: tuple[Phase, ...]) -> Iterator[simpy.Event]:
@@ -107,7 +105,7 @@ class Communicator:
         for phase in stage:
             fabric = self._fabrics[phase.fabric]
             cap, needed = fabric_rate_cap(fabric), phase_work(phase, fabric)
-            for member, _, compute in self._arrived.values():
+            for member, _, compute, _ in self._arrived.values():
                 if (path := self._path(phase.fabric, member.id)) is not None:
                     yield self._network.flow(path, cap, needed, compute.key)
 
@@ -178,12 +176,12 @@ class Kernels:
             yield from communicator.arrive(rank, self._ledger, compute, collective)
             return
         flows, clock = self._flows[op], rank.clock
-        if flows and compute.duration_ns >= 0:
+        if flows and compute.chosen_bytes >= 0:
             flows = self._flows_of(chosen_op(node, compute.chosen_bytes))
         elif flows and compute.sources:
             away = sum(rank.columns.size_bytes[tensor] for tensor in compute.sources)
             flows = self._flows_of(replace(node, read_bytes=max(0, node.read_bytes - away)))
-        until_ns = clock.now + rank.duration_ns(compute)
+        until_ns = clock.now + compute.duration_ns
         if flows or compute.sources:
             launch_ns = device_of(node, self._hardware).rates.launch_ns
             if launch_ns and node.duration_ns is None:  # it takes no bandwidth

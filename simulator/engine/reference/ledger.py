@@ -37,8 +37,8 @@ class Ledger:
         self._looks = False
 
     def look_later(self) -> None:
-        """Look once this instant is settled, as something has happened to the rank."""
-        if not self._looks:
+        """Look once this instant is settled, as something has happened to the rank; but not if no stream waits."""
+        if not self._looks and self._rank.idle:
             self._looks = True
             self._rank.clock.turn(LOOK, self._rank.id).callbacks.append(self._look)
 
@@ -130,16 +130,17 @@ class Ledger:
         while copy := next((c for c in rank.transfers.get(tensor, ()) if before is None or c.key < before), None):
             if copy.has_started:
                 return TRANSFER, lacked, copy.link.index, tensor
-            if not copy.link.free:
+            if not copy.queue.free:
                 first = copy.queue.running[0]
                 return TRANSFER, lacked, first.link.index, first.tensor
             head: CopyAction = copy.queue.waiting[0]
             before, tensor = head.key, head.tensor
-            if rank.is_early(head):
+            if rank.ahead_of(head):
                 break
             if not rank.lacks_source(head):
                 return CAPACITY, lacked, head.link.target, tensor
-            makers = [maker.queue for maker in head.after if not maker.has_ended and maker.tier != rank.tier]
+            computes = [action for action in head.after if isinstance(action, ComputeAction)]
+            makers = [maker.queue for maker in computes if not maker.has_ended and maker.tier != rank.tier]
             if makers:
                 return self._reason_of_running(makers[0].running[0]) if makers[0].running else self._walk(makers[0])
         return ORDER, lacked, -1, -1

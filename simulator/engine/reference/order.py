@@ -119,7 +119,7 @@ class Order:
     def __init__(self, program: Program, rank: Rank) -> None:
         columns = rank.columns
         self._graph, self._columns, self._clock, self._rank = program.graph, columns, rank.clock, rank
-        self.number, self._streams = 0, rank.streams
+        self.number, self._first_key, self._streams = 0, rank.id << RANK_SHIFT, rank.streams
         self._routes = {(link.source, link.target): link for link in reversed(rank.links)}
         self.dynamic = None if program.draws is None else Reveals(program.graph, program.draws, columns)
         self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
@@ -128,46 +128,39 @@ class Order:
         self._uses: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)  # tensor -> stream -> last compute
         self._writes: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)
         self._last: dict[int, ComputeAction] = {}  # stream -> last compute
-        self._fence: dict[int, Action] = {}  # tensor -> last detach
+        self._fence: dict[int, list[Action]] = {}  # tensor -> last detach
         self._moves: defaultdict[int, list[Action]] = defaultdict(list)  # tensor -> moves that have not ended
         self._previous: ComputeAction | None = None
         self._lines = {tier: RoomLine([{} for _ in rank.streams]) for tier in {columns.compute_tier, *columns.tiers}}
 
-    def _key(self) -> int:
-        return (self._rank.id << RANK_SHIFT) + self.number
-
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
-        now, columns = self._clock.now, self._columns
+        columns, uses, key, now = self._columns, self._uses, self._first_key + self.number, self._clock.now
         reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
-        compute = ComputeAction(
-            self._key(), now, op=op, stream=stream, tier=tier, queue=queue, reads=reads, writes=writes
-        )
+        sources, duration_ns = self._sources(reads, tier) if columns.in_place else {}, columns.duration_ns[op]
+        compute = ComputeAction(key, now, (), op, stream, tier, queue, reads, writes, sources, {}, duration_ns)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
             writes = compute.writes
-        in_tier = compute.reads
-        if columns.in_place:
-            compute.sources = self._sources(reads, tier)
-            in_tier = tuple([tensor for tensor in reads if tensor not in compute.sources])
+        in_tier = tuple([tensor for tensor in reads if tensor not in sources]) if columns.in_place else compute.reads
         if (missing := self.issued.missing(in_tier, tier)) is not None:
             rule = "a tensor that a compute reads is valid in the tier of its device"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
-            if tensor in self._fence:
-                compute.moves[tensor] = [self._fence[tensor]]
+            if (fence := self._fence.get(tensor)) and not fence[0].has_ended:
+                compute.moves[tensor] = fence
         for tensor in writes:
-            if moves := self._unended(tensor):
-                compute.moves[tensor] = moves
+            if unended := self._unended(tensor):
+                compute.moves[tensor] = unended
         if len(self._streams) > 1:
             others = [self._writes[t] for t in reads] + [self._uses[t] for t in writes]
             compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
             self._stand_in_line(compute, writes)
         self.issued.write(writes, tier)
-        for tensor in (*reads, *writes):
-            self._uses[tensor][stream] = compute
+        for tensor in reads:
+            uses[tensor][stream] = compute
         for tensor in writes:
-            self._writes[tensor][stream] = compute
+            uses[tensor][stream] = self._writes[tensor][stream] = compute
         self._last[stream] = compute
         if tier == columns.compute_tier:
             self._previous = compute
@@ -205,10 +198,8 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        copy = CopyAction(self._key(), self._clock.now, tensor=tensor, link=link, point=self._previous)
-        copy.after = self._unended_computes(self._writes[tensor])
-        if tensor in self._fence:
-            copy.moves[tensor] = [self._fence[tensor]]
+        after = [*self._unended_computes(self._writes[tensor]), *self._fence.get(tensor, ())]
+        copy = CopyAction(self._first_key + self.number, self._clock.now, after, tensor, link, self._previous)
         if target in self._lines and len(self._streams) > 1:
             copy.line = self._lines[target].ahead(self._previous.stream if self._previous else 0)
             self._lines[target].brought[tensor] = copy
@@ -221,25 +212,20 @@ class Order:
         if tensor in self._columns.outputs:
             valid = [place for place, state in enumerate(self.issued.state) if state[tensor] == VALID]
             if valid == [tier]:  # rule 6
-                detach.after = self._unended_computes(self._last)
+                detach.after = [*self._unended_computes(self._last), *self._unended(tensor)]
         if broken_rule := self.issued.detach(tensor, tier):
             self.refuse("detach", broken_rule, tensor, "drop this detach")
-        self._moves[tensor] = [detach]
-        self._fence[tensor] = detach
+        self._moves[tensor], self._fence[tensor] = [detach], [detach]
         return detach
 
     def sync(self, tensor: int) -> Action:
         """Lay out a sync: it waits for all earlier actions that name the tensor, as a detach does."""
-        sync = Action(self._key(), self._clock.now)
-        sync.after = self._unended_computes(self._uses[tensor])
-        sync.moves[tensor] = self._unended(tensor)
-        return sync
+        after = [*self._unended_computes(self._uses[tensor]), *self._unended(tensor)]
+        return Action(self._first_key + self.number, self._clock.now, after)
 
     def _unended(self, tensor: int) -> list[Action]:
         """Return the moves of a tensor that have not ended."""
-        if not (moves := self._moves[tensor]):
-            return []
-        self._moves[tensor] = [move for move in moves if not move.has_ended]
+        self._moves[tensor] = [move for move in self._moves[tensor] if not move.has_ended]
         return [*self._moves[tensor]]
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -11,7 +12,7 @@ import simpy
 from simulator.cost.service import work
 from simulator.engine.allocators import Wanted
 from simulator.engine.program import Columns
-from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink
+from simulator.engine.reference.actions import Action, ComputeAction, CopyAction, Queue, RankLink, first_unended
 from simulator.engine.reference.clock import FREE, ISSUE_MASK, START
 from simulator.engine.reference.network import Network, Path
 from simulator.engine.reference.rooms import Gate, Room, RoomClaim
@@ -43,8 +44,8 @@ class Rank:
 
     Attributes
     ----------
-    clock, streams
-        The clock; where its computes stand in line.
+    clock, streams, idle
+        The clock; where its computes stand in line, and those of the streams that wait.
     held, valid
         By tier and tensor: whether there is a place, and whether its content is valid.
     transfers
@@ -57,10 +58,10 @@ class Rank:
         Tier -> the link over which kernels load from it, and the path of that; none where nothing is read in place.
     kernel
         What a compute does from its start to its end.
-    gate
-        Stops its computes while closed.
-    on_start, on_change
-        Called as a compute starts; and once something has happened to the rank.
+    gate, changes
+        Stops its computes while closed; tensor -> the event of its next change, if something waits for it.
+    on_start, on_wait_end, on_change
+        Called as a compute starts; before that, if its stream waited; and once something has happened to the rank.
     """
 
     def __init__(
@@ -74,17 +75,18 @@ class Rank:
     ) -> None:
         self.clock, self.network, self.id, self.columns, self.rooms = network.clock, network, rank_id, columns, rooms
         self.tier, self.links, self._recorder = columns.compute_tier, links, recorder
-        self.streams = [Queue() for _ in range(columns.streams)]
+        self.streams, self.idle = [Queue() for _ in range(columns.streams)], set[Queue]()
         self.loads: dict[int, tuple[RankLink, Path]] = {}
         self.held = [[False] * len(columns.size_bytes) for _ in rooms]
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
-        self.transfers: dict[int, list[CopyAction]] = {}
+        self.transfers: defaultdict[int, list[CopyAction]] = defaultdict(list)
         self.computes_ended, self.waits_for_ends = 0, False
         self.kernel: Callable[[ComputeAction], Steps] = self.alone
         self.gate, self._open = Gate(), Gate()
-        self.on_start: Callable[[ComputeAction], None]
+        self.on_start: Callable[[], None]
+        self.on_wait_end: Callable[[ComputeAction], None]
         self.on_change: Callable[[], None]
-        self._changes: dict[int, simpy.Event] = {}
+        self.changes: dict[int, simpy.Event] = {}
 
     # computes
 
@@ -93,29 +95,36 @@ class Rank:
         clock = self.clock
         while True:
             if not queue.waiting:
-                queue.on_issue = clock.event()
-                yield queue.on_issue
-            compute = queue.waiting[0]
-            yield clock.turn(START, compute.key)
+                yield self._idle(queue, queue.change(clock))
+            compute: ComputeAction = queue.waiting[0]
+            if not clock.takes_turn(START):
+                yield clock.turn(START, compute.key)
             while (awaited := self._awaited_by_compute(compute)) is not None:
-                yield awaited
+                yield self._idle(queue, awaited)
                 yield clock.turn(START, compute.key)
             if wanted := self.wanted(compute):
-                yield self.rooms[compute.tier].ask(RoomClaim(compute.key, wanted, self.gate_of(compute)))
+                claim = RoomClaim(compute.key, wanted, self.gate_of(compute))
+                yield self._idle(queue, self.rooms[compute.tier].ask(claim))
             self._begin(compute)
             yield from self.kernel(compute)
             self._end(compute)
 
+    def _idle(self, queue: Queue, awaited: simpy.Event) -> simpy.Event:
+        """Note that a stream waits, for the ledger, and return what it waits for."""
+        if not awaited.triggered:
+            self.idle.add(queue)
+            self.on_change()
+        return awaited
+
     def _awaited_by_compute(self, compute: ComputeAction) -> simpy.Event | None:
         """Return what the head of a stream waits for, but for room; None if nothing."""
-        if (opens := self.gate_of(compute).opens) is not None:  # rule 17
-            return opens
-        for other in compute.after:  # rule 2
-            if not other.has_ended:
-                return other.ended(self.clock)
+        if self.gate.opens is not None and compute.tier == self.tier:  # rule 17
+            return self.gate.opens
+        if compute.after and (other := first_unended(compute.after)):  # rule 2
+            return other.ended(self.clock)
         if (tensor := self.lacked_tensor(compute)) is not None:  # rules 3 and 5
-            return self.change_of(tensor)
-        ahead = self.ahead_in_line(compute)  # rule 8
+            return self.changes.setdefault(tensor, self.clock.event())
+        ahead = self.ahead_in_line(compute) if compute.line else ()  # rule 8
         return ahead[0].started(self.clock) if ahead else None
 
     def gate_of(self, compute: ComputeAction) -> Gate:
@@ -130,14 +139,17 @@ class Rank:
         """
         valid, sources = self.valid[compute.tier], compute.sources
         if compute.lacked is None:
-            named = {tensor for tensor in compute.reads if not valid[tensor]}
-            named.update(tensor for tensor, moves in compute.moves.items() if not _all_ended(moves))
+            named = [tensor for tensor in compute.reads if not valid[tensor]]
+            if compute.moves:
+                named += [tensor for tensor, moves in compute.moves.items() if first_unended(moves)]
+            if not named:
+                return None
             copies = {t: [copy.key for copy in self.transfers.get(t, ()) if copy.key < compute.key] for t in named}
             compute.lacked = sorted(((max(keys, default=NO_COPY), t) for t, keys in copies.items()), reverse=True)
         while compute.lacked:
             tensor = compute.lacked[-1][1]
             valid = self.valid[sources.get(tensor, compute.tier)]
-            if (tensor in compute.reads and not valid[tensor]) or not _all_ended(compute.moves.get(tensor, ())):
+            if (tensor in compute.reads and not valid[tensor]) or first_unended(compute.moves.get(tensor, ())):
                 return tensor
             compute.lacked.pop()
         return None
@@ -157,21 +169,19 @@ class Rank:
 
     def _begin(self, compute: ComputeAction) -> None:
         """Let a compute start, with its places."""
-        op = compute.op
         self.hold(compute.writes, compute.tier)
-        if workspace_bytes := self.columns.workspace_bytes[op]:
-            self._record(compute.tier, -1 - op, workspace_bytes)
+        if workspace_bytes := self.columns.workspace_bytes[compute.op]:
+            self._record(compute.tier, -1 - compute.op, workspace_bytes)
         compute.queue.start_first(self.clock.now)
-        self.on_start(compute)
+        if compute.queue in self.idle:
+            self.idle.remove(compute.queue)
+            self.on_wait_end(compute)
+        self.on_start()
         self.on_change()
 
     def alone(self, compute: ComputeAction) -> Steps:
         """Take the time that a compute takes alone."""
-        yield self.clock.end_after(self.duration_ns(compute))
-
-    def duration_ns(self, compute: ComputeAction) -> int:
-        """Return what a compute takes alone [ns]."""
-        return self.columns.duration_ns[compute.op] if compute.duration_ns < 0 else compute.duration_ns
+        yield self.clock.end_after(compute.duration_ns)
 
     def _end(self, compute: ComputeAction) -> None:
         """End a compute: what it wrote is valid in its tier, and stale elsewhere."""
@@ -181,97 +191,95 @@ class Rank:
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self._record(compute.tier, -1 - op, -workspace_bytes)
             self.rooms[compute.tier].release(workspace_bytes, workspace(op, compute.stream))
-        for tier, valid in enumerate(self.valid):
+        valid_here = self.valid[compute.tier]
+        for valid in self.valid:
             for tensor in compute.writes:
-                valid[tensor] = tier == compute.tier
+                valid[tensor] = valid is valid_here
         self.computes_ended += 1
         compute.end()
         self.on_change()
 
     # copies
 
-    def copy(self, copy: CopyAction) -> Steps:
-        """Copy a tensor: rule 4."""
-        link, tensor = copy.link, copy.tensor
-        channel = link.channels.request()
-        yield channel  # in issue order
-        is_its_turn = False
-        while (awaited := self._awaited_by_copy(copy)) is not None or not is_its_turn:
-            yield awaited or self.clock.turn(START, copy.key)
-            is_its_turn = awaited is None
-        size = self.columns.size_bytes[tensor]
-        if size and not self.held[link.target][tensor]:
-            yield self.rooms[link.target].ask(RoomClaim(copy.key, [(tensor, size)], link.gate, is_copy=True))
-        copy.channel, copy.point = heappop(link.free), None  # the lowest free channel
-        self.hold((tensor,), link.target)
-        copy.queue.start_first(self.clock.now)
-        self.on_change()
-        yield from self._transfer(copy, link, size)
-        link.channels.release(channel)
-        copy.queue.running.remove(copy)
-        heappush(link.free, copy.channel)
+    def run_copies(self, queue: Queue) -> Steps:
+        """Start the copies of a queue one after another, in issue order: rule 4."""
+        clock, is_alone = self.clock, len(queue.free) == 1
+        while True:
+            while not (queue.waiting and queue.free):
+                yield queue.change(clock)
+            copy: CopyAction = queue.waiting[0]
+            is_its_turn = False
+            while (awaited := self._awaited_by_copy(copy)) is not None or not is_its_turn:
+                yield awaited or clock.turn(START, copy.key)
+                is_its_turn = awaited is None
+            link, tensor = copy.link, copy.tensor
+            size = self.columns.size_bytes[tensor]
+            if size and not self.held[link.target][tensor]:
+                yield self.rooms[link.target].ask(RoomClaim(copy.key, [(tensor, size)], link.gate, is_copy=True))
+            copy.channel, copy.point = heappop(queue.free), None  # the lowest free channel
+            self.hold((tensor,), link.target)
+            queue.start_first(clock.now)
+            self.on_change()
+            if is_alone:
+                yield from self._carry(copy, size)
+            else:
+                clock.process(self._carry(copy, size))
+
+    def _carry(self, copy: CopyAction, size: int) -> Steps:
+        """Let a copy cross its link; then its target is valid."""
+        link, tensor, queue = copy.link, copy.tensor, copy.queue
+        if link.path is None:
+            yield self.clock.end_after(link.alone_ns(size))
+        else:  # as a flow beside others, after its latency (and fill)
+            needed, lead = work(size, link.path.unit), link.lead_ns(size)
+            if lead:
+                yield self.clock.end_after(lead)
+            if needed or not lead:
+                yield self.network.flow(link.path, link.cap(size), needed, copy.key)
+        queue.running.remove(copy)
+        heappush(queue.free, copy.channel)
+        queue.wake()
         self._record_span(copy, COPY, tensor, link.index, copy.channel)
         self.valid[link.target][tensor] = True
-        under_way = self.transfers[tensor]
-        under_way.remove(copy)
-        if not under_way:
-            del self.transfers[tensor]
+        self.transfers[tensor].remove(copy)
         copy.end()
         self._change(tensor)
 
-    def is_early(self, copy: CopyAction) -> bool:
-        """Return whether a copy is not eligible yet (rule 4), or something is ahead of it in line (rule 8)."""
-        if copy.point is not None and not self._is_past(copy.point):
-            return True
-        return any(not other.has_started for other in copy.line)
-
-    def _is_past(self, point: ComputeAction) -> bool:
-        """Return whether the last compute before a copy has come as far as copies wait for."""
-        return point.has_ended if self.waits_for_ends else point.has_started
+    def ahead_of(self, copy: CopyAction) -> Action | None:
+        """Return the last compute before a copy until it is eligible (rule 4), or what is ahead in line (rule 8)."""
+        point = copy.point
+        if point is not None and not (point.has_ended if self.waits_for_ends else point.has_started):
+            return point
+        return next((other for other in copy.line if not other.has_started), None)
 
     def lacks_source(self, copy: CopyAction) -> bool:
         """Return whether its source is not valid, or something earlier on its tensor has not ended."""
         is_valid = self.valid[copy.link.source][copy.tensor]
-        return not (is_valid and _all_ended(copy.after) and _all_ended(copy.moves.get(copy.tensor, ())))
+        return not is_valid or first_unended(copy.after) is not None
 
     def _awaited_by_copy(self, copy: CopyAction) -> simpy.Event | None:
         """Return what the head of a queue waits for, but for room; None if nothing."""
-        clock, point = self.clock, copy.point
-        head: CopyAction = copy.queue.waiting[0]
-        if head is not copy:
-            return head.started(clock)
+        clock = self.clock
         if copy.link.gate.opens is not None:  # rule 17
             return copy.link.gate.opens
-        if point is not None and not self._is_past(point):  # rule 4
-            return point.ended(clock) if point.has_started else point.started(clock)
-        for other in copy.line:  # rule 8
-            if not other.has_started:
-                return other.started(clock)
-        for writer in copy.after:  # rule 5
-            if not writer.has_ended:
-                return writer.ended(clock)
-        return self.change_of(copy.tensor) if self.lacks_source(copy) else None
-
-    def _transfer(self, copy: CopyAction, link: RankLink, size: int) -> Steps:
-        """Let the bytes of a copy cross: alone, or after its latency (and fill) as a flow beside others."""
-        if link.path is None:
-            yield self.clock.end_after(link.alone_ns(size))
-            return
-        needed = work(size, link.path.unit)
-        if lead := link.lead_ns(size):
-            yield self.clock.end_after(lead)
-        if needed or not lead:
-            yield self.network.flow(link.path, link.cap(size), needed, copy.key)
+        if ahead := self.ahead_of(copy):  # rules 4 and 8
+            return ahead.ended(clock) if ahead.has_started else ahead.started(clock)
+        if earlier := first_unended(copy.after):  # rule 5
+            return earlier.ended(clock)
+        return self.changes.setdefault(copy.tensor, clock.event()) if self.lacks_source(copy) else None
 
     # detaches
 
-    def detach(self, detach: Action, tensor: int, tier: int) -> Steps:
+    def detach(self, detach: Action, tensor: int, tier: int) -> None:
         """Give up a place once all earlier actions that name the tensor have ended: rule 5."""
-        for earlier in (*detach.after, *detach.moves[tensor]):
-            if not earlier.has_ended:
-                yield earlier.ended(self.clock)
-        detach.after, detach.moves = [], {}
-        yield self.clock.turn(FREE, detach.key)
+        earlier = first_unended(detach.after)
+        awaited = earlier.ended(self.clock) if earlier else self.clock.turn(FREE, detach.key)
+        then = self.detach if earlier else self._free
+        awaited.callbacks.append(lambda event: then(detach, tensor, tier))
+
+    def _free(self, detach: Action, tensor: int, tier: int) -> None:
+        """Let a detach act."""
+        detach.after = ()
         if self.held[tier][tensor]:
             self.held[tier][tensor] = self.valid[tier][tensor] = False
             if size := self.columns.size_bytes[tensor]:
@@ -301,29 +309,15 @@ class Rank:
                 if size := self.columns.size_bytes[tensor]:
                     self._record(tier, tensor, size)
 
-    def change_of(self, tensor: int) -> simpy.Event:
-        """Return the event that the next copy or detach of a tensor ends."""
-        return self._changes.setdefault(tensor, self.clock.event())
-
-    def unsettled(self) -> list[int]:
-        """Return the tensors that something waits for."""
-        return sorted(self._changes)
-
     def _change(self, tensor: int) -> None:
         """Wake those who wait for a tensor."""
-        if tensor in self._changes:
-            self._changes.pop(tensor).succeed()
+        if tensor in self.changes:
+            self.changes.pop(tensor).succeed()
         self.on_change()
 
     def _record(self, tier: int, tensor: int, delta_bytes: int) -> None:
-        row = _residency_row(self.clock.now, self.id, tier, tensor, delta_bytes)
-        self._recorder.residencies += row
+        self._recorder.residencies += _residency_row(self.clock.now, self.id, tier, tensor, delta_bytes)
 
     def _record_span(self, action: Action, kind: int, item: int, track: int, channel: int) -> None:
         times = (action.issued_ns, action.start_ns, self.clock.now)
-        row = span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)
-        self._recorder.spans += row
-
-
-def _all_ended(actions: Iterable[Action]) -> bool:
-    return next((False for action in actions if not action.has_ended), True)
+        self._recorder.spans += span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)

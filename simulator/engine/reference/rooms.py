@@ -33,7 +33,7 @@ class Gate:
     opens: simpy.Event | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RoomClaim:
     """What an action asks of a tier, all or nothing.
 
@@ -55,8 +55,7 @@ class Ask(ContainerGet):
     def __init__(self, room: Room, claim: RoomClaim) -> None:
         self.claim, self.is_its_turn = claim, True
         self.key = claim.key + _COPIES * claim.is_copy
-        size = sum(size for _, size in claim.wanted)
-        super().__init__(room, size)
+        super().__init__(room, sum([size for _, size in claim.wanted]))
         self.is_its_turn = False
 
 

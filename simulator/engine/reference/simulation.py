@@ -8,7 +8,6 @@ from itertools import chain, repeat
 
 from simulator.cost import issue_ns
 from simulator.engine.program import Columns, Program
-from simulator.engine.reference.actions import ComputeAction
 from simulator.engine.reference.blocked import Explainer
 from simulator.engine.reference.host import HostThread
 from simulator.engine.reference.ledger import Ledger
@@ -72,16 +71,13 @@ def _begin(
     host = HostThread(rank, order, costs.queue_depth, checkpoint)
     ledger = Ledger(rank, host, machine.recorder.waits)
 
-    def on_start(compute: ComputeAction) -> None:
-        host.note_start()
-        ledger.end(compute)
-
-    rank.on_change, rank.on_start = ledger.look_later, on_start
+    rank.on_start, rank.on_wait_end, rank.on_change = host.note_start, ledger.end, ledger.look_later
     machine.add_kernels(rank, ledger, program.graph.ops)
     launches = not callable(plan.actions) or plan.static_parts
     rank.clock.process(host.run(program.starts_ns + (costs.fixed.launch_ns if launches else 0), priced))
-    for stream in rank.streams:
-        rank.clock.process(rank.run_stream(stream))
+    lines = dict.fromkeys(link.queue for link in rank.links)
+    for process in (*map(rank.run_stream, rank.streams), *map(rank.run_copies, lines)):
+        rank.clock.process(process)
     return host
 
 

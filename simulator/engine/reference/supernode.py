@@ -69,13 +69,12 @@ class Machine:
         hardware, columns = self.hardware, self._of_ranks[rank_id]
         rooms = self._rooms_of(rank_id, program)
         names, of_rank = hardware.tier_names, self._shared.link_paths[self._position[rank_id]]
-        links = {name: RankLink(i, link, names, self.clock) for i, (name, link) in enumerate(hardware.links.items())}
+        links = {name: RankLink(i, link, names) for i, (name, link) in enumerate(hardware.links.items())}
         for link, path in zip(links.values(), of_rank, strict=True):
             link.path = None if path == NOTHING else self.path(path)
         for first, *others in hardware.queues:
-            shared = links[first]
-            for link in (links[other] for other in others):
-                link.queue, link.channels, link.free = shared.queue, shared.channels, shared.free
+            for other in others:
+                links[other].queue = links[first].queue
         rank = Rank(self.network, self.recorder, rank_id, columns, rooms, list(links.values()))
         if columns.in_place:
             loads = hardware.loads.items()
