@@ -5,11 +5,13 @@ By default each tries a third of its cases, and one of its name among the slow t
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, given, is_hypothesis_test, settings
+from hypothesis import strategies as st
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
 SHARE = 3
@@ -58,3 +60,51 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
         return (yield)
     finally:
         item.obj._hypothesis_internal_use_settings = every
+
+
+DRAWN: dict[tuple[Callable[..., None], int], list[dict[str, Any]]] = {}
+"""Law, and how many cases it tries -> those of the first of its policies: for each other, the same would be drawn."""
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Try a law of many policies with the cases of the first one: to draw them anew takes as long as to try them."""
+    law, params = pyfuncitem.obj, pyfuncitem.callspec.params if hasattr(pyfuncitem, "callspec") else {}
+    if not is_hypothesis_test(law) or not params.keys() - {"one_in"} or PROFILE == "thorough":
+        return None
+    handle, known = law.hypothesis, {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    tried = handle.inner_test
+    key = tried, law._hypothesis_internal_use_settings.max_examples
+    if key not in DRAWN:
+        handle.inner_test = noting(tried, known, DRAWN.setdefault(key, []))
+        try:
+            law(**known)
+        finally:
+            handle.inner_test = tried
+        return True
+    if not (cases := DRAWN[key]):
+        return None
+
+    @settings(max_examples=len(cases))
+    @given(st.integers(0, len(cases) - 1))
+    def again(number: int) -> None:
+        tried(**known, **cases[number])
+
+    try:
+        again()
+    except Exception:
+        law(**known)  # makes what fails smaller
+        raise
+    return True
+
+
+def noting(tried: Callable[..., None], known: Mapping[str, Any], cases: list[dict[str, Any]]) -> Callable[..., None]:
+    """A law that notes what is drawn beside what is known, unless it draws more itself."""
+
+    @wraps(tried)
+    def noted(**given_all: Any) -> None:
+        drawn = {name: case for name, case in given_all.items() if name not in known}
+        if not any(isinstance(case, st.DataObject) for case in drawn.values()):
+            cases.append(drawn)
+        tried(**given_all)
+
+    return noted

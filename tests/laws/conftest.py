@@ -1,7 +1,7 @@
 """Of each law some cases by default, and `static` without its search where a law asks for that."""
 
 import pytest
-from examples import pytest_generate_tests, pytest_runtest_call  # noqa: F401
+from examples import pytest_generate_tests, pytest_pyfunc_call, pytest_runtest_call  # noqa: F401
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Of each test of random cases some by default."""
 
 import pytest
-from examples import pytest_generate_tests, pytest_runtest_call  # noqa: F401
+from examples import pytest_generate_tests, pytest_pyfunc_call, pytest_runtest_call  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)
