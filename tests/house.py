@@ -214,15 +214,14 @@ def run(scenario: str = "tiny_train_t4", engine: str = "auto") -> tuple[int, int
     sys.path.insert(0, str(HOUSE.parent))
     import simulator as hosim
 
-    seen, depths, root = set[tuple[str, str]](), [0], str(HOUSE)
+    seen, now, most, root = set[CodeType](), 0, 0, str(HOUSE)
 
     def watch(frame: Any, event: str, _: object) -> None:
-        if event == "call" and is_function(frame.f_code):
-            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))
-            depth = 0
-            while frame is not None:
-                depth, frame = depth + is_function(frame.f_code), frame.f_back
-            depths.append(depth)
+        nonlocal now, most
+        if event in ("call", "return") and is_function(frame.f_code):
+            seen.add(frame.f_code)
+            now += 1 if event == "call" else -1
+            most = max(most, now)
 
     @cache
     def is_function(code: CodeType) -> bool:  # which comprehensions are depends on the version of Python
@@ -232,7 +231,8 @@ def run(scenario: str = "tiny_train_t4", engine: str = "auto") -> tuple[int, int
     sys.setprofile(watch)
     hosim.run(scenario, policies=["resident"], engine=engine)
     sys.setprofile(None)
-    return len(seen), len({file for file, _ in seen}), max(depths)
+    functions = {(code.co_filename, code.co_qualname) for code in seen}
+    return len(functions), len({file for file, _ in functions}), most
 
 
 def main(task: str = "", *names: str) -> int:
