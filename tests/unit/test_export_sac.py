@@ -112,6 +112,7 @@ def test_the_policy_saves_and_recomputes_what_the_plan_says(tmp_path: Path) -> N
     assert (calls["tanh"], calls["sin"]) == (2, 0)
 
 
+@pytest.mark.slow
 def test_the_policy_is_kept_by_a_compiled_model(tmp_path: Path) -> None:
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd

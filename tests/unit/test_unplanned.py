@@ -81,7 +81,8 @@ def test_peaks_and_bytes_are_those_counted_by_hand():
     - saved_tensors_hooks: weight, a gradient, the result that was read, and the next gradient.
     - checkpointing: weight, y2, and y3, y4 that were made again, and the gradient of y3.
     """
-    made = hosim.torch.compare(lambda: (Tiny(),), budget="20 kB", policies=ROWS, steps=1, pace=PACE)
+    for _ in range(2):  # PyTorch's first step in a process leaves garbage, which counts until Python looks for some
+        made = hosim.torch.compare(lambda: (Tiny(),), budget="20 kB", policies=ROWS, steps=1, pace=PACE)
     keys = (
         "policy",
         "measured_peak_bytes",
@@ -102,7 +103,7 @@ def test_peaks_and_bytes_are_those_counted_by_hand():
     assert (first[0], first.count("-"), "no" in first) == ("resident", 3, True)
 
 
-@pytest.mark.parametrize("make", [decoder, pytest.param(convolutions, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [convolutions, pytest.param(decoder, marks=pytest.mark.slow)])
 def test_each_row_computes_the_same_and_counts_as_a_plan_does(make):
     planned = {"policy": "resident", "label": "planned"}
     made = hosim.torch.compare(make, budget="1 GB", policies=(*ROWS, planned), steps=1, pace=PACE)
@@ -113,7 +114,9 @@ def test_each_row_computes_the_same_and_counts_as_a_plan_does(make):
     assert 0 < hooks["measured_out_bytes"] <= hooks["measured_in_bytes"]  # some are read for two ops, apart
 
 
-@pytest.mark.parametrize(("make", "limit"), [(decoder, None), (convolutions, "600 kB")])
+@pytest.mark.parametrize(
+    ("make", "limit"), [(convolutions, "600 kB"), pytest.param(decoder, None, marks=pytest.mark.slow)]
+)
 def test_the_plan_of_the_open_source_planner_runs(make, limit):
     """The planner does not know what kernels take beside tensors, so that it must be given less to fit convolutions."""
     (resident,) = hosim.torch.compare(make, budget="1 GB", policies=["resident"], steps=1, pace=PACE).rows
