@@ -13,7 +13,9 @@ import pytest
 
 from simulator.cli import main
 from simulator.report import tables
-from simulator.run import run, what_if
+from simulator.run import grid, run, what_if
+
+CODE_KEY = grid.code_key()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a script; processes that the tests start and interrupt would ignore it as well.
@@ -99,6 +101,14 @@ def slow_machines_say_no_more():
     """No line of progress, which a run of half a minute prints; tests that are about that set it themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "SELDOM_S", float("inf"))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def code_is_read_once():
+    """Rows are kept by a digest of all files of the program, which no test changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "code_key", lambda: CODE_KEY)
         yield
 
 

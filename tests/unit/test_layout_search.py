@@ -1,5 +1,6 @@
 """`hosim layout search`: bounds, estimates, continued replays, the front, and what cannot be."""
 
+import pickle
 import sys
 from itertools import product
 
@@ -11,11 +12,14 @@ from simulator import catalog
 from simulator.catalog import Axis
 from simulator.cli import main
 from simulator.errors import ConfigError
+from simulator.processes import spawned
 from simulator.run import row as rows_run
 from simulator.run.case import execute
 from simulator.run.estimates import estimate
 from simulator.run.grid import Cells
 from simulator.run.layouts import LayoutCells
+
+pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
 
 WORKLOAD = """
 schema: hosim/workload/1
@@ -232,11 +236,28 @@ def test_the_global_batch_is_stated():
         hosim.layout_search("llama3_8b_2x2x2", devices=8, workers=1)
 
 
-def test_results_do_not_depend_on_processes(scenario, tmp_path):
+@pytest.mark.slow
+def test_results_do_not_depend_on_processes(scenario):
     over = {"parallel.pipeline": [1, 2], "parallel.tensor": [1, 2, 4]}
     one, two = (hosim.layout_search(scenario, workers=workers, replay=2, over=over) for workers in (1, 2))
     assert one.json() == two.json()
-    one.write(tmp_path / "out")
+
+
+def test_what_estimates_and_what_replays_can_be_sent_to_other_processes(scenario, monkeypatch):
+    """With their options: a slow test sends them."""
+
+    def as_sent(make, tasks, workers):
+        return spawned(*pickle.loads(pickle.dumps((make, tasks))), 0)
+
+    (here,) = hosim.layout_search(scenario, workers=1, replay=1, policies=["resident"]).rows
+    monkeypatch.setattr(sys.modules["simulator.run.layouts"], "spawned", as_sent)
+    assert hosim.layout_search(scenario, workers=1, replay=1, policies=["resident"]).rows == [here]
+    replays = LayoutCells(["resident"], whole=True)
+    assert vars(pickle.loads(pickle.dumps(replays))) == vars(replays)
+
+
+def test_the_folder_has_the_table_and_the_picture(scenario, tmp_path):
+    hosim.layout_search(scenario, workers=1, replay=1).write(tmp_path / "out")
     assert (tmp_path / "out" / "layouts.csv").exists()
     assert (tmp_path / "out" / "layouts.png").exists()
 
