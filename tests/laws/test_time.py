@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from bounding import limits_alone
-from hypothesis import event, given
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from replays import computes, issued, makespan_ns, reactive, recorded, rows, run, same, transfers, union_ns
 from stories import peak_bytes
@@ -170,9 +170,20 @@ def test_the_same_input_gives_the_same_trace(case: Case, chosen: Switches):
     assert same(run(case, switches=chosen), run(case, switches=chosen))
 
 
+def runs_on(case: Case) -> bool:
+    """Whether an op that changes what outlasts a step runs once more when all have: a record has no end of a step."""
+    left = set(range(len(case.graph.ops)))
+    for kind, op, *_ in case.plan.fixed.codes():
+        if kind == COMPUTE and not left and {*case.graph.ops[op].writes} & {*case.graph.inputs, *case.graph.outputs}:
+            return True
+        left -= {op} if kind == COMPUTE else set()
+    return False
+
+
 @given(cases())
 def test_a_record_of_what_was_issued_is_a_valid_plan(case: Case):
     """A fixed plan that is issued step by step by a runtime is recorded as what it was."""
+    assume(not runs_on(case))
     plan = reactive(case)
     trace = run(case, plan=plan)
     check_trace(case.graph, case.hardware, [plan], trace, case.budget_bytes)
