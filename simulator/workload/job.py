@@ -304,8 +304,7 @@ class JobDocument(Document):
         if self.counts is None:
             return None
         program, ranks = self.programs[self.counts], len(self.placed[self.counts])
-        work = program.on(ranks)
-        count = getattr(work, key, None)
+        count = getattr(work := program.on(ranks), key, None)
         if work is None or count is None or (work.graph and ranks > 1):
             return None
         handled = int(count * program.runs * ranks // work.ranks)
