@@ -233,11 +233,14 @@ class JobDocument(Document):
             ):
                 require(fits or not getattr(edge, key), must, "another edge", "edges", str(index), key, do="remove it")
         taken, idle = {rank for ranks in placed.values() for rank in ranks}, {*self.idle_ranks}
-        found = f"rank {sorted(taken & idle)[:1]}"
+        found = f"rank {', '.join(map(str, sorted(taken & idle)[:4]))}"
         require(taken.isdisjoint(idle), "an idle rank runs no program", found, "idle", do="remove it")
         taken |= idle
         left = sorted({*range(max(taken))} - taken)
-        found, do = f"rank {left[:1]}", "place a program there, or list the rank under idle"
+        found, do = (
+            f"none on rank {', '.join(map(str, left[:4]))}",
+            "place a program there, or list the rank under idle",
+        )
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
     @property
