@@ -237,10 +237,7 @@ class JobDocument(Document):
         require(taken.isdisjoint(idle), "an idle rank runs no program", found, "idle", do="remove it")
         taken |= idle
         left = sorted({*range(max(taken))} - taken)
-        found, do = (
-            f"none on rank {', '.join(map(str, left[:4]))}",
-            "place a program there, or list the rank under idle",
-        )
+        found, do = f"none on rank {', '.join(map(str, left[:4]))}", "place a program there, or list it under idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
     @property
