@@ -34,13 +34,15 @@ class BothEngines:
         budget_bytes: int | float | None = None, switches: Switches | None = None,
     ) -> Trace:  # fmt: skip
         switches = switches or Switches()
-        given = programs, hardware, budget_bytes, switches, simulated_for(programs, hardware, fold)
+        about = programs, hardware, budget_bytes, switches
         try:
             with choice.using("simpy"):
                 expected = choice.run(programs, hardware, budget_bytes=budget_bytes, switches=switches, fold=fold)
         except Exception:
-            self.counts["refused" if replay.replay(*given) is None else "not refused"] += 1
+            found = replay.replay(*about, simulated_for(programs, hardware, fold))
+            self.counts["refused" if found is None else "not refused"] += 1
             raise
+        given = *about, expected.stands_in  # perhaps folded on trial
         if reason := replay.why_not(programs, hardware, switches):
             self.counts[reason] += 1
             assert replay.replay(*given) is None

@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from simulator.engine import reference, replay
-from simulator.engine.program import Program, simulated_for
+from simulator.engine.program import Program, classes, folding_obstacle, has_room, simulated_for
 from simulator.engine.reference import Progress
 from simulator.engine.replay.extension import is_stale
 from simulator.engine.shared import Budget
@@ -59,7 +60,8 @@ def run(
         Called now and then.
     fold
         Whether ranks with the same program may stand for one another, which changes no time (see
-        `simulator.engine.program`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
+        `simulator.engine.program`): ``never``; ``auto``: if nothing tells them apart, nor did in a run that folded them
+        on trial; ``always``: an error if something may.
 
     Returns
     -------
@@ -75,8 +77,27 @@ def run(
     ConfigError
         If ranks must be folded and cannot be; or if the compiled engine must run what it does not cover.
     """
-    name, switches, stands_in = chosen(), switches or Switches(), simulated_for(programs, hardware, fold)
-    trace = None
+    stands_in, trace = simulated_for(programs, hardware, fold), None
+    replayed = partial(_replayed, programs, hardware, budget_bytes, switches or Switches(), progress=progress)
+    if fold == "auto" and len({*stands_in}) > len({*(folded := classes(programs))}):
+        tried = None if folding_obstacle(programs, hardware, is_tried=True) else replayed(folded)
+        trace = tried if tried is not None and tried.status == "ok" and has_room(hardware, tried) else None
+    trace = trace or replayed(stands_in)
+    begin_together = len({program.starts_ns for program in programs}) == 1
+    return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
+
+
+def _replayed(
+    programs: Sequence[Program],
+    hardware: Hardware,
+    budget_bytes: Budget,
+    switches: Switches,
+    stands_in: tuple[int, ...],
+    *,
+    progress: Progress | None,
+) -> Trace:
+    """Replay the ranks that stand for all."""
+    name, trace = chosen(), None
     if name != "simpy" and replay.is_built():
         trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress)
         if trace is None and name == "compiled":  # what blocks or fails is covered: the other one says why
@@ -84,8 +105,7 @@ def run(
             insist(not reason, CHOICE, "the compiled engine covers the run", reason, "choose auto")
     if trace is None:
         trace = reference.run(programs, hardware, budget_bytes, switches, stands_in, progress)
-    begin_together = len({program.starts_ns for program in programs}) == 1
-    return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
+    return trace
 
 
 def _until_ns(trace: Trace) -> int:

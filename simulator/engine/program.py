@@ -2,9 +2,9 @@
 
 Ranks with the same program, with the choices of dynamic reads, form a *class*. A run may simulate the first rank
 of each class alone only if nothing tells the others apart from it: they take no turns at what they share (bandwidth is
-shared max-min; room of a shared tier is not, so it must suffice for all), all nodes with ranks of a class have the same
-mix of classes, and ranks of a class meet the same mix. A flow then counts on each shared resource as often as there are
-ranks that it stands for, so that all rates and times are exactly those of a run of all ranks.
+shared max-min; room of a shared tier is not, so it must suffice for all they may hold, or do hold), all nodes with
+ranks of a class have the same mix of classes, and ranks of a class meet the same mix. A flow then counts on each shared
+resource as often as there are ranks that it stands for, so that all rates and times are exactly those of a run of all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from simulator.cost import is_contended
 from simulator.draws import Draws
 from simulator.errors import ConfigError
@@ -24,6 +26,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.scenario import AllocatorKind
+from simulator.trace import Trace, instances, pick, running
 
 LONGEST_NS = 1 << 61
 """No run may take longer: 73 years. So no sum of two times is too large for 64 bits [ns]."""
@@ -147,7 +150,7 @@ def classes(programs: Sequence[Program]) -> tuple[int, ...]:
     return tuple(first.setdefault(program, rank) for rank, program in enumerate(programs))
 
 
-def folding_obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
+def folding_obstacle(programs: Sequence[Program], hardware: Hardware, *, is_tried: bool = False) -> str:
     """Return why ranks with the same program may not stand for one another; empty if they may.
 
     Parameters
@@ -156,12 +159,33 @@ def folding_obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
         What each rank runs.
     hardware
         The machine.
+    is_tried
+        Whether the trace will tell (`has_room`) if shared tiers have room; only fixed plans ask nothing of it.
     """
     stands_in = classes(programs)
     if len(set(stands_in)) == len(stands_in):
         return ""
-    checks = (_scarce_tiers(programs, hardware), _uneven_nodes(stands_in, hardware), _odd_meetings(programs, hardware))
+    is_tried &= all(program.plan.fixed is not None for program in programs)
+    scarce = _shared_compute(hardware) if is_tried else _scarce_tiers(programs, hardware)
+    checks = (scarce, _uneven_nodes(stands_in, hardware), _odd_meetings(programs, hardware))
     return next((reason for check in checks for reason in check), "")
+
+
+def has_room(hardware: Hardware, trace: Trace) -> bool:
+    """Tell whether shared tiers never kept a rank waiting, with all that simulated ranks stand for.
+
+    They did not if there is room at each instant for all that is taken there, before anything is freed.
+    """
+    rows = trace.residencies.whole()
+    for index, tier in enumerate(hardware.tiers.values()):
+        of_tier = pick(rows, rows["tier"] == index)
+        instance, counts = instances(hardware.topology.sharing[tier.scope], trace.stands_in)
+        change = of_tier["delta_bytes"] * counts[of_tier["rank"]]
+        order = np.lexsort((change < 0, of_tier["time_ns"]))
+        held = running(instance[of_tier["rank"]][order], change[order])
+        if tier.scope != "device" and held.max(initial=0) > tier.usable_bytes:
+            return False
+    return True
 
 
 def simulated_for(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
@@ -189,12 +213,11 @@ def _drawn_apart(programs: Sequence[Program]) -> str:
 
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
     """Name shared tiers that may run out of room, for which ranks would then take turns."""
+    yield from _shared_compute(hardware)
     again = list(duplicates([(program.graph, program.plan.home) for program in programs], hardware))
     for index, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
             continue
-        if name == hardware.compute_tier:
-            yield f"the compute tier {name!r} is shared"
         works_here = name == (hardware.host_compute.tier if hardware.host_compute else None)
         footprint = {of: _footprint_bytes(of, index, works_here=works_here) for of in dict.fromkeys(programs)}
         sharing, needs = hardware.topology.sharing[tier.scope], Counter[int]()
@@ -204,6 +227,12 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
             needs[stored.rank // sharing] -= stored.size_bytes if stored.tier == index else 0
         if max(needs.values()) > tier.usable_bytes:
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
+
+
+def _shared_compute(hardware: Hardware) -> Iterator[str]:
+    """Name the compute tier if ranks share it."""
+    if hardware.tiers[hardware.compute_tier].scope != "device":
+        yield f"the compute tier {hardware.compute_tier!r} is shared"
 
 
 def _footprint_bytes(program: Program, tier: int, *, works_here: bool) -> int:

@@ -3,7 +3,8 @@
 Of a job they are all ways to share the devices out among its programs, each with all layouts on the ranks that it gets.
 
 A replay of many micro-batches is made of two of few: once a 1F1B pipeline is full, each further micro-batch adds the
-same time and the same bytes. So a step of m micro-batches is that of n, and m - n times what one more adds to it.
+same time and the same bytes. So a step of m micro-batches is that of n, and m - n times what one more adds to it. Plans
+that offload may differ by more than that; where one more makes a step wait less for anything, all m are replayed.
 """
 
 from __future__ import annotations
@@ -161,9 +162,8 @@ def _asked(loaded: Loaded, given: Mapping[str, Any]) -> tuple[tuple[Axis, ...], 
             except ConfigError:  # alone; with other degrees it may be a layout
                 continue
     where = loaded.place("layout")
-    keys = _FIELDS
-    if isinstance(loaded.workload, JobDocument):
-        keys = tuple(f"programs.{name}.{key}" for name, key in product(loaded.workload.programs, _OF_PROGRAM))
+    programs = loaded.workload.programs if isinstance(loaded.workload, JobDocument) else ()
+    keys = tuple(f"programs.{name}.{key}" for name, key in product(programs, _OF_PROGRAM)) or _FIELDS
     usual = {key: Axis(key, (f"workload.{key}",), where) for key in keys}
     axes = usual | {key: made for key, (made, _) in read.items()}
     short = tuple(replace(made, name=_OUTER.sub("", key)) for key, made in axes.items())
@@ -316,9 +316,10 @@ class LayoutCells:
             return cells(loaded, point)
         micros = Axis("micro_batches", ("workload.parallel.micro_batches",), loaded.place("layout"))
         of_few = [cells(catalog.at(loaded, {micros: each}), point) for each in (few, few + 1)]
-        of_few = [[row for row in rows if "policy" in row] for rows in of_few]
+        pairs = [*zip(*([row for row in rows if "policy" in row] for rows in of_few), strict=True)]
+        fell = any((more.get(key) or 0) < (less[key] or 0) for less, more in pairs for key in less if "wait_" in key)
         further, tokens = parallel.micro_batches - few, loaded.workload.tokens or 0
-        return [_continued(less, more, further, tokens) for less, more in zip(*of_few, strict=True)]
+        return cells(loaded, point) if fell else [_continued(less, more, further, tokens) for less, more in pairs]
 
 
 def _continued(less: Row, more: Row, further: int, tokens: int) -> Row:

@@ -338,10 +338,9 @@ class Workload(Document):
         fits, must = self.phase in ("train", "prefill"), "an encoder reads all tokens at once, and adds none"
         require(fits, must, f"phase {self.phase}", "phase", do="set phase to prefill or train")
         self._refuse(("chunk", "kv", "dtypes.kv_cache"), "an encoder has no KV cache")
-        for part, _ in model.kinds:
-            fits = isinstance(part, Gqa) and part.sparse is None and not part.sinks
-            must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
-            require(fits, must, "another", "model", "attention", do=do)
+        fits = all(isinstance(part, Gqa) and part.sparse is None and not part.sinks for part, _ in model.kinds)
+        must, do = "an encoder has grouped-query attention to all tokens, or to a window", "change it"
+        require(fits, must, "another", "model", "attention", do=do)
 
     def _check_encoded(self) -> None:
         """Refuse what an encoder's output does not reach."""

@@ -233,11 +233,11 @@ class JobDocument(Document):
             ):
                 require(fits or not getattr(edge, key), must, "another edge", "edges", str(index), key, do="remove it")
         taken, idle = {rank for ranks in placed.values() for rank in ranks}, {*self.idle_ranks}
-        found = f"rank {sorted(taken & idle)[:1]}"
+        found = f"rank {', '.join(map(str, sorted(taken & idle)[:4]))}"
         require(taken.isdisjoint(idle), "an idle rank runs no program", found, "idle", do="remove it")
         taken |= idle
         left = sorted({*range(max(taken))} - taken)
-        found, do = f"rank {left[:1]}", "place a program there, or list the rank under idle"
+        found, do = f"none on rank {', '.join(map(str, left[:4]))}", "place a program there, or list it under idle"
         require(not left, "each rank has a program, or is idle on purpose", found, "programs", do=do)
 
     @property
@@ -304,8 +304,7 @@ class JobDocument(Document):
         if self.counts is None:
             return None
         program, ranks = self.programs[self.counts], len(self.placed[self.counts])
-        work = program.on(ranks)
-        count = getattr(work, key, None)
+        count = getattr(work := program.on(ranks), key, None)
         if work is None or count is None or (work.graph and ranks > 1):
             return None
         handled = int(count * program.runs * ranks // work.ranks)

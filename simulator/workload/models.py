@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StrictBool
@@ -339,6 +340,7 @@ class LlamaModel(Part):
         self._divides("kv_heads", "heads")
 
     @property
+    @lru_cache  # noqa: B019 - models are small and frozen, and few at a time
     def decoder(self) -> DecoderModel:
         """The model as a `DecoderModel`."""
         attention = Gqa(kind="gqa", heads=self.heads, kv_heads=self.kv_heads, head_size=self.hidden // self.heads)

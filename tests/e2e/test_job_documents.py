@@ -181,9 +181,9 @@ def test_rounds_that_may_alternate_need_steps_enough_to_show_it(tmp_path, stale,
 
 BAD = {
     "of programs that share ranks one has all ranks of the other, found rank 1 of act": ("ranks: act", "ranks: 1-2"),
-    "each rank has a program, or is idle on purpose, found rank [2]": ("    ranks: 2", "    ranks: 3-4"),
+    "each rank has a program, or is idle on purpose, found none on rank 2;": ("    ranks: 2", "    ranks: 3-4"),
     "ranks are a multiple of the layout of their program, found 3, and 2": ("    ranks: 2", "    ranks: 3"),
-    "an idle rank runs no program, found rank [0]": ("counts: train", "counts: train\nidle: '0'"),
+    "an idle rank runs no program, found rank 0;": ("counts: train", "counts: train\nidle: '0'"),
     "this names a program of the job, found 'actor'": ("to: act,", "to: actor,"),
     "an edge says one of weights, tensors, bytes, found none": (", bytes: 1 kB", ""),
     "a program hands something to another one": ("to: train", "to: tool"),

@@ -115,6 +115,21 @@ def test_a_continued_replay_is_the_whole_one(scenario, policy, mesh):
     assert short["bubble_fraction"] == pytest.approx(whole["bubble_fraction"] or 0)
 
 
+@pytest.mark.parametrize(("falls_ns", "micros"), [(0, [8, 9]), (1, [8, 9, 20])])
+def test_all_is_replayed_where_one_more_micro_batch_makes_a_step_wait_less(scenario, monkeypatch, falls_ns, micros):
+    """Plans that offload then differ by more than a micro-batch, and waits would fall below nothing."""
+    ran = list[int]()
+
+    def counted(_, loaded, __):
+        ran.append(count := loaded.workload.parallel.micro_batches)
+        return [{"policy": "static", "status": "ok", "ranks": 2, "notes": "", "step_ns": 100 * count,
+                 "wait_capacity_ns": 50 - falls_ns * count}]  # fmt: skip
+
+    monkeypatch.setattr(Cells, "__call__", counted)
+    (row,) = LayoutCells(["static"])(laid(scenario, data=1, pipeline=4, micro_batches=20), ())
+    assert (ran, row["step_ns"], row["wait_capacity_ns"]) == (micros, 2000, 50 - 20 * falls_ns)
+
+
 def test_rows_with_the_same_plans_are_replayed_once(scenario, monkeypatch):
     """Where all fits, `static` moves nothing either; a row on another machine is a run of its own."""
     ran = list[str]()
