@@ -8,13 +8,14 @@ shares its kernels reach, and what else it keeps in memory. `simulator.catalog.d
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from math import inf
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StringConstraints
 
 from simulator.document import Document, Few, Key, OpClass, Part, Share
-from simulator.units import Bytes, BytesPerSecond, Nanoseconds, require
+from simulator.units import Bytes, BytesPerSecond, Nanoseconds, decimal, require
 
 Pattern = Annotated[str, StringConstraints(pattern=r"^!?[A-Za-z0-9_*?\[\]-]+$")]
 """A shell pattern of names."""
@@ -178,19 +179,9 @@ class CoreShares(KernelShares):
 
     sockets: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
 
-    def on(self, sockets: int) -> Self:
-        """Return the shares of what so many sockets have together."""
-        part = (1 + (sockets - 1) * self.sockets) / sockets
-        if part == 1:
-            return self
-
-        def less(shares: ClassShares, usual: dict[str, float]) -> dict[str, dict[str, float]]:
-            tables = {"arithmetic": usual | shares.arithmetic, "class_bandwidth": shares.class_bandwidth}
-            return {key: {name: share * part for name, share in table.items()} for key, table in tables.items()}
-
-        machines = {pattern: shares.model_copy(update=less(shares, {})) for pattern, shares in self.machines.items()}
-        more = {"bandwidth": self.bandwidth * part, "machines": machines}
-        return self.model_copy(update=less(self, {"default": 1.0}) | more)
+    def part(self, sockets: int) -> Fraction:
+        """Return what so many sockets reach together, as a share of all that they have."""
+        return (1 + (sockets - 1) * decimal(self.sockets)) / sockets
 
 
 class KeptMemory(Part):
@@ -253,14 +244,8 @@ class Software(Document):
         reads, adds = (kind if kind in self.kernels else "default" for kind in kinds)
         return reads, adds
 
-    def reached(
-        self, phases: set[str], sockets: int
-    ) -> dict[str, tuple[tuple[str, KernelShares], tuple[str, KernelShares]]]:
-        """Return device -> the kernels that say its arithmetic, and those that say its bandwidth; each with its key.
-
-        Cores are those of so many sockets; 0: there are none.
-        """
+    def reached(self, phases: set[str]) -> dict[str, tuple[tuple[str, KernelShares], tuple[str, KernelShares]]]:
+        """Return device -> the kernels that say its arithmetic, and those that say its bandwidth; each with its key."""
         of_kind = {str(kind): kernels for kind, kernels in self.kernels.items()}
         reads, adds = [(f"kernels.{kind}", of_kind.get(kind, KernelShares())) for kind in self.kinds(phases)]
-        cores = {"host_compute": (("cores", self.cores.on(sockets)),) * 2} if sockets else {}
-        return {"compute": (reads, adds)} | cores
+        return {"compute": (reads, adds), "host_compute": (("cores", self.cores), ("cores", self.cores))}

@@ -55,8 +55,14 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
     parts = [*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload, place)]
     parts += [_host(machine, software, workload, place), _memory(machine, software, workload)]
-    why, changes = f"as {software.name} drives it", dict[str, FieldChange]()
-    for path, value, source in chain(*parts):
+
+    driven = _applied(machine, chain(*parts), software, place)
+    return _applied(driven, _of_sockets(driven, software), software, place)
+
+
+def _applied(machine: Hardware, stated: Changes, software: Software, place: Place) -> Hardware:
+    changes, why = dict[str, FieldChange](), f"as {software.name} drives it"
+    for path, value, source in stated:
         changes[path] = FieldChange.stated(software, source, value, place(*source.split(".")), why)
     return apply(machine, changes)
 
@@ -66,7 +72,8 @@ def unread(machine: Hardware, software: Software, workload: Workload | JobDocume
     idle = {"host.step": "only serving pays for iterations"}
     idle = idle if workload.requests is not None else dict.fromkeys(_SERVED, "hosim serve reads it")
     idle |= {} if workload.meets else {"memory.communication": "there is one rank"}
-    idle |= {} if _sockets(machine) > 1 else {"cores.sockets": "no host has several sockets of cores"}
+    is_read = machine.host_compute and machine.host_compute.sockets > 1
+    idle |= {} if is_read else {"cores.sockets": "no host has several sockets of cores"}
     others = (f"kernels.{kind}.*" for kind in software.kernels.keys() - {*software.kinds(_phases(workload))})
     idle |= dict.fromkeys(others, "the run is of another kind")
     patterns = (pattern for kernels in (*software.kernels.values(), software.cores) for pattern in kernels.machines)
@@ -75,10 +82,6 @@ def unread(machine: Hardware, software: Software, workload: Workload | JobDocume
 
 
 _SERVED = ("host.iteration", "host.request", "host.ahead")
-
-
-def _sockets(machine: Hardware) -> int:
-    return machine.host_compute.sockets if machine.host_compute else 0
 
 
 def _phases(workload: Workload | JobDocument) -> set[str]:
@@ -126,8 +129,9 @@ def _host(machine: Hardware, software: Software, workload: Workload | JobDocumen
 
 def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocument, place: Place) -> Changes:
     """Yield shares and times of kernels: on the accelerator those of the kind of the run, and those on cores."""
-    for device, ((key, reads), (other, adds)) in software.reached(_phases(workload), _sockets(machine)).items():
-        rates = getattr(machine, device)
+    for device, ((key, reads), (other, adds)) in software.reached(_phases(workload)).items():
+        if (rates := getattr(machine, device)) is None:
+            continue
         for field, kernels, source, most in (
             ("achieved_fraction", reads, f"{key}.arithmetic", (1.0, 1.0)),
             ("class_bandwidth", adds, f"{other}.class_bandwidth", (rates.achieved_bandwidth_fraction, adds.bandwidth)),
@@ -140,6 +144,18 @@ def _kernels(machine: Hardware, software: Software, workload: Workload | JobDocu
         for field, kernels, source in (("fill", reads, key), ("launch", adds, other)):
             if (ns := getattr(kernels, f"{field}_ns")) > getattr(rates, f"{field}_ns"):
                 yield f"{device}.{field}", exact(ns, "ns"), f"{source}.{field}"
+
+
+def _of_sockets(machine: Hardware, software: Software) -> Changes:
+    """Yield what cores of several sockets reach together, of all that each of them reaches."""
+    cores = machine.host_compute
+    if cores and (part := software.cores.part(cores.sockets)) < 1:
+        peaks = {dtype: exact(max(1, int(rate * part)), "FLOP/s") for dtype, rate in cores.peak_flops.items()}
+        yield "host_compute.peak", peaks, "cores.sockets"
+        shares = {"default": cores.achieved_bandwidth_fraction, **cores.class_bandwidth}
+        shares = {name: float(decimal(share) * part) for name, share in shares.items()}
+        yield "host_compute.achieved_bandwidth", shares.pop("default"), "cores.sockets"
+        yield "host_compute.class_bandwidth", shares, "cores.sockets"
 
 
 def _class_shares(

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -77,35 +76,29 @@ def run(
     ConfigError
         If ranks must be folded and cannot be; or if the compiled engine must run what it does not cover.
     """
-    stands_in, trace = simulated_for(programs, hardware, fold), None
-    replayed = partial(_replayed, programs, hardware, budget_bytes, switches or Switches(), progress=progress)
-    if fold == "auto" and len({*stands_in}) > len({*(folded := classes(programs))}):
-        tried = None if folding_obstacle(programs, hardware, is_tried=True) else replayed(folded)
-        trace = tried if tried is not None and tried.status == "ok" and has_room(hardware, tried) else None
-    trace = trace or replayed(stands_in)
+    stands_in, switches, name = simulated_for(programs, hardware, fold), switches or Switches(), chosen()
+    on_trial = _folded_on_trial(programs, hardware, stands_in) if fold == "auto" else None
+    for tried in filter(None, (on_trial, stands_in)):
+        replayed: Trace | None = None
+        if name != "simpy" and replay.is_built():
+            replayed = replay.replay(programs, hardware, budget_bytes, switches, tried, progress)
+            if replayed is None and name == "compiled":  # what blocks or fails is covered: the other one says why
+                reason = replay.why_not(programs, hardware, switches)
+                insist(not reason, CHOICE, "the compiled engine covers the run", reason, "choose auto")
+        trace = replayed or reference.run(programs, hardware, budget_bytes, switches, tried, progress)
+        if tried is stands_in or (trace.status == "ok" and has_room(hardware, trace)):
+            break
     begin_together = len({program.starts_ns for program in programs}) == 1
     return trace if begin_together else replace(trace, until_ns=_until_ns(trace))
 
 
-def _replayed(
-    programs: Sequence[Program],
-    hardware: Hardware,
-    budget_bytes: Budget,
-    switches: Switches,
-    stands_in: tuple[int, ...],
-    *,
-    progress: Progress | None,
-) -> Trace:
-    """Replay the ranks that stand for all."""
-    name, trace = chosen(), None
-    if name != "simpy" and replay.is_built():
-        trace = replay.replay(programs, hardware, budget_bytes, switches, stands_in, progress)
-        if trace is None and name == "compiled":  # what blocks or fails is covered: the other one says why
-            reason = replay.why_not(programs, hardware, switches)
-            insist(not reason, CHOICE, "the compiled engine covers the run", reason, "choose auto")
-    if trace is None:
-        trace = reference.run(programs, hardware, budget_bytes, switches, stands_in, progress)
-    return trace
+def _folded_on_trial(
+    programs: Sequence[Program], hardware: Hardware, stands_in: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Return the ranks that stand in for all if shared tiers turn out to have room; None: nothing is to be tried."""
+    folded = classes(programs)
+    may_fold = len({*stands_in}) > len({*folded}) and not folding_obstacle(programs, hardware, is_tried=True)
+    return folded if may_fold else None
 
 
 def _until_ns(trace: Trace) -> int:

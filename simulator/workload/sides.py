@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import StrictBool
 
-from simulator.document import Layers, Part, Share
+from simulator.document import FewOrNone, Layers, Part, Share
 from simulator.units import decimal, require
 from simulator.workload.feed_forwards import Experts
 from simulator.workload.models import DecoderModel
@@ -91,7 +91,7 @@ class Sides(Part):
     optimizer: Side | HostShare = "accelerator"
     attention: Side = "accelerator"
     experts: Side | HostExperts = "accelerator"
-    layers: Layers | None = None
+    layers: FewOrNone = 0
     tables: Side = "accelerator"
 
     @property
@@ -113,7 +113,7 @@ class Sides(Part):
 
     def blocks(self, part: str, layers: Sequence[str]) -> frozenset[str]:
         """Return those layers, of all in order, of which the host runs ``layers`` (all of each) or ``experts``."""
-        stated = self.layers or 0 if part == "layers" else getattr(self.experts, "layers", None)
+        stated = self.layers if part == "layers" else getattr(self.experts, "layers", None)
         return frozenset(layers[:stated] if part == "layers" or self.share(part) else ())
 
     def host_experts(self, part: Experts) -> tuple[int, Fraction]:
@@ -152,12 +152,14 @@ class Sides(Part):
         FieldError
             If the host cannot run a layer of the model so; the message says what it can.
         """
-        of_experts = getattr(self.experts, "layers", None)
-        for count, key in ((self.layers or 0, "layers"), (of_experts or 0, "experts.layers")):
-            must, found = f"the host runs layers of the model's {decoder.layers:,}", f"{count:,}"
-            require(count <= decoder.layers, must, found, "on", *key.split("."), do="lower it")
+        of_experts, is_last = getattr(self.experts, "layers", None), not (decoder.causal and decoder.head)
+        for count, most, key in (
+            (self.layers, decoder.layers - is_last, "layers"), (of_experts or 0, decoder.layers, "experts.layers")
+        ):  # fmt: skip
+            must = f"the host runs at most {most:,} of the model's layers, and the accelerator what comes last"
+            require(count <= most, must, f"{count:,}", "on", *key.split("."), do="lower it")
         must, do = "layers of the host are whole, and read no expert for itself", "run them on the accelerator"
-        fits, found = tensor == 1 and experts != "each", "several ranks, or experts: each"
+        fits, found = tensor == 1 and experts != "each", f"{tensor} ranks" if tensor > 1 else "experts: each"
         require(fits or not self.layers, must, found, "on", "layers", do=do)
         kinds, path = [*decoder.kinds], ["on", "attention"]
         for attention, _ in kinds if self.share("attention") else ():

@@ -244,8 +244,8 @@ LINEAR = {"kind": "linear", "heads": 4, "head_size": 6}
         ((GQA, EXPERTS), {"on": {"experts": {"host": 0.9, "choices": 0.2}}, "phase": "decode"}, "for 0.4 of 2 choices"),
         ((GQA, EXPERTS | {"ranks": 2}), {"on": {"experts": "host"}, "phase": "decode"}, "found several ranks"),
         ((), {"on": {"layers": 1}}, "on.layers is for phase prefill, decode"),
-        ((), {"on": {"layers": LAYERS + 1}, "phase": "decode"}, f"the host runs layers of the model's {LAYERS}, found"),
-        ((GQA, EXPERTS), {"on": {"layers": 1}, "phase": "decode", "experts": "each"}, "or experts: each; run"),
+        ((), {"on": {"layers": LAYERS + 1}, "phase": "decode"}, f"at most {LAYERS} of the model's layers, and"),
+        ((GQA, EXPERTS), {"on": {"layers": 1}, "phase": "decode", "experts": "each"}, "found experts: each; run"),
         ((GQA, EXPERTS), {"on": {"experts": {"host": 1.0, "layers": LAYERS + 1}}, "phase": "decode"}, "experts.layers"),
     ],
 )  # fmt: skip
