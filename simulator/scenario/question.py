@@ -93,8 +93,9 @@ class Question(Frontier):
 
     @property
     def is_of_load(self) -> bool:
-        """Whether the field is one of the workload, but for ranks of a program."""
-        return self.paths[0].startswith(WORKLOAD) and not self.paths[0].endswith(".ranks")
+        """Whether the field is one of the workload, but for ranks of a program, and what the host takes over."""
+        path = self.paths[0]
+        return path.startswith(WORKLOAD) and not (path.endswith(".ranks") or path.startswith(f"{WORKLOAD}on."))
 
     @property
     def direction(self) -> str:

@@ -96,3 +96,19 @@ def test_what_the_host_alone_uses_is_at_home_there_unless_one_says_another(rows:
     assert told.startswith("homes.optimizer_state puts ")
     assert told.endswith(" only the host uses them: they come to ddr and go back in each step; say ddr, or drop it.")
     assert not any("optimizer_state" in hint or "device;" in hint for hint in hints(row.case, [row]))
+
+
+def test_layers_stay_with_the_host_and_the_fewest_that_make_room_are_found(rows: Any, tmp_path: Path) -> None:
+    found = rows(policies=["resident"], **DECODES, on={"layers": 2})["resident"]
+    hidden = 2 * BATCH * H * 2  # of two tokens
+    assert moved(found) == (hidden, hidden)
+    peaks = [
+        rows(policies=["resident"], **DECODES, on={"layers": n})["resident"].summary["peak_hbm_bytes"]
+        for n in (3, 2, 1, 0)
+    ]
+    assert peaks == sorted(peaks)
+    asked = {"of": "workload.on.layers", "at_least": 1, "at_most": LAYERS, "multiple_of": 1}
+    answers = hosim.frontier(tmp_path / "s.yaml", set={"budget": f"{(peaks[1] + peaks[2]) // 2} B"}, **asked).rows
+    assert next(row for row in answers if row["policy"] == "resident")["least_on.layers"] == 2
+    with pytest.raises(hosim.HosimError, match="say where to look: at_least and at_most"):
+        hosim.frontier(tmp_path / "s.yaml", of="workload.on.layers")
