@@ -58,16 +58,6 @@ def quickly():
     return planned
 
 
-@pytest.fixture(scope="module")
-def traces_are_not_checked():
-    """For searches and sweeps, most of whose rows differ by a number: other tests hold the referee's laws."""
-    from simulator import referee
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(referee, "check_trace", lambda *_: referee.Findings())
-        yield
-
-
 @pytest.fixture
 def quick_plans(quickly):
     """Plans of this test are made `quickly`."""

@@ -55,7 +55,6 @@ def drive(machine: Hardware, software: Software, workload: Workload | JobDocumen
         insist(is_there, place("copies", "links", pattern), rule, repr(pattern), nearest(pattern, wires))
     parts = [*(_copies(machine, software, name) for name in wires), _kernels(machine, software, workload, place)]
     parts += [_host(machine, software, workload, place), _memory(machine, software, workload)]
-
     driven = _applied(machine, chain(*parts), software, place)
     return _applied(driven, _of_sockets(driven, software), software, place)
 
@@ -155,7 +154,7 @@ def _of_sockets(machine: Hardware, software: Software) -> Changes:
         shares = {"default": cores.achieved_bandwidth_fraction, **cores.class_bandwidth}
         shares = {name: float(decimal(share) * part) for name, share in shares.items()}
         yield "host_compute.achieved_bandwidth", shares.pop("default"), "cores.sockets"
-        yield "host_compute.class_bandwidth", shares, "cores.sockets"
+        yield from [("host_compute.class_bandwidth", shares, "cores.sockets")] if shares else ()
 
 
 def _class_shares(

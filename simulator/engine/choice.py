@@ -78,7 +78,7 @@ def run(
     """
     stands_in, switches, name = simulated_for(programs, hardware, fold), switches or Switches(), chosen()
     on_trial = _folded_on_trial(programs, hardware, stands_in) if fold == "auto" else None
-    for tried in filter(None, (on_trial, stands_in)):
+    for tried in (on_trial or stands_in, stands_in):
         replayed: Trace | None = None
         if name != "simpy" and replay.is_built():
             replayed = replay.replay(programs, hardware, budget_bytes, switches, tried, progress)

@@ -178,12 +178,14 @@ def has_room(hardware: Hardware, trace: Trace) -> bool:
     """
     rows = trace.residencies.whole()
     for index, tier in enumerate(hardware.tiers.values()):
+        if tier.scope == "device":
+            continue
         of_tier = pick(rows, rows["tier"] == index)
         instance, counts = instances(hardware.topology.sharing[tier.scope], trace.stands_in)
         change = of_tier["delta_bytes"] * counts[of_tier["rank"]]
         order = np.lexsort((change < 0, of_tier["time_ns"]))
         held = running(instance[of_tier["rank"]][order], change[order])
-        if tier.scope != "device" and held.max(initial=0) > tier.usable_bytes:
+        if held.max(initial=0) > tier.usable_bytes:
             return False
     return True
 

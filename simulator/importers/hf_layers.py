@@ -134,10 +134,8 @@ def fed_by(c: Config, layers: int) -> list[str]:
         return [{"dense": "dense", "hash_moe": "hash"}.get(kind, "moe") for kind in types]
     if isinstance(codes, list):
         codes = c.list_of("moe_layer_freq", bool if [*map(type, codes)][:1] == [bool] else int, layers) or []
-        first, must = (
-            c.data.get("first_k_dense_replace") or 0,
-            f"{c.path_of('moe_layer_freq')} has none in these layers",
-        )
+        first = c.data.get("first_k_dense_replace") or 0
+        must = f"{c.path_of('moe_layer_freq')} has none in these layers"
         insist(not any(codes[:first]), c.where_is("first_k_dense_replace"), must, f"{first:,}", "correct one of them")
         with_experts = [i for i, code in enumerate(codes) if code]
     if with_experts is not None:

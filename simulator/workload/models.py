@@ -340,13 +340,18 @@ class LlamaModel(Part):
         self._divides("kv_heads", "heads")
 
     @property
-    @lru_cache  # noqa: B019 - models are small and frozen, and few at a time
     def decoder(self) -> DecoderModel:
         """The model as a `DecoderModel`."""
-        attention = Gqa(kind="gqa", heads=self.heads, kv_heads=self.kv_heads, head_size=self.hidden // self.heads)
-        feed_forward = Dense(kind="dense", width=self.ffn)
-        alike = {key: getattr(self, key) for key in ("layers", "hidden", "vocabulary", "tied_embeddings")}
-        return DecoderModel(family="decoder", attention=attention, feed_forward=feed_forward, **alike)
+        return _as_decoder(self)
+
+
+@lru_cache
+def _as_decoder(model: LlamaModel) -> DecoderModel:
+    """Return what a search of layouts asks six times a layout."""
+    attention = Gqa(kind="gqa", heads=model.heads, kv_heads=model.kv_heads, head_size=model.hidden // model.heads)
+    alike = {key: getattr(model, key) for key in ("layers", "hidden", "vocabulary", "tied_embeddings")}
+    fed = Dense(kind="dense", width=model.ffn)
+    return DecoderModel(family="decoder", attention=attention, feed_forward=fed, **alike)
 
 
 Model = LlamaModel | DecoderModel

@@ -266,8 +266,7 @@ class Parallel(Part):
         Stages, each with some of the layers.
     expert
         Ranks that share the experts of a layer. Either it divides `data`, and tensor ranks have a part of each expert;
-        or, above `data` or with `expert_tensor`, each rank has whole experts and sends its part of the tokens: then
-        `tensor` divides it, and it divides data * tensor.
+        or, above `data` or with `expert_tensor`, each rank has whole experts and sends its part of the tokens.
     expert_tensor
         Ranks that share each expert, if that is 1 (``expert_tensor_parallel_size`` of Megatron).
     context
@@ -336,8 +335,7 @@ class Parallel(Part):
     @property
     def expert_replicas(self) -> int:
         """Number of replicas that share the experts of a layer; fewer than `expert` where tensor ranks do, too."""
-        has_whole = self.expert > self.data or self.expert_tensor is not None
-        return self.expert // self.tensor if has_whole else self.expert
+        return self.expert // self.tensor if self.expert > self.data or self.expert_tensor else self.expert
 
     def _check(self) -> None:
         optional = {"expert": self.expert > 1, "context": False}
@@ -355,10 +353,11 @@ class Parallel(Part):
         must, found = "only weights that ZeRO shards are gathered ahead", f"it with zero_stage {self.zero_stage}"
         is_used = self.zero_stage == 3 or "gathers_ahead" not in self.model_fields_set
         require(is_used, must, found, "gathers_ahead", do="remove it, or set zero_stage to 3")
-        is_cut, ranks = self.expert_replicas == self.expert, self.data * self.tensor
-        self._divides(*(("expert", "data") if is_cut else ("tensor", "expert")))
-        must, found = "ranks with whole experts divide data * tensor", f"{self.expert:,} and {ranks:,}"
-        require(is_cut or ranks % self.expert == 0, must, found, "expert", do="correct it, or data")
+        if is_cut := self.expert_replicas == self.expert:
+            self._divides("expert", "data")
+        fits = is_cut or not (self.expert % self.tensor or self.data * self.tensor % self.expert)
+        must, do = "ranks with whole experts are a multiple of tensor that divides data * tensor", "correct it, or data"
+        require(fits, must, f"{self.expert:,} with tensor {self.tensor:,}", "expert", do=do)
         wanted = self.pipeline * self.chunks
         stages, must = wanted if self.layers is None else len(self.layers), "layers says how many each stage has"
         require(stages == wanted, must, f"{stages} for {wanted} stages", "layers")

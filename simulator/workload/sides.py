@@ -152,12 +152,10 @@ class Sides(Part):
         FieldError
             If the host cannot run a layer of the model so; the message says what it can.
         """
-        of_experts, is_last = getattr(self.experts, "layers", None), not (decoder.causal and decoder.head)
-        for count, most, key in (
-            (self.layers, decoder.layers - is_last, "layers"), (of_experts or 0, decoder.layers, "experts.layers")
-        ):  # fmt: skip
-            must = f"the host runs at most {most:,} of the model's layers, and the accelerator what comes last"
-            require(count <= most, must, f"{count:,}", "on", *key.split("."), do="lower it")
+        most = {"layers": decoder.layers - (not (decoder.causal and decoder.head)), "experts.layers": decoder.layers}
+        for key, count in (("layers", self.layers), ("experts.layers", getattr(self.experts, "layers", None) or 0)):
+            must = f"the host runs at most {most[key]:,} of the model's layers, and the accelerator what comes last"
+            require(count <= most[key], must, f"{count:,}", "on", *key.split("."), do="lower it")
         must, do = "layers of the host are whole, and read no expert for itself", "run them on the accelerator"
         fits, found = tensor == 1 and experts != "each", f"{tensor} ranks" if tensor > 1 else "experts: each"
         require(fits or not self.layers, must, found, "on", "layers", do=do)

@@ -16,7 +16,7 @@ from simulator.errors import ConfigError
 from simulator.report.words import percent
 from simulator.run import prepare, run_case
 
-pytestmark = pytest.mark.usefixtures("pictures_are_blank", "traces_are_not_checked")
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 
 CHOICES = """\
   selects: [step]

@@ -12,8 +12,6 @@ from simulator.run import bisection
 from simulator.run.case import prepare
 from simulator.run.row import unmoved_row
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 WORKLOAD = """
 schema: hosim/workload/1
 name: w

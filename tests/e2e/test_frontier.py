@@ -25,8 +25,6 @@ from simulator.run.sweep import sweep
 from simulator.scenario import Question
 from simulator.units import FieldError
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 STORY = """\
 schema: hosim/scenario/1
 name: story

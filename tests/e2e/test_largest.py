@@ -14,7 +14,7 @@ from simulator.report.answers import frontier_view
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
 
-pytestmark = pytest.mark.usefixtures("pictures_are_blank", "traces_are_not_checked")
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 
 MACHINE = """\
 schema: hosim/hardware/1

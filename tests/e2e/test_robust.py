@@ -10,8 +10,6 @@ import pytest
 import simulator as hosim_api
 from simulator.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 ROWS = {"policies": ["static", "reactive"]}
 PAIR = ("--policy", "static", "--policy", "reactive", "--workers", 1)
 

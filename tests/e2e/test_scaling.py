@@ -10,8 +10,6 @@ from folding import folded
 
 import simulator as hosim_api
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 WORKLOAD = """\
 schema: hosim/workload/1
 name: replicas

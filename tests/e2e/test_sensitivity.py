@@ -13,8 +13,6 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 UNSTATED = """\
     - {parameter: the links, fields: ["links.*.bandwidth"], from: 2 GB/s, to: 8 GB/s, why: a test}
     - {parameter: links by a factor, fields: ["links.*.bandwidth"], from: 0.5x, to: 2x, why: a test}

@@ -27,8 +27,6 @@ from simulator.run.axes import axis
 from simulator.run.sweep import Study
 from simulator.run.sweep import sweep as measured
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 BANDWIDTHS, BUDGETS = "links.*.bandwidth", "scenario.budget"
 
 

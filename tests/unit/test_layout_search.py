@@ -19,8 +19,6 @@ from simulator.run.estimates import estimate
 from simulator.run.grid import Cells
 from simulator.run.layouts import LayoutCells
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 WORKLOAD = """
 schema: hosim/workload/1
 name: small

@@ -10,8 +10,6 @@ from simulator.errors import ConfigError
 from simulator.run.estimates import estimate
 from simulator.run.grid import Cells
 
-pytestmark = pytest.mark.usefixtures("traces_are_not_checked")
-
 MODEL = "{family: llama, layers: LAYERS, hidden: 512, heads: 8, kv_heads: 8, ffn: 1024, vocabulary: 512}"
 WORK = f"""
 schema: hosim/workload/1
