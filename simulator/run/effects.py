@@ -76,6 +76,8 @@ def idle_line(
         for (field, source), (path, why) in product(_DRIVEN.items(), of_machine.items()):
             of_software |= {path.replace(field, source): why} if path.startswith(field) else {}
         idle |= {f"software.{key}": why for key, why in _named(loaded.software, asked["software"], of_software)}
+        if loaded.hardware == loaded.stated:
+            idle["software"] = f"{loaded.software.name} says nothing of such a run"
     changed = {path.split(".")[0] for path in asked["scenario"]}
     paths = [*asked["scenario"], *(path for path in _stated(scenario) if path.split(".")[0] not in changed)]
     idle |= _named(scenario, paths, _of_scenario(case, is_served=is_served))

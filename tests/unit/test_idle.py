@@ -82,6 +82,7 @@ FREE = "no lower tier that it joins states a bandwidth"
             )
         ),
         ({"software": "torch_compile", "software.kernels.train.arithmetic.matmul": 0.5}, ""),
+        ({"software": "ktransformers"}, "software (ktransformers says nothing of such a run)"),
         (
             {"software": "ktransformers", "software.cores.sockets": 0.5},
             "software.cores.sockets (no host has several sockets",
