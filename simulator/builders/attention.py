@@ -101,7 +101,7 @@ def attention_inputs(t: Tape, x: str, cache: Cache | None = None) -> list[str]:
     q = t.linear("attn.q", x)
     if attention.reuses:
         q = t.norm("attn.q_norm", q) if "attn.q_norm" in t.weights[t.block] else q
-        q = t.vector("rope.q", [q], saves=False, rotary=True) if attention.rotary else q
+        q = t.vector("rope.q", [q], saves=False, kind="rotary") if attention.rotary else q
         lent = t.last_keys[attention.alike][1]
         return [q, *(t.lent(x, t.block, sums=f"attn.{kind}.lent") for kind, x in zip("kv", lent, strict=False))]
     k = t.linear("attn.k", x)
@@ -110,7 +110,7 @@ def attention_inputs(t: Tape, x: str, cache: Cache | None = None) -> list[str]:
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     if attention.rotary:
-        q, k = t.vector("rope.q", [q], saves=False, rotary=True), t.vector("rope.k", [k], saves=False, rotary=True)
+        q, k = t.vector("rope.q", [q], saves=False, kind="rotary"), t.vector("rope.k", [k], saves=False, kind="rotary")
         t.go_back_in_order(2)
     t.last_keys[attention.alike] = t.block, [k, v] if t.is_forward else []
     return [q, k, v, *(index_inputs(t, attention, attention.indexer, x) if attention.indexer else [])]
@@ -166,7 +166,7 @@ def gated_output(t: Tape, out: str, x: str) -> str:
     if isinstance(t.attention, Recurrent):
         return gated_state(t, t.attention, out, x)
     if isinstance(part := t.whole_attention, Mqa):
-        turned = t.vector("rope.out", [out], saves=False, rotary=True)
+        turned = t.vector("rope.out", [out], saves=False, kind="rotary")
         return t.linear("attn.o_a", turned, heads=part.out_groups * part.out_rank)
     return t.vector("attn.gated", [out, t.linear("attn.gate", x)]) if t.attention.gate else out
 

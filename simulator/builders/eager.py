@@ -11,33 +11,14 @@ import numpy as np
 from simulator.builders.specs import FP32_BYTES
 from simulator.graph_builder import OpFields
 
-_NORM = {
-    "forward": (
-        ("casts", 1, 0, 0, 1),
-        ("", 0, 1, 0, 1),  # squares
-        ("", 0, 1, 0, 0),  # their mean
-        ("", 0, 1, 0, 1),  # divided by its root
-        ("casts", 0, 1, 1, 0),
-        ("", 1, 0, 1, 0),  # times the weight
-    ),
-    "backward": (
-        ("", 1, 0, 1, 0),  # times the weight
-        ("trains", 2, 0, 1, 0),
-        ("trains", 1, 0, 0, 0),  # the sum over rows
-        ("casts", 1, 0, 0, 1),
-        ("", 0, 2, 0, 1),  # gradient of the root, of each element
-        ("", 0, 1, 0, 1),  # the gradient divided by the root
-        ("", 0, 1, 0, 0),  # gradient of the root
-        ("", 0, 0, 0, 1),  # that of the mean, spread over its elements
-        ("", 0, 1, 0, 1),  # first power
-        ("", 0, 1, 0, 1),  # twice
-        ("", 0, 2, 0, 1),  # times the gradient of the squares
-        ("", 0, 2, 0, 1),  # both ways added up
-        ("casts", 0, 1, 1, 0),
-    ),
+_NORM = {  # by when ops run: always, where elements are narrower than fp32, where the weight is trained
+    # squares, their mean, division by its root, times the weight; turned into fp32 and back
+    "forward": (("", 1, 3, 1, 2), ("casts", 1, 1, 1, 1)),
+    # times the weight, gradients of the division, of the root, of the mean, of the square, both ways added up; turned
+    # into fp32 and back; the weight's own gradient, and its sum over rows
+    "backward": (("", 1, 10, 1, 7), ("casts", 1, 1, 1, 1), ("trains", 3, 0, 1, 0)),
 }
-"""When an op runs (always, where elements are narrower than fp32, where the weight is trained);
-for each element, elements of its type and of fp32 that the op reads, and that it writes."""
+"""For each element, elements of its type and of fp32 that these ops read, and that they write."""
 _ROTARY = {"forward": (11, 9), "backward": (15, 13)}
 """Halves of a tensor that are read and written: times cosine, half negated, joined, times sine, added; and back."""
 

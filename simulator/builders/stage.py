@@ -40,7 +40,9 @@ gradient, no optimizer state and no update: it is moved outside of the step.
 
 *Adapters* (rank r) beside a linear of i inputs and o outputs are two more linears, whose result is added:
 2*T*r*(i + o) FLOP in forward, twice that in backward, and r elements a token that are saved. A frozen linear has no
-weight gradient, and its input is not saved for one. What comes before the first trained weight has no backward.
+weight gradient, and its input is not saved for one. What comes before the first trained weight has no backward. With
+``dropout`` an adapter multiplies a copy of i elements a token, which stays with a mask of as many bytes; with
+``inputs: fp32`` an op turns the input into fp32 before, and another back. Eager kernels multiply its output by a scale.
 
 *Checkpoints.* Of a checkpointed layer T * h elements are saved, its input. Backward runs all ops of its forward again
 but the last ones, which nobody reads: the down projection and the addition behind it.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
+from typing import Literal
 
 from simulator.builders.eager import norm_traffic, rotary_traffic
 from simulator.builders.popularity import read_experts
@@ -25,7 +26,7 @@ from simulator.builders.weights import ADAPTER, Laid, learns_apart, passes_on
 from simulator.errors import insist
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Layout, Weight
-from simulator.workload import Experts
+from simulator.workload import Experts, Lora
 
 Back = Callable[[str], None]
 """Function that makes the gradients of an op's inputs from that of its output."""
@@ -62,7 +63,7 @@ class Tape(StepBuilder):
         saves: bool = True,
         adds: Layout | None = None,
         size: int = 0,
-        rotary: bool = False,
+        kind: Literal["rotary", "dropout", ""] = "",
     ) -> str:
         """Add an elementwise op, in the layout of its inputs that is cut most.
 
@@ -76,15 +77,16 @@ class Tape(StepBuilder):
             Layout of the sum, if it adds its inputs up; the gradient of each is that of the sum.
         size
             Size of an element of its output [B]; default: that of the model's data type.
-        rotary
-            Whether it is a rotary embedding, which may run op by op.
+        kind
+            A ``rotary`` embedding may run op by op; the gradient of ``dropout`` depends on a mask, a byte an element.
         """
         target = adds or max([self.spread[x].layout.whole for x in reads], key=attrgetter("parts"))
         taken = [self.to(x, target) for x in reads]
         rows, width, *_ = self.spread[taken[0]]
         out = self.tensor(f"{name}.out", width, target, size, rows)
-        moved = rotary_traffic(self.spread[out].size_bytes) if rotary and self.is_eager else {}
-        self.op(name, taken, [out], **moved.get("forward", {}))
+        moved = rotary_traffic(self.spread[out].size_bytes) if kind == "rotary" and self.is_eager else {}
+        mask = [self.tensor(f"{name}.mask", width, target, 1, rows)] if kind == "dropout" else []
+        self.op(name, taken, [out, *mask], **moved.get("forward", {}))
 
         def back(dy: str) -> None:
             if adds:
@@ -95,7 +97,7 @@ class Tape(StepBuilder):
             wanted = [x for x in reads if self.wants(x)]
             layout = self.spread[dy].layout
             grads = [self.add(f"{x}.grad", self.spread[x], layout) for x in wanted]
-            self.op(name, [dy, *saved], grads, **moved.get("backward", {}))
+            self.op(name, [dy, *saved, *mask], grads, **moved.get("backward", {}))
             wholes = (self.spread[x].layout.whole for x in wanted)
             self.add_gradients(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
 
@@ -254,18 +256,26 @@ class Tape(StepBuilder):
             self.add_gradients([x] * len(dx), dx, name)
 
         self.record(out, back)
-        return self._with_adapter(name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
+        lora = self.workload.lora if f"{name}.{ADAPTER[0]}" in of_block else None
+        return self._with_adapter(lora, name, x, out, heads) if lora else out
 
-    def _with_adapter(self, name: str, x: str, out: str, heads: int) -> str:
-        """Add the output of the adapter beside a linear; linear, adapter and sum go back as one op."""
+    def _with_adapter(self, lora: Lora, name: str, x: str, out: str, heads: int) -> str:
+        """Add the output of the adapter beside a linear; linear, adapter and sum go back as one."""
         must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
         insist(not heads, self.where, must, f"{name}, which is absorbed by heads", do)
+        first = len(self._backs.get(f"{self.micro}{self.block}", ())) - 1
+        size = FP32_BYTES if lora.inputs and self.element_bytes < FP32_BYTES else 0
+        x = self.lent(x, f"{name}.lora_in") if lora.dropout or size else x
+        x = self.vector(f"{name}.lora_fp32", [x], saves=False, size=size) if size else x
+        x = self.vector(f"{name}.lora_dropout", [x], saves=False, size=size, kind="dropout") if lora.dropout else x
+        x = self.vector(f"{name}.lora_in", [x], saves=False) if size else x
         added = self.linear(f"{name}.{ADAPTER[1]}", self.linear(f"{name}.{ADAPTER[0]}", x))
+        added = self.vector(f"{name}.lora_scale", [added], saves=False) if self.is_eager else added
         out = self.vector(f"{name}.lora", [out, added], adds=self.spread[out].layout.whole)
         if not self.is_saving:
             return out
         backs = self._backs[f"{self.micro}{self.block}"]
-        apart, backs[-4:] = backs[-4:], []
+        apart, backs[first:] = backs[first:], []
 
         def back(dy: str) -> None:
             self.grads[out] = dy
@@ -325,16 +335,9 @@ class Tape(StepBuilder):
             self._between = segment.part
 
     def end(self, part: str, out: str, segment: Callable[[], str]) -> None:
-        """End a part of the current layer; if nothing of it was saved, let it run again in backward.
+        """End a part of the current layer (`Checkpoint`); if nothing of it was saved, let it run again in backward.
 
-        Parameters
-        ----------
-        part
-            Part, as a `Checkpoint` names it; nothing happens unless it has begun.
-        out
-            Its output.
-        segment
-            Function that runs it again, and returns its output.
+        Nothing happens unless it has begun. `segment` runs it again, and returns its output, as `out` is.
         """
         if self._between != part:
             return
@@ -382,12 +385,7 @@ class Tape(StepBuilder):
     def weight_gradients(self, tokens: Axes, *weights: Weight) -> tuple[list[str], list[str]]:
         """Return the gradients that an op reads and writes to add to those of weights; the first op only writes.
 
-        Parameters
-        ----------
-        tokens
-            Axes that cut the rows over which the op sums.
-        weights
-            The weights; those that are frozen have no gradient.
+        Axes `tokens` cut the rows over which the op sums. Weights that are frozen have no gradient.
         """
         trained = [weight for weight in weights if weight.is_trained]
         old = [self.graded[weight.name] for weight in trained if weight.name in self.graded]

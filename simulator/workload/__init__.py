@@ -268,9 +268,8 @@ class Workload(Document):
 
     def _check_model(self, model: Model) -> None:
         """Refuse a model family that the phase does not support, and settings that do not suit its attention."""
-        is_built = self.phase != "serve" or isinstance(model, LlamaModel)
         must, do = "phase serve is built for models of family llama", "set phase, or change the family"
-        require(is_built, must, model.family, "phase", do=do)
+        require(self.phase != "serve" or isinstance(model, LlamaModel), must, model.family, "phase", do=do)
         decoder = model.decoder
         if not decoder.causal:
             self._check_encoder(decoder)
@@ -300,8 +299,7 @@ class Workload(Document):
         stated = self.experts if "experts" in self.model_fields_set else None
         self.on.check_layers(decoder, self.parallel.tensor, stated)
         must, do = "kernels of several experts read them as they are stored", "remove it, or say experts: together"
-        in_one_op = spread and (self.experts != "together" or self.on.share("experts"))
-        fits = not (in_one_op and self.dequantizes_before)
+        fits = not (self.dequantizes_before and spread and (self.experts != "together" or self.on.share("experts")))
         require(fits, must, f"dequantize: {self.dtypes.dequantize}", "dtypes", "dequantize", do=do)
         if self.kv is not None:
             for attention, _ in decoder.kinds:

@@ -366,13 +366,18 @@ class Lora(Part):
     rank
         Width between the two matrices of an adapter.
     targets
-        Patterns of the linears of a layer (``attn.q``, ``ffn.*``) that have one; default: queries and values, as in
-        LoRA's own experiments (section 4.2) and PEFT's defaults. PEFT has no default for latent attention; we chose the
-        linears that make the queries of heads (``attn.q_b``, or ``attn.q``) and the latent (``attn.kv_a``).
+        Patterns of the linears of a layer (``attn.q``, ``ffn.*``) that have one; default: queries and values, as
+        there (section 4.2) and in PEFT; with latent attention those of queries and latents (``attn.q_b``, ``attn.kv_a``).
+    dropout
+        Whether elements of each input are dropped at random; the copy and its mask stay until backward.
+    inputs
+        Data type of that copy before it is turned into `Dtypes.compute`: fp32 beside adapters in fp32 under autocast.
     """
 
     rank: Count
     targets: tuple[str, ...] = ("attn.q", "attn.v", "attn.q_b", "attn.kv_a")
+    dropout: StrictBool = False
+    inputs: Literal["fp32"] | None = None
 
 
 class Checkpoint(Part):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hosim
 import pytest
+from building import build
 
 from simulator.builders.eager import norm_traffic, rotary_traffic
+from simulator.workload import LlamaModel, Workload
 
 torch = pytest.importorskip("torch")
 SHAPE = 2, 64, 1024
+WIDTH, TOKENS = 64, 32
 ELEMENTS = 2 * 64 * 1024
 
 
@@ -61,3 +64,41 @@ def test_a_rotary_embedding_moves_what_its_ops_do():
     turns = torch.zeros(2, 64, SHAPE[-1] // 64, dtype=torch.bfloat16)
     found = moved(Turned().to(torch.bfloat16), torch.zeros(SHAPE, dtype=torch.bfloat16), turns, turns)
     assert found == {phase: [2 * side for side in sides] for phase, sides in per_element(rotary_traffic(2)).items()}
+
+
+class Adapted(torch.nn.Module):
+    """A frozen linear with an adapter, as PEFT runs it; what autocast and a GPU run of it is written out here."""
+
+    def __init__(self, *, drops, converts):
+        super().__init__()
+        self.before = torch.nn.Linear(WIDTH, WIDTH, bias=False)  # so that a gradient goes on
+        self.beside = torch.nn.Linear(WIDTH, 3 * WIDTH, bias=False).requires_grad_(requires_grad=False)
+        self.down, self.up = torch.nn.Linear(WIDTH, 8, bias=False), torch.nn.Linear(8, 3 * WIDTH, bias=False)
+        self.drops, self.converts = drops, converts
+
+    def forward(self, x):
+        x = self.before(x)
+        made, taken = self.beside(x), x.float() if self.converts else x
+        taken = torch.native_dropout(taken, 0.1, train=True)[0] if self.drops else taken
+        return made + self.up(self.down(taken.to(x.dtype))) * 2
+
+
+def moves(ops, names):
+    """Phase, work, and bytes read and written of ops whose names start so, but for sums of gradients."""
+    are = [op for op in ops if op.name.startswith(names) and op.phase != "update" and "bwd/add" not in op.name]
+    return sorted((op.phase, op.flops, op.read_bytes, op.write_bytes) for op in are if not op.name.endswith(".acc"))
+
+
+@pytest.mark.parametrize("drops", [True, False])
+@pytest.mark.parametrize("converts", [True, False])
+def test_an_adapter_moves_what_its_ops_do(drops, converts):
+    step = Adapted(drops=drops, converts=converts).to(torch.bfloat16)
+    inputs = torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16)
+    captured = hosim.torch.capture(step, inputs, loss=lambda y: y.square().sum()).files[".jsonl"]
+    lora = {"rank": 8, "targets": ["ffn.up"], "dropout": drops, "inputs": "fp32" if converts else None}
+    model = {"layers": 1, "hidden": WIDTH, "heads": 1, "kv_heads": 1, "ffn": 3 * WIDTH, "vocabulary": 8}
+    settings = {"phase": "train", "batch": 1, "sequence": TOKENS, "kernels": "eager", "lora": lora}
+    frozen = ("L00/*.weight",)  # not the embedding, so that a gradient goes on
+    built = build(Workload(name="w", model=LlamaModel(**model), frozen=frozen, **settings))
+    of_step = moves(captured.ops, ("Adapted", "beside", "down", "up"))
+    assert of_step == moves(built.ops, ("L00/fwd/ffn.up", "L00/bwd/ffn.up"))
