@@ -367,7 +367,7 @@ class Lora(Part):
         Width between the two matrices of an adapter.
     targets
         Patterns of the linears of a layer (``attn.q``, ``ffn.*``) that have one; default: queries and values, as
-        there (section 4.2) and in PEFT; with latent attention those of queries and latents (``attn.q_b``, ``attn.kv_a``).
+        there (section 4.2) and in PEFT; with latent attention those of queries and of latents (``attn.kv_a``).
     dropout
         Whether elements of each input are dropped at random; the copy and its mask stay until backward.
     inputs
