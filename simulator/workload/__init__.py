@@ -372,7 +372,7 @@ class Workload(Document):
         must = "a format of weights is for inference, or for frozen ones"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
         by_size, optimizer = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER, self.optimizer
-        has_master = optimizer.has_master(self.dtypes.element_bytes) if optimizer else by_size
+        has_master = optimizer.master_bytes(self.dtypes.element_bytes) > 0 if optimizer else by_size
         self.on.check_optimizer(self.optimizer or Optimizer(), has_master=has_master)
         if self.loss_chunks:
             require(model.head, "a loss is made of logits", "no head", "loss_chunks", do="remove it")

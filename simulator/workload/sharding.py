@@ -183,20 +183,20 @@ class Optimizer(Part):
         Data type of its moments. ``int8`` has an fp32 scale for each block of 256 parameters; weights of fewer than
         4,096 parameters have fp32 moments instead. ``adafactor`` always has fp32.
     master
-        Whether it keeps an fp32 master copy of each weight; default: if ``dtypes.compute`` has 16 bits.
+        Whether it keeps an fp32 master copy of each weight, or one in ``bf16``; default: if ``dtypes.compute`` has 16.
     """
 
     kind: Literal["adamw", "muon", "adafactor", "lion", "momentum", "sgd"] = "adamw"
     states: Literal["fp32", "bf16", "int8"] = "fp32"
-    master: StrictBool | None = None
+    master: StrictBool | Literal["bf16"] | None = None
 
     def _check(self) -> None:
         usual = self.kind not in ("adafactor", "sgd") or self.states == "fp32"
         require(usual, f"{self.kind} has no states in other data types", self.states, "states", do="remove states")
 
-    def has_master(self, element_bytes: int) -> bool:
-        """Return whether it keeps a master copy of a weight with elements of so many bytes."""
-        return element_bytes < 4 if self.master is None else self.master
+    def master_bytes(self, element_bytes: int) -> int:
+        """Return the size of an element of the copy that it keeps of a weight with elements of so many bytes [B]."""
+        return {None: 4 * (element_bytes < 4), False: 0, True: 4, "bf16": 2}[self.master]
 
     def state_bytes(self, shape: tuple[int, ...], shards: int, element_bytes: int, *, is_matrix: bool) -> int:
         """Return the size of one shard of the states of a weight, its master weight included [B].
@@ -213,7 +213,7 @@ class Optimizer(Part):
             Whether the weight is a matrix of a layer, or several stacked.
         """
         parameters = -(-prod(shape) // shards)
-        master_bytes = 4 * parameters if self.has_master(element_bytes) else 0
+        master_bytes = parameters * self.master_bytes(element_bytes)
         if self.kind == "adafactor":
             *several, rows, columns = (1, *shape)
             numbers = prod(several) * (rows + columns) if len(shape) > 1 else columns
