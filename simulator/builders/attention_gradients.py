@@ -3,6 +3,8 @@
 *Softmax.* Keys have k elements and values v. Half of the square of T tokens in sequences of s takes T * s * heads *
 (k + v) FLOP, and T * s * heads * (3 * k + 2 * v) in backward, which makes the scores again; where a token sees at most
 m, the part m * (2 * s - m) / s^2 of it. Saved are queries, keys, values, the output, and a statistic for each row.
+Where scores are held (`Dtypes.scores_bytes`) all pairs are computed, and their scores saved in place of statistics, and
+not made again; ``attn.core.softmax`` is what reads and writes them beside (`eager`).
 
 *Encoders.* Each token sees all T * s pairs: twice the work; within a window, half of it before a token and half behind.
 
@@ -45,9 +47,12 @@ from typing import NamedTuple, cast
 
 from simulator.builders.attention import attention_inputs, gated_output, groups_of_heads
 from simulator.builders.chosen import of_scores, small_of_pools
+from simulator.builders.eager import SCORES, traffic
 from simulator.builders.specs import BATCH, FP32_BYTES, ID_BYTES
 from simulator.builders.states import go_through, shifted_rows
 from simulator.builders.tape import Tape
+from simulator.graph_builder import OpFields
+from simulator.layout import Layout
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Mla, Mqa, Pool, Recurrent, Sparse, attends_whole
 
@@ -95,7 +100,8 @@ def attend_whole(t: Tape, x: str) -> str:
     if not t.model.causal:  # a window is half before a token and half behind it
         most = min(sequence - 1, (attention.window or 2 * sequence) // 2)
         pairs = 2 * (sequence * (2 * most + 1) - most * (most + 1))
-    pairs = 2 * sequence**2 if t.workload.masked == "computed" and attends_whole(attention) else pairs
+    computes_masked = t.workload.masked == "computed" or t.workload.dtypes.scores_bytes
+    pairs = 2 * sequence**2 if computes_masked and attends_whole(attention) else pairs
     if isinstance(attention, Gqa):
         index, chosen = tuple([t.to(score, t.cut()) for score in inputs[3:]]), tuple[str, ...]()
         if (indexer := attention.indexer) and indexer.top * indexer.block < sequence:
@@ -174,8 +180,23 @@ def _pairs(t: Tape, heads: Heads, out: str) -> int:
     return t.spread[out].elements * heads.pairs // (t.workload.sequence * heads.sizes[1])
 
 
+def _passes(t: Tape, scores: str) -> dict[str, OpFields]:
+    """Return what the softmax reads and writes, forward and backward."""
+    return traffic(SCORES[t.is_eager], t.spread[scores].elements * t.element_bytes)
+
+
+def _scores(t: Tape, name: str, taken: list[str], layout: Layout) -> list[str]:
+    """Make the scores of all pairs, if training holds them."""
+    part, size = t.whole_attention, t.workload.dtypes.scores_bytes
+    if not (size and t.is_forward and attends_whole(part)):
+        return []
+    scores = t.tensor(f"{name}.scores", part.heads * t.workload.sequence, layout, size)
+    t.op(f"{name}.softmax", taken, [scores], **_passes(t, scores)["forward"])
+    return [scores]
+
+
 def _attend(t: Tape, heads: Heads) -> str:
-    """Attend with these heads; training saves a statistic for each row, with which backward makes the scores again."""
+    """Attend with these heads; training saves a statistic for each row, or the scores that these make again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
     features, keys = max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len), len(heads.own) - 1
     layouts = [layout := t.cut(features), *[t.cut(features, BATCH)] * keys]  # context ranks gather keys and values
@@ -184,9 +205,10 @@ def _attend(t: Tape, heads: Heads) -> str:
     small, sinks = ([], []) if heads.view == "across" else of_scores(t)
     (key, value), part = heads.sizes, t.whole_attention
     context = t.tensor(f"{name}.out", part.heads * value, layout)
-    statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward else []
-    pairs = _pairs(t, heads, context)
-    t.op(name, [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
+    scores, pairs = [] if heads.view else _scores(t, name, taken, layout), _pairs(t, heads, context)
+    statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if t.is_forward and not scores else scores
+    made = [context, *(() if scores else statistics)]
+    t.op(name, [*taken, *scores, *sinks], made, op_class="attention", flops=pairs * (key + value))
 
     def back(dy: str) -> None:
         dy, *saved = (t.to(x, whole) for x, whole in zip((dy, *heads.own), (layout, *layouts), strict=True))
@@ -195,8 +217,11 @@ def _attend(t: Tape, heads: Heads) -> str:
         summed = t.cut(partial=layout.tensor_map[1])
         shared = [t.add(f"{x}{end}", t.spread[x], summed) for x in heads.shared]
         old, new = t.weight_gradients(layout.tensor_map[0], *small)
+        if scores:
+            t.op(f"{name}.softmax", [*scores, dy], [], **_passes(t, *scores)["backward"])
         reads = [*saved, *heads.shared, *heads.chosen[:1], context, *statistics, dy, *sinks, *old]
-        flops, size_bytes, made = pairs * (3 * key + 2 * value), t.made_bytes(*statistics), [*grads, *shared, *new]
+        flops, size_bytes = pairs * ((2 if scores else 3) * key + 2 * value), t.made_bytes(*statistics)
+        made = [*grads, *shared, *new]
         t.op(name, reads, made, op_class="attention_backward", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, heads.own, strict=True))
         for letter, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):

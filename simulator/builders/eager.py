@@ -1,4 +1,4 @@
-"""What goes through memory where PyTorch runs a norm, or a rotary embedding, op by op: each op reads and writes it all.
+"""What goes through memory where PyTorch runs a norm, or a part of attention, op by op: each reads and writes it all.
 
 Counted from `LlamaRMSNorm` and `apply_rotary_pos_emb` of Hugging Face transformers, and what autograd runs of them; a
 test counts again.
@@ -6,21 +6,24 @@ test counts again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simulator.builders.specs import FP32_BYTES
 from simulator.graph_builder import OpFields
 
-_NORM = {  # by when ops run: always, where elements are narrower than fp32, where the weight is trained
-    # squares, their mean, division by its root, times the weight; turned into fp32 and back
-    "forward": (("", 1, 3, 1, 2), ("casts", 1, 1, 1, 1)),
-    # times the weight, gradients of the division, of the root, of the mean, of the square, both ways added up; turned
-    # into fp32 and back; the weight's own gradient, and its sum over rows
-    "backward": (("", 1, 10, 1, 7), ("casts", 1, 1, 1, 1), ("trains", 3, 0, 1, 0)),
-}
-"""For each element, elements of its type and of fp32 that these ops read, and that they write."""
-_ROTARY = {"forward": (11, 9), "backward": (15, 13)}
+# Forward: squares, their mean, division by its root, times the weight. Backward: times the weight; gradients of the
+# division, the root, the mean and the square; both ways added up. Casts turn elements narrower than fp32 into it, and
+# back. A trained weight has a gradient, which is summed over rows.
+_NORM = {"forward": (1, 3, 1, 2), "backward": (1, 10, 1, 7)}
+_OF_CASTS, _OF_WEIGHT = (1, 1, 1, 1), (3, 0, 1, 0)
+"""For each element: elements of its type and of fp32 that are read, and that are written."""
+ROTARY = {"forward": (11, 9), "backward": (15, 13)}
 """Halves of a tensor that are read and written: times cosine, half negated, joined, times sine, added; and back."""
+# In backward the softmax reads what it made as well, and two products what comes out.
+SCORES = {False: {"forward": (1, 2), "backward": (4, 2)}, True: {"forward": (3, 4), "backward": (6, 4)}}
+"""Scores that are read and written but for the product with values; True: where scale and mask are ops of their own."""
 
 
 def norm_traffic(elements: int, element_bytes: int, *, trains: bool) -> dict[str, OpFields]:
@@ -33,16 +36,14 @@ def norm_traffic(elements: int, element_bytes: int, *, trains: bool) -> dict[str
     trains
         Whether the weight is trained.
     """
-    runs = {"": True, "casts": element_bytes < FP32_BYTES, "trains": trains}
-    moved = dict[str, OpFields]()
-    for phase, ops in _NORM.items():
-        counts = np.sum([counts for where, *counts in ops if runs[where]], 0).reshape(2, 2)
-        read, written = (elements * counts @ [element_bytes, FP32_BYTES]).tolist()
-        moved[phase] = OpFields(read_bytes=read, write_bytes=written)
-    return moved
+    casts, moved = np.multiply(_OF_CASTS, element_bytes < FP32_BYTES), dict[str, tuple[int, int]]()
+    for phase, counts in _NORM.items():
+        each = counts + casts + np.multiply(_OF_WEIGHT, trains and phase == "backward")
+        read, written = (each.reshape(2, 2) @ [element_bytes, FP32_BYTES]).tolist()
+        moved[phase] = read, written
+    return traffic(moved, elements)
 
 
-def rotary_traffic(turned_bytes: int) -> dict[str, OpFields]:
-    """Return what all ops of a rotary embedding of so many bytes read and write, forward and backward."""
-    sides = {phase: [turned_bytes * halves // 2 for halves in of_phase] for phase, of_phase in _ROTARY.items()}
-    return {phase: OpFields(read_bytes=read, write_bytes=written) for phase, (read, written) in sides.items()}
+def traffic(counts: Mapping[str, tuple[int, int]], size_bytes: int) -> dict[str, OpFields]:
+    """Return what ops move that read and write a tensor of so many bytes so often, forward and backward."""
+    return {phase: OpFields(read_bytes=r * size_bytes, write_bytes=w * size_bytes) for phase, (r, w) in counts.items()}

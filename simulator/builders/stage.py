@@ -264,9 +264,8 @@ def _update_weight(t: Tape, module: str, weight: Weight, device: str) -> str:
     grad, states = t.shards.get(name) or t.graded[name], list[str]()
     if state_bytes:
         states = [t.declare(f"{name}.state", state_bytes, "optimizer_state")]
-    write_bytes, updated = state_bytes + shard * t.element_bytes, name
-    more = OpFields(device=device, dtype="fp32", write_bytes=write_bytes)
-    more["read_bytes"] = write_bytes + shard * dtypes.gradient_bytes
+    write_bytes, updated, grad_bytes = state_bytes + shard * t.element_bytes, name, shard * dtypes.gradient_bytes
+    more = OpFields(device=device, dtype="fp32", write_bytes=write_bytes, read_bytes=write_bytes + grad_bytes)
     if device == HOST:
         parallel, shard_bytes = t.workload.parallel, shard * t.element_bytes
         is_part = shard < weight.parameters and parallel.zero_stage < 3
@@ -275,10 +274,9 @@ def _update_weight(t: Tape, module: str, weight: Weight, device: str) -> str:
             t.graph.tensor(updated, shard_bytes, weight.kind)
             if name not in t.shards:
                 whole, grad = grad, f"{name}.grad.shard"
-                t.graph.tensor(grad, shard * dtypes.gradient_bytes, "gradient")
-                t.op(f"{module}.slice", [whole], [grad], read_bytes=shard * dtypes.gradient_bytes)
-        more |= OpFields(read_bytes=state_bytes + shard * dtypes.gradient_bytes)
-        more |= OpFields(op_class="vector", flops=ADAM_FLOPS * shard)
+                t.graph.tensor(grad, grad_bytes, "gradient")
+                t.op(f"{module}.slice", [whole], [grad], read_bytes=grad_bytes)
+        more |= OpFields(read_bytes=state_bytes + grad_bytes, op_class="vector", flops=ADAM_FLOPS * shard)
         t.op(module, [grad, *states], [*states, updated], **more)
         if is_part and parallel.ranks == "one":
             t.op(f"{module}.place", [updated, name], [name], read_bytes=shard_bytes, write_bytes=shard_bytes)

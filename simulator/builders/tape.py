@@ -18,7 +18,7 @@ from math import prod
 from operator import attrgetter
 from typing import Literal
 
-from simulator.builders.eager import norm_traffic, rotary_traffic
+from simulator.builders.eager import ROTARY, norm_traffic, traffic
 from simulator.builders.popularity import read_experts
 from simulator.builders.specs import FP32_BYTES
 from simulator.builders.step_builder import Rows, StepBuilder
@@ -84,7 +84,7 @@ class Tape(StepBuilder):
         taken = [self.to(x, target) for x in reads]
         rows, width, *_ = self.spread[taken[0]]
         out = self.tensor(f"{name}.out", width, target, size, rows)
-        moved = rotary_traffic(self.spread[out].size_bytes) if kind == "rotary" and self.is_eager else {}
+        moved = traffic(ROTARY, self.spread[out].size_bytes // 2) if kind == "rotary" and self.is_eager else {}
         mask = [self.tensor(f"{name}.mask", width, target, 1, rows)] if kind == "dropout" else []
         self.op(name, taken, [out, *mask], **moved.get("forward", {}))
 
@@ -169,9 +169,8 @@ class Tape(StepBuilder):
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
         is_composed = self.is_eager and self.model.norm_weights != "both"  # PyTorch has a LayerNorm
         trains = any(weight.is_trained for weight in weights)
-        moved = dict[str, OpFields]()
-        if is_composed and weights:  # without, transformers takes PyTorch's LayerNorm
-            moved = norm_traffic(self.spread[x].elements, self.element_bytes, trains=trains)
+        counted = self.spread[x].elements, self.element_bytes  # without weights transformers takes PyTorch's LayerNorm
+        moved = norm_traffic(*counted, trains=trains) if is_composed and weights else {}
         if self.is_forward and is_composed:
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
@@ -192,11 +191,10 @@ class Tape(StepBuilder):
         """Apply the rotary embedding to `width` elements of each row in place; the gradient is turned back in place."""
         spread = self.spread[x]
         turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
-        fused = OpFields(read_bytes=turned_bytes, write_bytes=turned_bytes)
-        moved = rotary_traffic(turned_bytes) if self.is_eager else {}
+        moved = traffic(ROTARY if self.is_eager else dict.fromkeys(ROTARY, (2, 2)), turned_bytes // 2)
 
         def turn(y: str, phase: str) -> str:
-            self.op(name, [y], [y], **moved.get(phase, fused))
+            self.op(name, [y], [y], **moved[phase])
             return y
 
         self.record(turn(x, "forward"), lambda dy: self.add_gradients([x], [turn(dy, "backward")]))

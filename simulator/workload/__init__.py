@@ -314,8 +314,10 @@ class Workload(Document):
         hides = any(model.causal or (part.window or inf) < 2 * self.sequence - 1 for part in whole)
         fits = (hides and not scores) or "masked" not in self.model_fields_set
         require(fits, must, "held scores" if scores else "none that it hides", "masked", do="remove it")
+        must = "scores are of attention to all tokens, or to a window"
+        require(bool(whole or not scores), must, "another", "dtypes", "scores_bytes", do="remove it")
         if self.phase in (*INFERENCE, "requests"):
-            self.dtypes.check_inference(has_scores=bool(whole))
+            self.dtypes.check_inference()
 
     def _check_ranks(self, model: DecoderModel) -> None:
         """Refuse ways to spread inference over ranks that are not built, and what only training has."""

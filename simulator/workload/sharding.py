@@ -90,8 +90,8 @@ class Dtypes(Part):
         In training, inputs and outputs of routers; default: as `compute`. With ``fp32``, an fp32 copy of the input is
         saved.
     scores_bytes
-        For inference, what attention holds of each query and key of each head while it runs, masked ones too [B];
-        default: nothing, as kernels that go through keys in blocks.
+        What attention holds of each query and key of each head, masked ones too [B]: at inference while it runs, in
+        training until backward, as of PyTorch's op by op; default: nothing, as kernels that go through keys in blocks.
     logits_copies_fp32
         Number of fp32 copies of the logits that the loss holds while it runs.
     gradient_copies_fp32
@@ -123,10 +123,8 @@ class Dtypes(Part):
         fits = not self.arithmetic or self.dequantize in (None, "fused")
         require(fits, must, found, "arithmetic", do="remove one of them")
 
-    def check_inference(self, *, has_scores: bool) -> None:
-        """Refuse scores that no layer holds, and what is saved for a backward that does not come."""
-        must, do = "scores are of attention to all tokens, or to a window", "remove it"
-        require(has_scores or not self.scores_bytes, must, "another", "dtypes", "scores_bytes", do=do)
+    def check_inference(self) -> None:
+        """Refuse what is saved for a backward that does not come."""
         must, do = "matrices and inputs are saved for backward in training", "set it to before"
         require(self.dequantize not in ("saved", "inputs"), must, "inference", "dtypes", "dequantize", do=do)
 

@@ -1,4 +1,4 @@
-"""What ops of a norm and of a rotary embedding move one by one, counted in what PyTorch runs of transformers."""
+"""What ops of norms, rotary embeddings, adapters and attention move one by one, counted in what PyTorch runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hosim
 import pytest
 from building import build
 
-from simulator.builders.eager import norm_traffic, rotary_traffic
+from simulator.builders.eager import ROTARY, norm_traffic, traffic
 from simulator.workload import LlamaModel, Workload
 
 torch = pytest.importorskip("torch")
@@ -63,7 +63,7 @@ def test_a_norm_moves_what_its_ops_do(dtype, trains):
 def test_a_rotary_embedding_moves_what_its_ops_do():
     turns = torch.zeros(2, 64, SHAPE[-1] // 64, dtype=torch.bfloat16)
     found = moved(Turned().to(torch.bfloat16), torch.zeros(SHAPE, dtype=torch.bfloat16), turns, turns)
-    assert found == {phase: [2 * side for side in sides] for phase, sides in per_element(rotary_traffic(2)).items()}
+    assert found == {phase: [2 * side for side in sides] for phase, sides in per_element(traffic(ROTARY, 1)).items()}
 
 
 class Adapted(torch.nn.Module):
@@ -102,3 +102,47 @@ def test_an_adapter_moves_what_its_ops_do(drops, converts):
     built = build(Workload(name="w", model=LlamaModel(**model), frozen=frozen, **settings))
     of_step = moves(captured.ops, ("Adapted", "beside", "down", "up"))
     assert of_step == moves(built.ops, ("L00/fwd/ffn.up", "L00/bwd/ffn.up"))
+
+
+class Scored(torch.nn.Module):
+    """Attention whose scores are scaled and masked op by op, or in one kernel, for which the softmax stands here."""
+
+    def __init__(self, *, apart):
+        super().__init__()
+        self.made = torch.nn.ModuleList(torch.nn.Linear(NARROW, NARROW, bias=False) for _ in "qkv")
+        self.apart = apart
+
+    def forward(self, x):
+        q, k, v = (make(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for make in self.made)
+        scores = q @ k.transpose(-1, -2)
+        if self.apart:
+            scores = torch.where(MASK, scores * 0.5, -1e4)
+        return scores.softmax(-1) @ v
+
+
+HEADS, NARROW, MANY = 2, 16, 256  # so that scores are larger than all else together
+MASK = torch.ones(MANY, MANY, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize("kernels", ["fused", "eager"])
+def test_attention_that_holds_scores_moves_what_its_ops_do(kernels):
+    step = Scored(apart=kernels == "eager").to(torch.bfloat16)
+    inputs = torch.zeros(1, MANY, NARROW, dtype=torch.bfloat16)
+    captured = hosim.torch.capture(step, inputs, loss=lambda y: y.square().sum()).files[".jsonl"]
+    model = {"layers": 1, "hidden": NARROW, "heads": HEADS, "kv_heads": HEADS, "ffn": NARROW, "vocabulary": 8}
+    settings = {"phase": "train", "batch": 1, "sequence": MANY, "kernels": kernels, "dtypes": {"scores_bytes": 2}}
+    built = build(Workload(name="w", model=LlamaModel(**model), **settings))
+    assert scores_of(captured.ops, "Scored", "Scored") == scores_of(built.ops, "L00/fwd/attn.core", "L00/bwd/attn.core")
+    saved = {tensor.name: tensor.size_bytes for tensor in built.tensors if "attn.core." in tensor.name}
+    assert saved["L00/attn.core.scores"] == 2 * HEADS * MANY**2
+    assert "L00/attn.core.lse" not in saved
+
+
+def scores_of(ops, *names):
+    """How often ops read and write as many bytes as the scores have, and their work, forward and backward."""
+    found = {}
+    for phase, name in zip(("forward", "backward"), names, strict=True):
+        of_phase = [op for op in ops if op.phase == phase and op.name.startswith(name)]
+        sides = [sum(op.read_bytes for op in of_phase), sum(op.write_bytes for op in of_phase)]
+        found[phase] = [side // (2 * HEADS * MANY**2) for side in sides], sum(op.flops or 0 for op in of_phase)
+    return found
