@@ -368,7 +368,7 @@ def stub() -> str:
     before, *_, after = re.split(
         r"^(?:from simulator\.importers\..*\n)+", (DOCS / _STUB).read_text(), flags=re.MULTILINE
     )
-    homes = {"imported": "Imported", **{kind.module: kind.called for kind in KINDS.values()}}
+    homes = {"imported": "Imported", **{kind.module: kind.name for kind in KINDS.values()}}
     readers = (f"from simulator.importers.{module} import {name} as {name}\n" for module, name in sorted(homes.items()))
     return before + "".join(readers) + after
 

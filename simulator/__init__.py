@@ -49,7 +49,7 @@ def __getattr__(name: str) -> object:
     if name == "__all__" or name.startswith("read_"):
         from simulator.importers import KINDS  # noqa: PLC0415
 
-        _HOMES.update({kind.called: f"simulator.importers.{kind.module}" for kind in KINDS.values()})
+        _HOMES.update({kind.name: f"simulator.importers.{kind.module}" for kind in KINDS.values()})
     if name == "__all__":
         return sorted(_HOMES)
     if name not in _HOMES:

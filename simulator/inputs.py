@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader, BytesIO
+from itertools import chain, product
+from math import prod
 from os.path import isfile
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -30,7 +32,7 @@ MOST_LINES = 50_000_000
 """Most lines of such a file, empty ones included."""
 LONGEST_LINE_BYTES = 64_000_000
 """Most bytes of a line, or of a file that is read at once; the line of an op with a million reads has about half."""
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES, _MOST_WAYS = 1 << 18, 256  # ways of a pattern to fit
 # The start of a file that may run code when it is opened (zip or pickle); protocol buffers never start like this.
 _PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
 
@@ -221,3 +223,17 @@ def unmarked(text: bytes, path: Path) -> bytes:
 def _check_size(size: int, most: int, units: str, where: str, has: str = "has") -> None:
     must, do = f"an input {has} at most {most:,} {units}, unpacked", "check that it is the right file"
     insist(size <= most, where, must, f"more than {most:,} {units}", do)
+
+
+def globs_of(pattern: str) -> list[str]:
+    """Return what a regular expression is in words and gaps, a glob for each of its ways; none for one that says more.
+
+    It fits from the start of a text on. A file may hold any; one that is run could take for ever.
+    """
+    parts = [part.split("|") for part in re.split(r"\((?:\?:)?|\)", pattern.removeprefix("^"))]
+    plain = re.compile(r"([\w-]|\.\*|\\\.|(\\d|\[[0-9-]+\])\+?|\.(?![+?{])|\$$)*").fullmatch
+    if {*map(len, parts[::2])} != {1} or prod(map(len, parts)) > _MOST_WAYS or not all(map(plain, chain(*parts))):
+        return []
+    for text, glob in {".*": "*", "\\d": "[0-9]", "]+": "]*", "\\.": "."}.items():
+        parts = [[way.replace(text, glob) for way in part] for part in parts]
+    return [(way + "*").removesuffix("$*") for way in map("".join, product(*parts))]

@@ -255,10 +255,6 @@ class CachedLayers(NamedTuple):
         """Return the size of so many tokens, or of the state of a sequence [B]."""
         return self.token_bytes * (1 if self.reach.block else tokens)
 
-    def copied_bytes(self, tokens: int) -> int:
-        """Return the size of what the token after `tokens` others needs from another tier [B]; 0 for a state."""
-        return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
-
 
 def cached_layers(model: DecoderModel, dtypes: Dtypes, ranks: int = 1) -> tuple[CachedLayers, ...]:
     """Return what one of so many tensor ranks keeps of a sequence in the layers of a model."""

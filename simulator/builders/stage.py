@@ -241,7 +241,7 @@ def _update(t: Tape) -> None:
         for shared in _by_axes(trained) if t.zero_stage in {1, 2} else ():
             names = [weight.name for weight in shared[1]]
             _meet(t, CollectiveKind.ALL_GATHER, shared, [updated[name] for name in names], names)
-    if of_host and t.workload.on.next_step_waits:
+    if of_host and getattr(t.workload.on.optimizer, "waits", True):
         t.block = "host"
         t.graph.tensor(t.name("done"), ID_BYTES)
         t.op("done", [], [t.name("done")], device=HOST)

@@ -13,6 +13,7 @@ from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
 from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Mqa, Recurrent, Workload
+from simulator.workload.sharding import FORMATS, Dtypes, Format
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -116,7 +117,7 @@ def lay(workload: Workload, model: Model) -> Laid:
     laid = Laid(workload, model.decoder, mesh, {}, parts, {name: of_rank[kind] for name, kind in parts.items()})
     frozen = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen
     sharing = [block for block, kind in parts.items() if laid.model.is_shared(kind)] if laid.model.shared else []
-    alike: dict[tuple[str, bool, Spec, tuple[Axes, ...], bool], Weight] = {}  # weights of other layers, if laid alike
+    alike: dict[tuple[str, Spec, tuple[Axes, ...], bool, Format | None], Weight] = {}  # weights of other layers, if so
     for block, part in specs(laid.model):
         is_layer, weights = block in parts, laid.weights.setdefault(block, {})
         adapted = _adapted(part, workload.lora) if workload.lora and is_layer else part
@@ -130,28 +131,43 @@ def lay(workload: Workload, model: Model) -> Laid:
             is_frozen = workload.phase != "train" or module == "ffn.router_bias" or _fits(name, frozen)
             is_frozen &= workload.lora is None or not module.endswith(ADAPTER)
             is_trained, tensor_map = not is_frozen, _tensor_map(workload, name, spec)
-            key = module, is_layer, spec, tensor_map, is_trained
+            is_stored = len(spec.shape) > 1 and not is_trained and not module.endswith(".bias")
+            kind = spec.kind if is_layer and module != "ffn.router" else ""
+            key = module, spec, tensor_map, is_trained, _format_of(workload.dtypes, name, kind) if is_stored else None
             other = alike.get(key)
             if other is None:
-                other = alike[key] = _weight(laid, name, spec, tensor_map, is_trained=is_trained)
+                other = alike[key] = _weight(laid, name, *key[1:])
             weights[module] = Weight(name, *other[1:])
     _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
-    if workload.phase == "train" and model == workload.model:  # and not the same with fewer layers
-        _check_trained(laid, frozen)
+    if model == workload.model:  # and not the same with fewer layers
+        if workload.phase == "train":
+            _check_trained(laid, frozen)
+        stored = [name for name, weight in laid.by_name.items() if len(weight.shape) > 1 and not weight.is_trained]
+        _check_patterns(f"{where}, dtypes.others", workload.dtypes.others, tuple(stored))
     return laid
 
 
-def _weight(laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], *, is_trained: bool) -> Weight:
+def _format_of(dtypes: Dtypes, name: str, kind: str) -> Format:
+    """Return the format of a matrix: that of the last pattern that fits it, or of its kind, if that has one."""
+    usual = {"expert": dtypes.experts or dtypes.weights, "weight": dtypes.weights}.get(kind)
+    fitting = [kept for pattern, kept in dtypes.others.items() if fnmatchcase(name, pattern)]
+    return FORMATS[[usual or dtypes.compute, *fitting][-1]]
+
+
+def _weight(
+    laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], is_trained: bool, kept: Format | None
+) -> Weight:
     """Lay one weight over the ranks."""
-    mesh, dtypes, block, module = laid.mesh, laid.workload.dtypes, *name.removesuffix(".weight").split("/")
-    layout = Layout(mesh, tensor_map)
-    apart = mesh.sizes if module == "ffn.router_bias" else layout.cut  # replicas do not add its gradient up
+    mesh, layout = laid.mesh, Layout(laid.mesh, tensor_map)
+    is_apart = name.endswith("/ffn.router_bias.weight")  # replicas do not add its gradient up
+    apart = mesh.sizes if is_apart else layout.cut
     replicas = mesh.real([axis for axis in replica_axes(mesh) if axis not in apart])
     spec, copies = whole.copied(layout.divisors[-1])
     shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)
-    size_bytes = prod(shape) * dtypes.element_bytes
-    if block in laid.layers and len(shape) > 1 and not is_trained and not module.endswith(("ffn.router", ".bias")):
-        size_bytes = dtypes.matrix_bytes(shape, is_expert=spec.kind == "expert")
+    size_bytes = prod(shape) * laid.workload.dtypes.element_bytes
+    if kept:  # with scales
+        blocks = prod(shape[:-2]) * -(-shape[-2] // kept.block[0]) * -(-shape[-1] // kept.block[1])
+        size_bytes = -(-(prod(shape) * kept.bits + blocks * kept.block_bits) // 8)
     return Weight(name, spec.shape, layout, spec.kind, prod(shape), size_bytes, replicas, is_trained, copies)
 
 

@@ -4,12 +4,12 @@ A reader is one public function, ``read_NAME(source, *, option=default, ...) -> 
 text) through `simulator.inputs`, whose limits hold; executes nothing in it; and raises a `ConfigError` for anything
 wrong with it. It returns hosim's own documents, so the rooms below know no foreign format.
 
-A new kind is a module here and an entry in `KINDS`; the package has its reader, too (``docs/build.py`` writes that into
-its stub). The command is derived from the reader's signature: `hosim import KIND SOURCE -o FILE` has an option for each
-keyword (``new_tokens`` becomes ``--new-tokens``), of the annotated type (``bool``, ``int``, ``float``, ``str``,
-``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may be repeated), and its help is the docstring's
-section *Parameters*. A module is imported only when its kind is asked for, and imports heavy libraries only when it
-reads.
+A new kind is a module here and an entry in ``facts.toml``; the package has its reader, too (``docs/build.py`` writes
+that into its stub). The command is derived from the reader's signature: `hosim import KIND SOURCE -o FILE` has an
+option for each keyword (``new_tokens`` becomes ``--new-tokens``), of the annotated type (``bool``, ``int``, ``float``,
+``str``, ``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may be repeated), and its help is the
+docstring's section *Parameters*. A module is imported only when its kind is asked for, and imports heavy libraries only
+when it reads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple, cast
 
 from simulator import inputs
 from simulator.errors import ConfigError
+from simulator.importers.imported import FACTS
 from simulator.importers.imported import Imported as Imported
 
 Reader = Callable[..., Imported]
@@ -33,60 +34,25 @@ class ImportKind(NamedTuple):
 
     Attributes
     ----------
+    name
+        Name of the reader, here and in the package.
     signs
         Texts that identify a file of this kind: those joined by ``&`` all occur in its first 64 KiB, unpacked; ``|``
         separates alternatives.
-    name
-        Name of the reader; default: ``read_`` followed by the module.
     """
 
     module: str
+    name: str
     about: str
     signs: str = ""
-    name: str = ""
-
-    @property
-    def called(self) -> str:
-        """The name of the reader, here and in the package."""
-        return self.name or f"read_{self.module}"
 
     @property
     def reader(self) -> Reader:
         """The function that reads such a file."""
-        return cast(Reader, getattr(import_module(f"{__name__}.{self.module}"), self.called))
+        return cast(Reader, getattr(import_module(f"{__name__}.{self.module}"), self.name))
 
 
-KINDS: dict[str, ImportKind] = {
-    "graph": ImportKind(
-        "recordings",
-        "a graph of hosim (hosim-graph/1), or a recorded step (residency-trace/1)",
-        '"residency-trace/ | "hosim-graph/',
-        "read_graph",
-    ),
-    "hf": ImportKind(
-        "hf", "a config.json of Hugging Face", '"model_type" & "hidden_size" | "model_type" & "text_config"'
-    ),
-    "chakra": ImportKind("chakra", "an execution trace of Chakra (.et, protocol buffers)", "is_cpu_op"),
-    "pytorch-trace": ImportKind(
-        "pytorch_trace",
-        "an execution trace of PyTorch (JSON), alone or with the Kineto trace of the same run",
-        '"schema" & "pid" & "nodes"',
-    ),
-    "kineto": ImportKind("kineto", "a trace of the PyTorch profiler (JSON)", '"traceEvents" | "deviceProperties"'),
-    "requests": ImportKind(
-        "request_traces",
-        "a trace of requests: Mooncake, Azure, BurstGPT or Vidur, conversations of ShareGPT, or lengths (JSON or CSV)",
-        '"input_length" & "output_length" | ContextTokens & GeneratedTokens | Request tokens & Response tokens | '
-        '"prompt_len" & "output_len" | "conversations" & "human" | "conversations" & "assistant" | '
-        '"messages" & "assistant" | num_prefill_tokens & num_decode_tokens | arrival,prompt,output',
-        "read_request_trace",
-    ),
-    "torch": ImportKind(
-        "torch",
-        "a function that makes a PyTorch model, as package.module:function, or a program of torch.export (.pt2)",
-    ),
-    "onnx": ImportKind("onnx", "a model in ONNX"),
-}
+KINDS: dict[str, ImportKind] = {name: ImportKind(**about) for name, about in FACTS["kinds"].items()}
 """Name on the command line -> kind."""
 
 # Signs may follow a long first entry, such as the device properties of a profile.

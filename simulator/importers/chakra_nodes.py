@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from simulator.errors import ConfigError, insist
+from simulator.importers.imported import FACTS
 from simulator.importers.operators import OperatorNode, views
 from simulator.importers.recordings import MOST_BYTES, Event, objects, records_of
 from simulator.inputs import shown, unpacked
@@ -212,15 +213,14 @@ def _records(path: Path, data: bytes) -> Iterator[Any]:
         yield record
 
 
-_FIELDS = {"version": 1, "id": 1, "name": 2, "nodetype": 3, "type": 3, "ctrldeps": 4, "datadeps": 5,
-           "starttimemicros": 6, "runtime": 7, "durationmicros": 7, "inputs": 8, "outputs": 9}  # fmt: skip
-
-
 def _of_json(record: dict[str, Any]) -> tuple[WireMessage, dict[str, Any]]:
     """Return fields and attributes of a message in JSON; what is no field is an attribute."""
     fields, attrs = WireMessage(b""), list[tuple[Any, Any]]()
     for key, value in record.items():
-        field, values = _FIELDS.get(key.lower().replace("_", ""), 0), value if isinstance(value, list) else [value]
+        field, values = (
+            FACTS["chakra"].get(key.lower().replace("_", ""), 0),
+            value if isinstance(value, list) else [value],
+        )
         if isinstance(value, dict):
             fields.sides[field] = [_text(value.get(side, "")) for side in ("values", "shapes", "types")]
         elif key == "attr":

@@ -136,13 +136,13 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     asked["parallel"] = {"ranks": "all", **spread} if spread else None
     name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
     document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}
-    document["dtypes"] = _dtypes(config, path, phase) | cache
+    document["dtypes"] = _dtypes(config, path, phase, model) | cache
     _check_read(config)
     document |= {key: value for key, value in asked.items() if value is not None}
     workload = _validated(document | _origins(config, document), config)
     names = [f"{key} ({TOLD[key]})" if key in TOLD else key for key in config.unread()]
     left = dict.fromkeys(filter(None, [*names, *config.unknown_words(), config.family.uncounted]), 1)
-    return Imported({".yaml": workload}, {}, tuple(config.derived), left | dropped)
+    return Imported({".yaml": workload}, {}, tuple(dict.fromkeys(config.derived)), left | dropped)
 
 
 def _arrivals(phase: str, **options: int | None) -> dict[str, Any]:
@@ -262,21 +262,22 @@ def _name(outer: Mapping[str, Any], path: Path) -> str:
     return name or (path.absolute().parent.name if path.stem == "config" else path.stem)
 
 
-def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
+def _dtypes(c: Config, path: Path, phase: str, model: dict[str, Any]) -> dict[str, Any]:
     """Return the data types of arithmetic and weights, and of the KV cache if the file states it."""
     name = c.get("dtype", "torch_dtype")
     compute = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
     if compute is None:
         lacks = "no type for arithmetic (torch_dtype)" if name is None else f"{name!r}, in which no arithmetic is done"
         c.derived.append(f"bf16, as config.json names {lacks}.")
-    dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # as ModelOpt writes it
+    dtypes: dict[str, Any] = {"compute": compute or "bf16"}
+    beside = path.with_name("hf_quant_config.json")  # as ModelOpt writes it
     states = _DTYPES.get(str(c.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype")))
     dtypes |= {"states": states} if states and phase != "train" else {}
     stated = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
     if stated and phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
     elif stated:
-        dtypes |= quantized(stated, c)
+        dtypes |= quantized(stated, c, model, dtypes["compute"])
     elif kept := _KEPT.search(f"{_name(c.data, path)} {path.absolute().parent.name} {path.name}"):
         lacks = f"neither config.json nor {beside.name} beside it says how weights are kept"
         c.derived.append(f"Weights count as computed: the name says {kept[0]}, but {lacks}.")

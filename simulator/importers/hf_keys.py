@@ -61,6 +61,9 @@ ALIASES, TOLD, TOWERS, UNBUILT, WORDS = (_TABLE[name] for name in ("aliases", "t
 counted -> what they stand for; keys of towers beside the decoder of a multimodal model; families that are not built ->
 what they have that no mechanism here has; word for a layer -> what it is: ``full``, ``near`` (to a window), that and to
 all (``pooled``) or some (``chosen``) compressed tokens, ``blocks`` that are chosen, ``state``, ``mlp`` or ``moe``."""
+ALGORITHMS, METHODS, MODULES, PLAIN = (_TABLE[name] for name in ("algorithms", "methods", "modules", "plain"))
+"""Of weights that are kept otherwise than computed: names of ModelOpt -> how; methods that are known; matrix of hosim,
+or the part of a layer -> what files call its module; keys of the modules that are kept as computed."""
 
 
 def is_irrelevant(key: str) -> bool:

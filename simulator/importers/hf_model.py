@@ -242,20 +242,14 @@ def _feed_forwards(c: Config, types: list[str], of_layers: list[Keys], hidden: i
             return _experts(view, path, has_bias=family.router_bias and word == "moe") | more
         usual = f"{family.times} hidden_size" if family.times else None
         width = view.count(family.width, path=f"{path}.width", derived=usual)
-        return {"kind": "dense", "width": _adjusted(view, width), **more}
+        times, multiple = view.get("block_ffn_dim_multiplier"), view.count("block_multiple_of", derived=1)
+        if view.flag("block_auto_adjust_ff_dim"):  # two thirds, times a factor, as a multiple of some number (LFM2)
+            fits, where = times is None or (type(times) in (int, float) and 0 < times < 100), "block_ffn_dim_multiplier"
+            insist(fits, view.where_is(where), "this is a number above 0", repr(times))
+            width = 2 * width // 3 if times is None else -(-int(times * (2 * width // 3)) // multiple) * multiple
+        return {"kind": "dense", "width": width, **more}
 
     return _kinds(words, of_layers, make)
-
-
-def _adjusted(c: Config, width: int) -> int:
-    """Return two thirds of a width, times a factor, as a multiple of some number, if keys ask for that (LFM2)."""
-    times, multiple = c.get("block_ffn_dim_multiplier"), c.count("block_multiple_of", derived=1)
-    if not c.flag("block_auto_adjust_ff_dim"):
-        return width
-    width = 2 * width // 3
-    fits = times is None or (type(times) in (int, float) and 0 < times < 100)
-    insist(fits, c.where_is("block_ffn_dim_multiplier"), "this is a number above 0", repr(times))
-    return width if times is None else -(-int(times * width) // multiple) * multiple
 
 
 def _experts(c: Config, path: str, *, has_bias: bool) -> dict[str, Any]:

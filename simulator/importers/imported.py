@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -21,12 +22,16 @@ from simulator.units import counted
 from simulator.workload import Workload
 
 # Most lines of each part of the report, so that all of it fits on one screen.
-_MOST_LINES = 12
+_MOST_LINES = 11
 # Most ops, and most tensors, of a model that is built only to describe it: they take seconds.
 _MOST_BUILT = 50_000
 # Most ranks times stages, each of which says who meets: they take seconds, too.
 _MOST_MET = 1_000_000
 _WORKLOAD = ".yaml"
+
+
+FACTS = tomllib.loads(Path(__file__).with_name("facts.toml").read_text(encoding="utf-8"))
+"""What other programs write, and what hosim takes it for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,11 @@ class Imported:
             "derived": list(self.derived),
             "dropped": [f"{name}, {counted(times, 'time')}" for name, times in self.dropped.items()],
         }
-        return "\n".join(_part(name, lines) for name, lines in parts.items() if lines)
+        for lines in parts.values():
+            lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES:,} more (--json tells all)"] * (
+                len(lines) > _MOST_LINES
+            )
+        return "\n".join("\n  ".join((f"{name}:", *map(_printable, lines))) for name, lines in parts.items() if lines)
 
     @property
     def card(self) -> Card:
@@ -156,13 +165,6 @@ class Imported:
             changes["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})
         comments = "".join(f"# {_printable(line)}\n" for line in self.derived)
         return (comments + catalog.dump(workload.model_copy(update=changes))).encode()
-
-
-def _part(name: str, lines: list[str]) -> str:
-    """Return a part of the report, cut to `_MOST_LINES` lines."""
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1:,} more (--json tells all)"]
-    return "\n".join((f"{name}:", *(f"  {_printable(line)}" for line in lines)))
 
 
 def _printable(line: str) -> str:

@@ -13,21 +13,17 @@ from typing import Any, NamedTuple
 
 from simulator.errors import insist
 from simulator.graph import LARGEST
-from simulator.importers.imported import Imported
+from simulator.importers.imported import FACTS, Imported
 from simulator.importers.recordings import Event, Recording, collective_kind, objects, records_of, short, whole
 from simulator.importers.streams import Activity, Calls, Wait, replay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted, human
 
-_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-_CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
-_OLD = {"memcpy": "gpu_memcpy", "memset": "gpu_memset", "operator": "cpu_op", "runtime": "cuda_runtime"}
-"""Categories as PyTorch 1.8 to 1.11 wrote them (in lower case) -> as later versions do."""
+_ON_DEVICE, _CALLS = (frozenset(FACTS["kineto"][part].split()) for part in ("device", "calls"))
+_OLD, _FACTS = FACTS["kineto"]["old"], FACTS["kineto"]["facts"]
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
-# Arguments that a span keeps: with the others, such as shapes, spans would take several times the file's size.
-_FACTS = ("correlation", "device", "bytes", "Collective name", "Record function id")
 # Names of calls by which the host waits for the device, and of those that make a stream wait.
 _SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
 _WAITS = re.compile("StreamWaitEvent")

@@ -17,21 +17,15 @@ import numpy as np
 from simulator import inputs
 from simulator.errors import ConfigError, import_extra, insist
 from simulator.graph_builder import OpFields
-from simulator.importers.imported import Imported
+from simulator.importers.imported import FACTS, Imported
 from simulator.importers.recordings import Event, Recording, Storage, short
 
 _MOST_BYTES = 2_147_483_647  # of protocol buffers
 _BOOL = 9  # of TensorProto.DataType
 _FEW = 128  # so many whole numbers are sizes or axes, perhaps
 _MOST_ROUNDS = 200  # of computing sizes and inferring more: a layer asks for a few
-_COMPUTES_SIZES = """
-    Add Cast Concat Constant ConstantOfShape Div Equal Expand Gather Greater Less Max Min Mod Mul Neg Not Range
-    ReduceProd Reshape Shape Size Slice Sqrt Squeeze Sub Unsqueeze Where
-"""
-_HOST = frozenset(_COMPUTES_SIZES.split())
-_VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-_BITS = {"FLOAT": 32, "DOUBLE": 64, "BOOL": 8}  # of types whose names do not say them
-_DTYPES = {"FLOAT8": "fp8", "FLOAT16": "fp16", "FLOAT": "fp32", "BFLOAT16": "bf16", "DOUBLE": "fp64", "INT8": "int8"}
+_HOST, _VIEWS = (frozenset(FACTS["onnx"][part].split()) for part in ("sizes", "views"))
+_BITS, _DTYPES = FACTS["onnx"]["bits"], FACTS["onnx"]["dtypes"]
 _Shape = Sequence[int]
 
 

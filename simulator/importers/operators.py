@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.formats.residency_json import VIEW
+from simulator.importers.imported import FACTS
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, whole
 
 _ALLOCATES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
 """ATen ops that only allocate or resize a tensor."""
 # ATen ops, besides views, that do no work on the device.
-_IDLE = re.compile(
-    "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
-    "|contiguous|type_as|resolve_(conj|neg)|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
-)
+_IDLE = re.compile(FACTS["aten"]["idle"])
 _EXPANDS = re.compile("expand(_as)?|broadcast_to|as_strided")
 """Views that may have more elements than their storage."""
 
@@ -27,11 +25,6 @@ _DTYPES = {"half": "fp16", "bfloat16": "bf16", "float8": "fp8", "float": "", "do
 def base_name(name: str) -> str:
     """Return the name of an ATen op without namespace or overload."""
     return name.rpartition("::")[2].partition(".")[0]
-
-
-def does_work(name: str) -> bool:
-    """Tell whether an op of this name does work on the device, beyond views and allocations."""
-    return not any(pattern.fullmatch(base_name(name)) for pattern in (VIEW, _ALLOCATES, _IDLE))
 
 
 def mutated(schema: str) -> frozenset[int]:
@@ -79,22 +72,7 @@ def _shape(shapes: object, argument: int) -> list[int]:
     return shape if is_list and all(type(size) is int and 0 <= size < 1 << 40 for size in shape) else []
 
 
-_LAST, _FIRST, _INNER, _KEYS = slice(-1, None), slice(1), slice(1, None), slice(-2, -1)
-# Ops -> class and FLOPs: a factor times the elements of one argument (-1: of the result) times these sizes of another;
-# attention counts without a mask. The backward pass of a convolution has two such products, that of attention five,
-# where forward has two.
-_FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
-    "mm bmm matmul _scaled_mm _int_mm": ("matmul", 2, 0, 1, _LAST),
-    "addmm addmm_ baddbmm baddbmm_ addbmm _addmm_activation": ("matmul", 2, 1, 2, _LAST),
-    "linear mkldnn_linear _mkl_linear": ("matmul", 2, 0, 1, _FIRST),
-    "convolution _convolution conv1d conv2d conv3d cudnn_convolution mkldnn_convolution miopen_convolution "
-    "cudnn_convolution_relu _slow_conv2d_forward thnn_conv2d": ("matmul", 2, -1, 1, _INNER),
-    "convolution_backward": ("matmul", 4, 0, 2, _INNER),
-}
-_FLOPS = {name: figures for names, figures in _FLOPS.items() for name in names.split()}
-for _kind in ("flash", "efficient", "cudnn", "fused"):
-    _FLOPS[f"_scaled_dot_product_{_kind}_attention"] = "attention", 4, 0, 1, _KEYS
-    _FLOPS[f"_scaled_dot_product_{_kind}_attention_backward"] = "attention_backward", 10, 1, 2, _KEYS
+_FLOPS = {name: figures for names, figures in FACTS["aten"]["flops"].items() for name in names.split()}
 
 
 def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:
@@ -109,9 +87,9 @@ def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, i
     """
     if base_name(name) not in _FLOPS:
         return "vector", 0
-    kind, times, first, second, part = _FLOPS[base_name(name)]
+    kind, times, first, second, *ends = _FLOPS[base_name(name)]
     rows, others = _shape(shapes_out, 0) if first < 0 else _shape(shapes_in, first), _shape(shapes_in, second)
-    return kind, whole(times * math.prod(rows) * math.prod(others[part])) if rows and others else 0
+    return kind, whole(times * math.prod(rows) * math.prod(others[slice(*ends)])) if rows and others else 0
 
 
 def dtype_of(types: object, of_float: str) -> str:
@@ -166,8 +144,9 @@ class OperatorNode(NamedTuple):
 
     @property
     def is_operator(self) -> bool:
-        """Whether it may do work itself, rather than only call others that do."""
-        return bool(self.schema or self.more.get("kernel_backend") or self.is_collective) and does_work(self.name)
+        """Whether it may do work on the device itself, beyond views and allocations, and not only call others."""
+        is_idle = any(pattern.fullmatch(base_name(self.name)) for pattern in (VIEW, _ALLOCATES, _IDLE))
+        return bool(self.schema or self.more.get("kernel_backend") or self.is_collective) and not is_idle
 
     @property
     def is_collective(self) -> bool:

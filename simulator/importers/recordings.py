@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, residency_json
 from simulator.graph import LARGEST, LARGEST_RUN, CollectiveKind, Graph
 from simulator.graph_builder import GraphBuilder, OpFields
-from simulator.importers.imported import Imported, named
+from simulator.importers.imported import FACTS, Imported, named
 from simulator.lifetime import live_bytes
 from simulator.units import FieldError, counted, human
 from simulator.workload import Workload
@@ -271,20 +271,13 @@ def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[E
     return builder.build(outputs)
 
 
-KINDS: Mapping[str, CollectiveKind] = {
-    **dict.fromkeys(("allreduce", "reduce", "barrier"), CollectiveKind.ALL_REDUCE),
-    **dict.fromkeys(("allgather", "gather"), CollectiveKind.ALL_GATHER),
-    **dict.fromkeys(("broadcast", "scatter"), CollectiveKind.BROADCAST),
-    "reducescatter": CollectiveKind.REDUCE_SCATTER,
-    "alltoall": CollectiveKind.ALL_TO_ALL,
-}
-"""Prefix of a collective's name, without ``_`` and ``-`` -> its kind; the longest matching prefix counts."""
+_COLLECTIVES = {prefix: CollectiveKind(kind) for prefix, kind in FACTS["collectives"].items()}
 
 
 def collective_kind(name: object) -> CollectiveKind | None:
     """Return the kind of a collective by name, such as ``_allgather_base`` or ``ALL_REDUCE``; None if it is unknown."""
     plain = str(name)[:200].lower().replace("_", "").replace("-", "")
-    return KINDS.get(max(filter(plain.startswith, KINDS), key=len, default=""))
+    return _COLLECTIVES.get(max(filter(plain.startswith, _COLLECTIVES), key=len, default=""))
 
 
 def blocks(world: int, ranks: Sequence[int]) -> list[list[int]]:

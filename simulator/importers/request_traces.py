@@ -30,7 +30,7 @@ import numpy as np
 from simulator import catalog, inputs
 from simulator.errors import insist
 from simulator.formats import jsonl, read_requests, requests_csv, tables_csv
-from simulator.importers.imported import Imported, named
+from simulator.importers.imported import FACTS, Imported, named
 from simulator.importers.recordings import objects, records_of, whole
 from simulator.units import FieldError, require
 from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
@@ -47,7 +47,7 @@ Reader = Callable[[dict[str, Any]], tuple[Request | None, int]]
 _NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16  # tokens per block of the KV cache: vLLM's default
 _UNITS: dict[str, int] = {"ms": _NS_PER_MS, "s": _NS_PER_S}
 # Data types of the model's workload that also apply to requests.
-_INFERENCE = ("compute", "weights", "experts", "kv_cache")
+_INFERENCE = ("compute", "weights", "experts", "others", "kv_cache")
 
 
 def read_request_trace(  # noqa: PLR0913 - options of the command
@@ -108,7 +108,11 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         dropped["further requests"] += trace.further
     derived.append(f"The model is that of {model} (--model); batch limits are hosim's defaults.")
     files: dict[str, bytes | Workload] = {".yaml": _workload(path, model, block), ".csv": requests_csv(requests)}
-    return Imported(files, _summary(requests), tuple(derived), +dropped)
+    taken, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
+    prompt, output = (sum(map(attrgetter(side), requests)) / taken for side in ("prompt", "output"))
+    mean = f"{prompt:,.0f} of a prompt and {output:,.0f} of an answer, on average"
+    kept = {"requests": f"{taken:,} within {seconds:,.0f} s", "tokens": mean}
+    return Imported(files, kept, tuple(derived), +dropped)
 
 
 def _of_json(
@@ -149,13 +153,6 @@ def _first_character(path: Path) -> bytes:
     return head[:1]
 
 
-def _summary(requests: list[Request]) -> dict[str, str]:
-    count, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
-    prompt, output = (sum(map(attrgetter(side), requests)) / count for side in ("prompt", "output"))
-    mean = f"{prompt:,.0f} of a prompt and {output:,.0f} of an answer, on average"
-    return {"requests": f"{count:,} within {seconds:,.0f} s", "tokens": mean}
-
-
 def _workload(path: Path, name: str, block: int) -> Workload:
     """Make the workload: the model of another workload, and the requests file."""
     base = catalog.read_workload(name)
@@ -173,15 +170,7 @@ def _workload(path: Path, name: str, block: int) -> Workload:
     return Workload(name=named(path.name.partition(".")[0]), title=title, **about)
 
 
-_LENGTHS = (
-    ("input_length", "output_length"), ("prompt_len", "output_len"), ("prompt_length", "output_length"),
-    ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"), ("input_toks", "output_toks"),
-    ("num_prefill_tokens", "num_decode_tokens"),
-)  # fmt: skip
-"""Names of the tokens of a prompt and of an answer."""
-_TIMES = {"timestamp": 0, "timestamp_ms": _NS_PER_MS, "arrival_time_ns": 1}
-_TIMES |= dict.fromkeys(("arrival_time", "arrived_at", "arrival"), _NS_PER_S)
-"""Names of times of arrival, and what each counts [ns]; 0: an option tells."""
+_LENGTHS, _TIMES = FACTS["requests"]["lengths"], FACTS["requests"]["times"]
 _OF_LENGTHS = {name for names in _LENGTHS for name in names}
 _KEYS = {"hash_ids", "chat_id", "conversations", "messages", *_TIMES, *_OF_LENGTHS}
 

@@ -33,19 +33,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from simulator.document import MOST_RANKS
 from simulator.errors import insist
 from simulator.graph import CollectiveKind
+from simulator.importers.imported import FACTS
 from simulator.importers.recordings import collective_kind
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 _FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
-# Functions that autocast runs in fp32 on CUDA.
-_IN_FP32 = """
-    __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
-    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
-    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
-    nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh smooth_l1_loss
-    soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
-"""
-_FP32_FUNCTIONS = frozenset(_IN_FP32.split())
+_FP32_FUNCTIONS = frozenset(FACTS["autocast"]["fp32"].split())
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

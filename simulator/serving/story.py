@@ -339,7 +339,8 @@ def _hits(story: Story, groups: Sequence[CachedLayers]) -> dict[str, Any]:
         if served.first_ns is not None:
             took_ns, prompt = served.first_ns - (served.admitted_ns or 0), served.request.prompt
             reading[round(sum(served.hit) * _SHARES / prompt)].append(took_ns)
-            computed_bytes += 0 if any(served.hit) else sum(group.copied_bytes(prompt) for group in groups)
+            of_tokens = [group for group in groups if not group.reach.block and not any(served.hit)]
+            computed_bytes += sum(group.token_bytes * group.reach.cached(prompt) for group in of_tokens)
             computed_ns += 0 if any(served.hit) else took_ns
     return {
         "prompt_tokens": prompts,

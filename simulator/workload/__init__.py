@@ -370,7 +370,7 @@ class Workload(Document):
         must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
-        fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts)
+        fits = self.lora or self.frozen or not (self.dtypes.weights or self.dtypes.experts or self.dtypes.others)
         must = "a format of weights is for inference, or for frozen ones"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
         by_size, optimizer = self.dtypes.optimizer_bytes_per_parameter >= _WITH_MASTER, self.optimizer

@@ -16,7 +16,7 @@ _KEYS = {
     INFERENCE: "kv experts on.experts on.layers",
     ("train", "prefill"): "masked",
     ("train", *INFERENCE): "on in_place dtypes.scores_bytes",
-    ("train", *INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.dequantize",
+    ("train", *INFERENCE, "requests"): "parallel dtypes.weights dtypes.experts dtypes.others dtypes.dequantize",
     ("serve",): "pools",
     ("requests",): "requests",
     (*INFERENCE, "requests"): "dtypes.kv_cache dtypes.arithmetic dtypes.states",

@@ -70,6 +70,8 @@ class Dtypes(Part):
         2305.14314).
     experts
         The matrices of routed experts; default: as `weights`.
+    others
+        Other matrices, by patterns of names (``*/ffn.shared.*``, ``L00/*``, ``head/lm.weight``); the last match wins.
     dequantize
         Whether kernels read such matrices as they are stored (``fused``; default at inference), or ops of their own
         write each in `compute` ``before`` each use, which kernels then read (default in training); ``saved``: the same,
@@ -81,8 +83,7 @@ class Dtypes(Part):
     kv_cache
         For inference, the KV cache; default: as `compute`. Scales are not counted.
     states
-        For inference, the matrices that layers with a state keep of a sequence; inputs of their convolutions are kept
-        as `compute`.
+        For inference, matrices that layers with a state keep of a sequence (inputs of convolutions: as `compute`).
     optimizer_bytes_per_parameter
         Master weight and moments together: 12 for an fp32 master and two fp32 moments (Adam). Or use `optimizer`, which
         names the states one by one.
@@ -103,6 +104,7 @@ class Dtypes(Part):
     gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
+    others: dict[str, Kept] = {}
     dequantize: Literal["before", "fused", "saved", "inputs"] | None = None
     arithmetic: Literal["fp8", "int8", "fp4", "mxfp4", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
@@ -114,7 +116,7 @@ class Dtypes(Part):
     gradient_copies_fp32: CountOrNone | None = None
 
     def _check(self) -> None:
-        formats = [FORMATS[kept] for kept in (self.weights, self.experts) if kept]
+        formats = [FORMATS[kept] for kept in (self.weights, self.experts, *self.others.values()) if kept]
         is_stored_apart = any(kept.bits < 8 * self.element_bytes for kept in formats)
         for key in ("dequantize", "arithmetic"):
             must, fits = f"{key} is for weights or experts in a smaller format than compute", is_stored_apart
@@ -147,13 +149,6 @@ class Dtypes(Part):
     def state_bytes(self) -> int:
         """Size of an element of the matrices of layers with a state [B]."""
         return FORMATS[self.states].bits // 8
-
-    def matrix_bytes(self, shape: tuple[int, ...], *, is_expert: bool) -> int:
-        """Return the size of weight matrices (``..., inputs, outputs``) in their format, scales included [B]."""
-        kept = FORMATS[(self.experts if is_expert else None) or self.weights or self.compute]
-        *several, inputs, outputs = shape
-        blocks = prod(several) * -(-inputs // kept.block[0]) * -(-outputs // kept.block[1])
-        return -(-(prod(shape) * kept.bits + blocks * kept.block_bits) // 8)
 
 
 _MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "momentum": 1, "sgd": 0}

@@ -106,11 +106,6 @@ class Sides(Part):
         side = getattr(self, part)
         return Fraction(side != "accelerator") if isinstance(side, str) else decimal(side.host)
 
-    @property
-    def next_step_waits(self) -> bool:
-        """Whether the next step starts once all updates of the host have ended."""
-        return self.optimizer == "host" or (isinstance(self.optimizer, HostShare) and self.optimizer.waits)
-
     def blocks(self, part: str, layers: Sequence[str]) -> frozenset[str]:
         """Return those layers, of all in order, of which the host runs ``layers`` (all of each) or ``experts``."""
         stated = self.layers if part == "layers" else getattr(self.experts, "layers", None)

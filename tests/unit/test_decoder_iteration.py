@@ -91,7 +91,9 @@ def test_sequences_that_add_a_token_are_counted_as_in_decode(part, attention):
     assert counted(iteration(model, works(model, decoding=[40] * 3), 256_000)) == counted(whole)
 
 
-@pytest.mark.parametrize("dtypes", [{"dequantize": "before"}, {"arithmetic": "int8"}])
+@pytest.mark.parametrize(
+    "dtypes", [{"dequantize": "before"}, {"arithmetic": "int8"}, {"others": {"L01/*": "fp8", "*/attn.k_b.*": "bf16"}}]
+)
 @pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_stored_weights_are_made_ready_or_multiplied_as_in_both_phases(part, dtypes):
     """Each once in an iteration; but attention, which is apart, makes its own matrices ready in both parts."""

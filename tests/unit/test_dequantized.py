@@ -8,6 +8,7 @@ from building import build
 from pydantic import ValidationError
 from trained import BATCH, EXPERTS, GQA, LAYERS, MLA, SEQUENCE, VIEWS, H, arithmetic, flops, workload
 
+from simulator.errors import ConfigError
 from simulator.graph import Graph
 
 LINEARS = {"attn.q": (H, 24), "attn.k": (H, 12), "attn.v": (H, 12), "attn.o": (24, H)}
@@ -155,6 +156,27 @@ def test_pairs_that_a_mask_hides_are_skipped_or_computed(part) -> None:
     assert cores[::LAYERS] == [cores[0], cores[0] * (held + 4) // 4]
     seen = sum(min(token + 1, most) for token in range(SEQUENCE))
     assert both == [few * SEQUENCE**2 // seen] * 2
+
+
+def test_matrices_are_kept_otherwise_by_their_names() -> None:
+    """Those of feed-forwards alone, one of them in a layer, and the last linear; the last pattern that fits counts."""
+    others = {"*/ffn.*": "int4", "L01/ffn.up.*": "bf16", "head/lm.weight": "fp8"}
+    plain, kept = (build(workload(phase="decode", dtypes={"others": some})) for some in ({}, others))
+    sizes, were = ({t.name: t.size_bytes for t in graph.tensors if t.kind == "weight"} for graph in (kept, plain))
+    of_layers = {f"L{i:02}/{name}": (name, i) for i in range(LAYERS) for name in LINEARS if name[:3] == "ffn"}
+    right = {f"{name}.weight": int4(*LINEARS[module]) for name, (module, _) in of_layers.items()}
+    right["L01/ffn.up.weight"] = 2 * LINEARS["ffn.up"][0] * LINEARS["ffn.up"][1]
+    right["head/lm.weight"] = were["head/lm.weight"] // 2 + 4
+    assert sizes == were | right
+    classes = {op.name.replace("/decode/", "/"): op.op_class for op in kept.ops if op.flops}
+    assert {classes[name] for name in of_layers if name != "L01/ffn.up"} == {"matmul_w4"}
+    assert (classes["L01/ffn.up"], classes["L00/attn.q"], classes["head/lm"]) == ("matmul", "matmul", "matmul_w8")
+    assert arithmetic(kept) == arithmetic(plain)
+
+
+def test_a_pattern_of_no_matrix_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dtypes.others: a pattern is for weights that the model has, found 'ffn.*'"):
+        build(workload(phase="decode", dtypes={"others": {"ffn.*": "int4"}}))
 
 
 def refusal(*parts: dict[str, Any], **more: Any) -> str:

@@ -341,7 +341,7 @@ def test_runs_of_layers_hold_these_layers(held: set[int], more: int) -> None:
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 GROUP = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}
-KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+KEPT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fp8": (FP8, {"weights": "fp8"}),
     "mxfp4": ({"quant_method": "mxfp4"}, {"experts": "mxfp4"}),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, {"weights": "int4"}),
@@ -349,7 +349,10 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "auto-round": ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, {"weights": "int4"}),
     "bnb": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"weights": "nf4"}),
     "bnb8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"weights": "fp8"}),
-    "mlx": ({"group_size": 64, "bits": 4}, {"weights": "int4_of_32"}),
+    "mlx": (
+        {"group_size": 64, "bits": 4},
+        {"weights": "int4_of_32", "others": dict.fromkeys(("embed/tokens.weight", "head/lm.weight"), "int4_of_32")},
+    ),
     "gptq8": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, {"weights": "fp8"}),
     "experts": (
         {"quant_method": "compressed-tensors", "config_groups": GROUP, "ignore": ["re:.*self_attn.*", "lm_head"]},
@@ -420,17 +423,13 @@ def test_what_is_kept_otherwise_is_refused(said: Any, message: str, folder: Path
 
 
 def test_what_counts_otherwise_than_it_is_kept_is_told(folder: Path) -> None:
-    """MXFP8 has finer scales than fp8; without experts no data type is of feed-forwards alone."""
+    """MXFP8 has finer scales than fp8."""
     layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "MXFP8"}}
     layers |= {f"model.layers.0.mlp.experts.{i}.up_proj": {"quant_algo": "NVFP4"} for i in range(2)}
     mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     found = read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": mixed})
-    assert (found.workload.dtypes.weights, found.workload.dtypes.experts) == ("fp8", "nvfp4")
+    assert found.workload.dtypes.others == {"L00/attn.q.weight": "fp8", "L00/ffn.up.weight": "nvfp4"}
     assert "MXFP8 counts as fp8, with its scales." in found.derived
-    kept = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.self_attn*"]}
-    told = "Feed-forwards count as computed, as attention is kept: the file's weights take less."
-    assert told in read(TINY | {"quantization_config": kept}).derived
-    assert told not in read(kind("qwen3_moe", **EXPERTS) | {"quantization_config": kept}).derived
 
 
 GROUPED: dict[str, Any] = LATENT | {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}

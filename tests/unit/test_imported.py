@@ -199,7 +199,7 @@ def test_options_of_all_types_are_made_of_a_signature(monkeypatch):
 
 
 def test_a_kind_of_ones_own_is_sniffed(monkeypatch, tmp_path):
-    monkeypatch.setitem(KINDS, "odd", ImportKind("recordings", "something odd", "odd & words", "read_graph"))
+    monkeypatch.setitem(KINDS, "odd", ImportKind("recordings", "read_graph", "something odd", "odd & words"))
     file = tmp_path / "x.bin"
     file.write_bytes(b"words that are odd")
     with pytest.raises(ConfigError, match=r"found something odd; run `hosim import odd .*x\.bin -o x\.yaml`, then"):
