@@ -9,6 +9,7 @@ embedding. What a model without a head puts out gets its gradient from what foll
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 from simulator.builders.attention_gradients import given_rows
 from simulator.builders.layer import collapsed
@@ -48,10 +49,11 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 def _stem(t: Tape) -> str:
     """Make rows of numbers, those of a picture or of sound, by linears one behind the other."""
     rows = t.rows[0] - t.rows[0] // t.workload.sequence * t.model.registers
-    x = t.given(f"{t.micro}embed/rows", t.model.stem[0], rows * t.model.stem_rows)
-    for index in range(len(t.model.stem)):
-        x = t.linear(f"stem{index}", x)
-        t.join_rows(x, 1 if index else t.model.stem_rows)
+    joins = [joined] if isinstance(joined := t.model.stem_rows, int) else [*joined]
+    x = t.given(f"{t.micro}embed/rows", t.model.stem[0], rows * prod(joins))
+    for name, joined in zip(numbered("stem", len(t.model.stem)), [*joins, 1], strict=False):
+        x = t.linear(name, x)
+        t.join_rows(x, joined)
     return t.to(x, t.residual)
 
 
@@ -104,8 +106,7 @@ def finish(t: Tape, x: str) -> list[str]:
         if t.spread[taken].width == t.model.hidden:
             t.join_rows(taken, merger.rows)
         taken = t.norm(f"{name}.norm", taken) if index else taken
-        made = t.linear(f"{name}.out", t.vector(f"{name}.act", [t.linear(f"{name}.in", taken)]))
-        outputs.append(t.to(made, t.cut()))
+        outputs.append(t.to(t.linear(f"{name}.out", t.vector(f"{name}.act", [t.linear(f"{name}.in", taken)])), t.cut()))
     return outputs
 
 

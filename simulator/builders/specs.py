@@ -93,8 +93,9 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     rows, cut = (model.embedding_rows, _WHOLE) if model.embedding_rows else (v, _ROW)
     embed, head = {"tokens": Spec((rows, narrow or h), cut)} if v else {}, _residuals(model, "residuals")
     head |= _norms(model, ["norm"] * model.final_norm)
-    stem = {name: Spec((n, h), _WHOLE) for name, n in zip(("stem0", "stem1"), model.stem, strict=False)}
-    embed |= _biases(stem, stem if model.stem_bias else ())
+    sizes = zip(numbered("stem", len(model.stem)), model.stem, [*model.stem_widths, h, h], strict=False)
+    stem = {name: Spec((taken, made), _WHOLE) for name, taken, made in sizes}
+    embed |= _biases(stem, [*stem][: len(stem) - (model.stem_bias == "inner")] * bool(model.stem_bias))
     embed |= _biases({"in": Spec((narrow, h), _WHOLE)}, ["in"] * model.head_transform) if narrow else {}
     wide = narrow if narrow and model.head_transform else h  # of what joins the embedding
     embed |= {name: Spec((size, wide), _WHOLE) for name in TABLES if (size := getattr(model, name))}
@@ -121,8 +122,9 @@ def _merger(model: DecoderModel, merger: Merger) -> Specs:
     """Return the linears of a merger, and of further ones with their norms."""
     wide, specs = merger.rows * model.hidden, Specs()
     for index, name in enumerate(numbered("merge", 1 + merger.further)):
-        linears = {f"{name}.in": Spec((wide, wide), _COLUMN), f"{name}.out": Spec((wide, merger.width), _ROW)}
-        specs |= _norms(model, [f"{name}.norm"] if index else [], wide) | _biases(linears, linears)
+        shapes = {"in": (wide, merger.inner or wide), "out": (merger.inner or wide, merger.width)}
+        linears = {f"{name}.{end}": Spec(shapes[end], cut) for end, cut in (("in", _COLUMN), ("out", _ROW))}
+        specs |= _norms(model, [f"{name}.norm"] * bool(index), wide) | _biases(linears, [*linears] * merger.biases)
     return specs
 
 

@@ -159,8 +159,7 @@ def _weight(
 ) -> Weight:
     """Lay one weight over the ranks."""
     mesh, layout = laid.mesh, Layout(laid.mesh, tensor_map)
-    is_apart = name.endswith("/ffn.router_bias.weight")  # replicas do not add its gradient up
-    apart = mesh.sizes if is_apart else layout.cut
+    apart = mesh.sizes if name.endswith("/ffn.router_bias.weight") else layout.cut  # its gradient is not added up
     replicas = mesh.real([axis for axis in replica_axes(mesh) if axis not in apart])
     spec, copies = whole.copied(layout.divisors[-1])
     shape = layout.local_shape(spec.shape, f"workload {laid.workload.name}", name)

@@ -198,6 +198,7 @@ def _decoder(outer: dict[str, Any], where: str, section: str = "") -> tuple[Conf
 
 def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     """Return the keys of an encoder or a tower."""
+    outer = {**(held if isinstance(held := outer.get("thinker_config"), dict) else {}), **outer}
     tower, inner, kinds, name = _found(outer, part)
     has = [f"--part {other}" for other in ("encoder", "vision", "audio") if _found(outer, other)[-1]]
     must = f"a model has the part, {part}, and hosim knows it"
@@ -217,7 +218,7 @@ def _found(outer: dict[str, Any], part: str) -> tuple[str, dict[str, Any], list[
     stated = (inner.get("model_type"), outer.get("model_type"))
     kinds = [*dict.fromkeys(kind for kind in stated if isinstance(kind, str))]
     alone = [name for kind in kinds[:1] if tower for name in (f"{kind} as {part}", kind)]
-    names = [f"{kind} {part}" for kind in kinds] + alone
+    names = [ALIASES.get(name, name) for name in (*(f"{kind} {part}" for kind in kinds), *alone)]
     name = next((name for name in names if name in FAMILIES and not FAMILIES[name].model.get("head", True)), "")
     return tower, inner, kinds, name
 

@@ -25,7 +25,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         c.data, c.places[name] = {**c.data, name: c.made(words)}, c.spelt(words)
     c.used |= {*family.sums}  # which no file has
     c.check()
-    model, more = _model_of(c), dict[str, Any](stem=[c.made(words) for words in family.stem])
+    model = _model_of(c)
+    more: dict[str, Any] = {key: [*map(c.made, getattr(family, key))] for key in ("stem", "stem_widths")}
     narrow, hidden = c.count(family.narrow, path="model.embedding_width", derived="hidden_size"), model["hidden"]
     more["embedding_width"] = narrow if narrow != hidden else None
     if family.rows:
@@ -42,8 +43,8 @@ def whole_model_of(c: Config) -> dict[str, Any]:
         who = " (--part encoder runs it)" * (f"{c.data.get('model_type')} encoder" in FAMILIES)
         c.derived.append(f"The output of the encoder, {rows:,} rows (encoded; set it to yours), is an input{who}.")
     if family.merger:
-        sizes = {field: c.count(family.merger[field], path=f"model.merger.{field}") for field in ("rows", "width")}
-        levels = c.list_of(family.merger["further"], int) or ()
+        sizes = {field: key and c.count(key, path=f"model.merger.{field}") for field, key in family.merger.items()}
+        levels = c.list_of("deepstack_visual_indexes", int) or ()
         more["merger"] = sizes | {"rows": sizes["rows"] ** 2, "further": len(levels)}
     if family.layer_inputs and (width := c.count(family.layer_inputs["width"], least=0, derived=0)):
         more["layer_inputs"] = {"rows": c.count(family.layer_inputs["rows"]), "width": width}

@@ -60,7 +60,7 @@ class Other(Part):
 
 
 class Merger(Part):
-    """What makes rows for a decoder of those of a tower: two linears with biases and an activation between them.
+    """What makes rows for a decoder of those of a tower: two linears and an activation between them.
 
     Attributes
     ----------
@@ -68,12 +68,18 @@ class Merger(Part):
         Neighbouring rows that become one.
     width
         Width of the output.
+    inner
+        Width between the linears; default: that of the rows that became one.
+    biases
+        Whether both have biases.
     further
         Number of further ones that take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
     """
 
     rows: Few
     width: Count
+    inner: Count | None = None
+    biases: StrictBool = True
     further: FewOrNone = 0
 
 
@@ -99,8 +105,7 @@ class DecoderModel(Part):
     feed_forward
         The feed-forward of a layer.
     others
-        Layers with another attention or feed-forward: local among global ones, dense ones among those with experts. The
-        last entry that covers a layer decides.
+        Layers with another attention or feed-forward, such as dense ones; the last entry that covers a layer decides.
     norms
         Whether attention and feed-forward each have a norm ``before`` them, or another one after them as well
         (``both``; Gemma 2, arXiv 2408.00118, section 2), or that alone (``after``; OLMo 2, arXiv 2501.00656, section
@@ -111,13 +116,12 @@ class DecoderModel(Part):
     parallel
         Whether the feed-forward takes the input of the layer, as attention does, and not its output.
     positions
-        Rows of a learned table of positions, of which each token adds one; default: none.
+        Rows of a learned table of positions, of which each token adds one.
     segments
-        Rows of a table of parts that a token may be of (BERT, arXiv 1810.04805, section 3); default: none.
+        Rows of a table of parts that a token may be of (BERT, arXiv 1810.04805, section 3).
     embedding_width
         Width of the embedding, if a linear takes it to `hidden`, and another one back (OPT-350m, arXiv 2205.01068);
-        with `head_transform` that is this one, and tables and norm of the embedding are as narrow (ELECTRA, arXiv
-        2003.10555).
+        with `head_transform` that is this one, and tables and norm are as narrow (ELECTRA, arXiv 2003.10555).
     embedding_rows
         Rows of the embedding, if it has others than the output projection; each rank has all of them.
     embedding_norm
@@ -129,17 +133,17 @@ class DecoderModel(Part):
     head_biases
         Which of the output projection (``lm``) and that linear (``transform``) have a bias.
     stem
-        Instead of an embedding, elements that linears with a bias, one behind the other, make a row of: of a patch, or
-        of the taps of a convolution. The first makes `stem_rows` rows of which the next makes one.
+        In place of an embedding, elements of which its linears, in turn, make a row: of a patch, or of a convolution.
     stem_rows
-        Rows that become one between the linears of the stem.
+        Rows of one linear of the stem that become one for the next, for each but the last.
+    stem_widths
+        Outputs of each but the last; default: the width of the residual.
     stem_bias
-        Whether these have a bias.
+        Whether these have a bias; ``inner``: all but the last.
     registers
         Learned rows before those of a sequence, which counts them (the class token of ViT, arXiv 2010.11929).
     encoded
-        Rows of the output of an encoder, as wide as the residual, that each layer attends to as well (but see
-        `across`), between its own attention and its feed-forward.
+        Rows of an encoder's output, as wide as the residual, that layers attend to between their halves (see `across`).
     head
         Whether logits are made of the output.
     merger
@@ -182,9 +186,10 @@ class DecoderModel(Part):
     final_norm: StrictBool = True
     head_transform: StrictBool = False
     head_biases: tuple[Literal["lm", "transform"], ...] = ()
-    stem: Annotated[tuple[Count, ...], Field(max_length=2)] = ()
-    stem_rows: Few = 1
-    stem_bias: StrictBool = True
+    stem: Annotated[tuple[Count, ...], Field(max_length=4)] = ()
+    stem_rows: Few | Annotated[tuple[Few, ...], Field(max_length=3)] = 1
+    stem_widths: Annotated[tuple[Count, ...], Field(max_length=3)] = ()
+    stem_bias: StrictBool | Literal["inner"] = True
     registers: FewOrNone = 0
     encoded: CountOrNone = 0
     head: StrictBool = True

@@ -280,6 +280,23 @@ def test_convolutions_of_sound_by_hand() -> None:
     assert sizes(graph, "input") == {"embed/rows": 2 * 2 * T * 15}
 
 
+@pytest.mark.parametrize("phase", ["prefill", "train"])
+def test_convolutions_of_widths_of_their_own_by_hand(phase: str) -> None:
+    """Sixteen places become four, and these one (Qwen3-Omni); what makes rows of the decoder is narrow within (Llama 4)."""
+    more: dict[str, Any] = {"merger": {"rows": 1, "width": 10, "inner": 7, "biases": False}, "registers": 0}
+    more |= {"stem": [9, 9 * 6, 4 * 5], "stem_rows": [4, 4], "stem_widths": [6, 5], "stem_bias": "inner"}
+    found = tower(phase, **more)
+    linears = 9 * 6 + 9 * 6 * 5 + 4 * 5 * H + H * 7 + 7 * 10
+    rows = linears + 6 + 5 + 8 * H
+    assert count(model_of(found)).total == rows + LAYERS * (ATTENTION + 3 * H * F + 2 * H) + H
+    graph, each = build(found), 16 * 9 * 6 + 4 * 9 * 6 * 5 + 4 * 5 * H + H * 7 + 7 * 10
+    products = 2 * T * (each + LAYERS * (ATTENTION + 3 * H * F))
+    assert flops(graph, "forward" if phase == "train" else phase, "matmul") == products
+    assert sizes(graph, "input")["embed/rows"] == 2 * 16 * T * 9
+    if phase == "train":  # of what comes in there is no gradient
+        assert flops(graph, "backward", "matmul") == 2 * products - 2 * T * 16 * 9 * 6
+
+
 @pytest.mark.parametrize("chunk", [3, 4, 8])
 def test_keys_of_the_encoder_are_made_once(chunk: int) -> None:
     whole, cut = build(workload("bart", "prefill")), build(workload("bart", "prefill", chunk=chunk))
