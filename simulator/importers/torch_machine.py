@@ -98,10 +98,10 @@ class Accelerated(TorchFunctionMode):  # type: ignore[misc]
         if func is torch._C._nn._parse_to:  # what a module hands on to its tensors; the host by name
             device, *more = func(*args, **(kwargs or {}))
             return ("cpu" if _names_host((*args, *(kwargs or {}).values())) else device, *more)
-        if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__):
+        if self.in_update and func in (torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.__bool__):
             with suppress(DataDependentOutputException):
                 return func(*args)
-            return 1.0
+            return func is torch.Tensor.__bool__ or 1.0
         given, values = list(tensors((args, kwargs))), (*args, *(kwargs or {}).values())
         is_there = func is torch.Tensor.cuda or any(map(is_cuda, values))
         is_there = is_there or (len(_ON_CUDA) > 0 and any(tensor.untyped_storage() in _ON_CUDA for tensor in given))
@@ -305,6 +305,13 @@ def _part(make: Any, self: Any, *given: Any, **named: Any) -> None:
     insist(not self.offload_to_cpu, "fully_shard", "parameters of FSDP lie on the device", "CPUOffloadPolicy", do)
 
 
+def _of_groups(multiply: Any, a: Any, b: Any, scale_a: Any = None, **named: Any) -> Any:
+    """Multiply groups of rows of any type, as PyTorch does but under fake tensors."""
+    halves = (a, b) if scale_a is not None else (a.bfloat16(), b.bfloat16())
+    made = multiply(*halves, scale_a=scale_a, **named)
+    return made if scale_a is not None else made.to(named.get("out_dtype") or a.dtype)
+
+
 def _around(instead: Callable[..., Any], run: Any) -> Callable[..., Any]:
     return lambda *given, **named: instead(run, *given, **named)
 
@@ -314,6 +321,7 @@ _REBUILT: dict[str, Callable[..., Any]] = {
     "torch.distributed._compute_bucket_assignment_by_size": _buckets,
     "torch.nn.parallel.distributed._BucketCapacityConfig.compute_bucket_size_limits": _limits,
 }
+_ALWAYS: dict[str, Callable[..., Any]] = {"torch._meta_registrations._meta_grouped_mm_common": _of_groups}
 _INSTEAD: dict[str, Callable[..., Any]] = {
     "torch.distributed.init_process_group": lambda *_, **__: None,
     "torch.distributed.Reducer._set_static_graph": _noting,
@@ -332,7 +340,7 @@ def alone(ranks: int | None) -> Iterator[None]:
     if ranks is not None:
         _start(ranks)
     with ExitStack() as stack:
-        for name, instead in _INSTEAD.items() if number() > 1 else ():
+        for name, instead in (_ALWAYS | (_INSTEAD if number() > 1 else {})).items():
             with suppress(AttributeError):  # not all versions have all
                 stack.enter_context(patch(name, _around(instead, resolve_name(name))))
         if number() > 1:

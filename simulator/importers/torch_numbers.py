@@ -16,14 +16,12 @@ from torch.utils.flop_counter import flop_registry
 
 from simulator.graph import chosen_number
 from simulator.graph_builder import OpFields
+from simulator.importers.imported import FACTS
 from simulator.importers.torch_machine import tensors
 
 _aten = torch.ops.aten
 # Data type -> key of a machine's peaks.
-_DTYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "int8",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
+_DTYPES = {getattr(torch, name): key for name, key in FACTS["torch"]["dtypes"].items()}
 # Ops that read at most as many bytes of their first argument as they write.
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
 # Ops that change, of their first argument, entries at indices; entries at an index along a dimension; elements.
@@ -66,14 +64,9 @@ zero; their schema does not say so."""
 _COPY_IN = "fsdp.all_gather_copy_in.default"
 # Ops that make a sparse tensor with the entries of another one, of which there are none under fake tensors.
 _OF_ENTRIES = frozenset((_aten.clone, _aten._coalesce, _aten.sparse_mask))
-# Op -> the argument whose type some of its results have, and which; of arguments of several types they have another one
-# under fake tensors.
-_STATISTICS, _FIRST = slice(1, None), slice(1)
-_TYPES = {
-    _aten.native_layer_norm: (2, _STATISTICS), _aten.native_group_norm: (1, _STATISTICS),
-    _aten.native_batch_norm: (1, _STATISTICS), _aten.native_group_norm_backward: (1, _FIRST),
-    _aten.mse_loss_backward: (1, _FIRST), _aten.smooth_l1_loss_backward: (1, _FIRST),
-}  # fmt: skip
+# Op -> the argument whose type some of its results have, and which (from one up to another); of arguments of several
+# types they have another one under fake tensors.
+_TYPES = {getattr(_aten, name): (of, slice(*ends)) for name, (of, *ends) in FACTS["torch"]["types"].items()}
 
 
 def run_as_real(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:

@@ -282,7 +282,7 @@ def test_convolutions_of_sound_by_hand() -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "train"])
 def test_convolutions_of_widths_of_their_own_by_hand(phase: str) -> None:
-    """Sixteen places become four, and these one (Qwen3-Omni); what makes rows of the decoder is narrow within (Llama 4)."""
+    """Sixteen places become four, and these one (Qwen3-Omni); a merger is narrow within (Llama 4)."""
     more: dict[str, Any] = {"merger": {"rows": 1, "width": 10, "inner": 7, "biases": False}, "registers": 0}
     more |= {"stem": [9, 9 * 6, 4 * 5], "stem_rows": [4, 4], "stem_widths": [6, 5], "stem_bias": "inner"}
     found = tower(phase, **more)

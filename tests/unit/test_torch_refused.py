@@ -75,16 +75,39 @@ def test_attention_without_a_kernel_is_told():
     assert "no fused CPU kernel: 1." in " ".join(hosim.torch.capture(step, x).derived)
 
 
-def test_experts_in_groups_count_the_rows_of_all():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_in_groups_count_the_rows_of_all(dtype):
+    """In any type, as they run for real; under fake tensors PyTorch itself takes bf16 alone."""
+
     def step(x, ends):
         torch._grouped_mm(x, weights, offs=ends).relu().sum().backward()
 
     with hosim.torch.fake():
-        x = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
-        weights = torch.randn(4, 32, 16, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.randn(64, 32, dtype=dtype, requires_grad=True)
+        weights = torch.randn(4, 32, 16, dtype=dtype, requires_grad=True)
         ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
-    flops = [op.flops for op in graph_of(step, x, ends).ops if op.op_class == "matmul"]
-    assert flops == [2 * 64 * 32 * 16] * 3
+    ops = [op for op in graph_of(step, x, ends).ops if op.op_class == "matmul"]
+    assert [op.flops for op in ops] == [2 * 64 * 32 * 16] * 3
+    assert ops[0].write_bytes == 64 * 16 * dtype.itemsize
+    assert {op.dtype for op in ops} == {"bf16" if dtype is torch.bfloat16 else "fp32"}
+
+
+def test_an_optimizer_may_compare_what_it_keeps():
+    """Adafactor of transformers takes the larger of a bound and the size of a weight."""
+
+    class Bounded(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(parameter.grad, alpha=-float(max(1e-3, parameter.norm())))
+
+    with hosim.torch.fake():
+        model, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+    graph = hosim.torch.capture(model, x, loss=torch.sum, optimizer=Bounded).files[".jsonl"]
+    assert sum("/update/add_" in op.name for op in graph.ops) == 2
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
