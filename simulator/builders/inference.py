@@ -299,8 +299,8 @@ class Iterations:
 
     def __init__(self, workload: Workload) -> None:
         self._laid = laid = lay(workload, decoder_of(workload))
-        sizes = {block: tuple(held.size_bytes for held in laid.weights[block].values()) for block in laid.layers}
-        kinds = {block: (kind, sizes[block]) for block, kind in laid.layers.items()}  # whose weights may be kept apart
+        sizes = {block: [held.size_bytes for held in part.values()] for block, part in laid.weights.items()}
+        kinds = {block: (kind, *sizes[block]) for block, kind in laid.layers.items()}  # whose weights may be kept apart
         first = {kind: block for block, kind in reversed(kinds.items())}
         self._first = {block: first[kind] for block, kind in kinds.items()}
         self._kept: dict[Hashable, tuple[Graph, list[int], list[int]]] = {}

@@ -120,10 +120,9 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
 
 def _merger(model: DecoderModel, merger: Merger) -> Specs:
     """Return the linears of a merger, and of further ones with their norms."""
-    wide, specs = merger.rows * model.hidden, Specs()
+    wide, inner, specs = (size := merger.rows * model.hidden), merger.inner or size, Specs()
     for index, name in enumerate(numbered("merge", 1 + merger.further)):
-        shapes = {"in": (wide, merger.inner or wide), "out": (merger.inner or wide, merger.width)}
-        linears = {f"{name}.{end}": Spec(shapes[end], cut) for end, cut in (("in", _COLUMN), ("out", _ROW))}
+        linears = {f"{name}.in": Spec((wide, inner), _COLUMN), f"{name}.out": Spec((inner, merger.width), _ROW)}
         specs |= _norms(model, [f"{name}.norm"] * bool(index), wide) | _biases(linears, [*linears] * merger.biases)
     return specs
 

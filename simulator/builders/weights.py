@@ -134,9 +134,7 @@ def lay(workload: Workload, model: Model) -> Laid:
             is_stored = len(spec.shape) > 1 and not is_trained and not module.endswith(".bias")
             kind = spec.kind if is_layer and module != "ffn.router" else ""
             key = module, spec, tensor_map, is_trained, _format_of(workload.dtypes, name, kind) if is_stored else None
-            other = alike.get(key)
-            if other is None:
-                other = alike[key] = _weight(laid, name, *key[1:])
+            other = alike.get(key) or alike.setdefault(key, _weight(laid, name, *key[1:]))
             weights[module] = Weight(name, *other[1:])
     _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
     if model == workload.model:  # and not the same with fewer layers

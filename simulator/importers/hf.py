@@ -202,7 +202,7 @@ def _part(outer: dict[str, Any], part: str, where: str) -> Config:
     tower, inner, kinds, name = _found(outer, part)
     has = [f"--part {other}" for other in ("encoder", "vision", "audio") if _found(outer, other)[-1]]
     must = f"a model has the part, {part}, and hosim knows it"
-    do = f"{CAPTURE}, or choose {' or '.join(has) or 'another --part'}"
+    do = f"{CAPTURE}, or choose {' or '.join(has) or 'the decoder: leave --part out'}"
     found = f"{', '.join(map(repr, kinds)) or 'no model_type'}, {'which is not known' if tower else 'without one'}"
     insist(name, f"{where}, {tower or 'model_type'}", must, found, do)
     section = next((f"{key}." for key, value in outer.items() if value is inner), "")

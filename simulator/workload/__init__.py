@@ -13,9 +13,9 @@ from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa, Mixer, Mla, Mqa, attends_whole
 from simulator.workload.chosen_tokens import Compress, Indexer, Pool, Select, Sparse, seen_in_blocks
 from simulator.workload.dlrm import AnyModel, DlrmModel, EmbeddingTable, RowCache
-from simulator.workload.feed_forwards import Dense, Experts, SharedBlocks
+from simulator.workload.feed_forwards import Dense, Experts, Merger, SharedBlocks
 from simulator.workload.kv_blocks import KvBlocks
-from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Merger, Model, Other
+from simulator.workload.models import Checkpoint, DecoderModel, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.phases import INFERENCE, OF_A_LENGTH, OF_RECOMMENDER, PHASES_OF
 from simulator.workload.recurrent import Absent, Recurrent
 from simulator.workload.requests import Answers, Arrivals, Arriving, Clients, Lengths, Prefixes, Request, Requests

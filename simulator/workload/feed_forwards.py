@@ -176,6 +176,30 @@ class LayerInputs(Part):
     width: Count
 
 
+class Merger(Part):
+    """What makes rows for a decoder of those of a tower: two linears and an activation between them.
+
+    Attributes
+    ----------
+    rows
+        Neighbouring rows that become one.
+    width
+        Width of the output.
+    inner
+        Width between the linears; default: that of the rows that became one.
+    biases
+        Whether both have biases.
+    further
+        Number of further ones that take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
+    """
+
+    rows: Few
+    width: Count
+    inner: Count | None = None
+    biases: StrictBool = True
+    further: FewOrNone = 0
+
+
 class SharedBlocks(Part):
     """Layers with attention and feed-forward that share weights (Zamba, arXiv 2405.16712; Zamba2, arXiv 2411.15242).
 

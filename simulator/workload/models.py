@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part
 from simulator.units import require
 from simulator.workload.attention_kinds import Attention, Gqa
-from simulator.workload.feed_forwards import Dense, FeedForward, LayerInputs, SharedBlocks
+from simulator.workload.feed_forwards import Dense, FeedForward, LayerInputs, Merger, SharedBlocks
 
 
 def family(model: object) -> object:
@@ -57,30 +57,6 @@ class Other(Part):
         does = self.attention is not None or self.feed_forward is not None
         must, do = "other layers have another attention or feed_forward", "add one, or remove the entry"
         require(does, must, "neither", do=do)
-
-
-class Merger(Part):
-    """What makes rows for a decoder of those of a tower: two linears and an activation between them.
-
-    Attributes
-    ----------
-    rows
-        Neighbouring rows that become one.
-    width
-        Width of the output.
-    inner
-        Width between the linears; default: that of the rows that became one.
-    biases
-        Whether both have biases.
-    further
-        Number of further ones that take the output of earlier layers, each behind a norm (DeepStack, arXiv 2406.04334).
-    """
-
-    rows: Few
-    width: Count
-    inner: Count | None = None
-    biases: StrictBool = True
-    further: FewOrNone = 0
 
 
 MOST_OTHERS = 100
