@@ -247,7 +247,7 @@ class Config:
             self.lacks |= {name: lacks} if name != lacks else {}
             self.note(path, size, name, f"config.json, which has no {lacks}: {name}", "derived")
             return size
-        where = self.where_is(*keys)
+        value, where = int(value) if type(value) is float and value.is_integer() else value, self.where_is(*keys)
         insist(value is not None, where, "a model has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9
         insist(fits, where, f"this is a whole number from {least} to 1,000,000,000", repr(value))

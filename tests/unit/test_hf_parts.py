@@ -61,7 +61,7 @@ ON_META: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def parameters_of(module: Any) -> int:
-    module.tie_weights()
+    getattr(module, "tie_weights", bool)()
     return sum({id(one): one.numel() for one in module.parameters()}.values())
 
 
@@ -118,16 +118,21 @@ NESTED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "blip-2": ("vision", "blip_2.Blip2VisionModel", {}),
     "cohere_compass": ("vision", "", {}),
     "cosmos3_edge": ("vision", "", {}),
+    "ernie4_5_vl_moe": ("vision", "ernie4_5_vl_moe.Ernie4_5_VLMoeVisionTransformerPretrainedModel", {}),
     "exaone4_5": ("vision", "", {}),
     "gemma4": ("vision", "", {"model_type": "gemma4_vision"}),
     "git": ("vision", "git.GitVisionModel", {}),
     "glmasr": ("audio", "", {}),
     "hyperclovax_vision_v2": ("vision", "", {}),
     "idefics2": ("vision", "idefics2.Idefics2VisionTransformer", {}),
+    "janus": ("vision", "janus.JanusVisionModel", {}),
     "kimi_k25": ("vision", "", {}),
     "kosmos-2": ("vision", "kosmos2.Kosmos2VisionModel", {}),
     "llama4": ("vision", "llama4.Llama4VisionModel", {"hidden_size": 1408}),
+    "minimax_m3_vl": ("vision", "minimax_m3_vl.MiniMaxM3VLVisionModel", {}),
     "moss_transcribe_diarize": ("audio", "", {}),
+    "ovis2": ("vision", "ovis2.Ovis2VisionTransformer", {}),
+    "paddleocr_vl": ("vision", "paddleocr_vl.PaddleOCRVisionModel", {}),
     "qwen2_5_omni": ("vision", "qwen2_5_omni.Qwen2_5OmniVisionEncoder", {}),
     "qwen3_asr": ("audio", "", {}),
     "qwen3_omni_moe": ("audio", "qwen3_omni_moe.Qwen3OmniMoeAudioEncoder", {}),
