@@ -111,7 +111,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     taken, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
     prompt, output = (sum(map(attrgetter(side), requests)) / taken for side in ("prompt", "output"))
     mean = f"{prompt:,.0f} of a prompt and {output:,.0f} of an answer, on average"
-    kept = {"requests": f"{taken:,} within {seconds:,.{0 if seconds >= 10 else 2}f} s", "tokens": mean}
+    kept = {"requests": f"{taken:,} within {seconds:,.{0 if seconds >= 1 else 2}f} s", "tokens": mean}
     return Imported(files, kept, tuple(derived), +dropped)
 
 
