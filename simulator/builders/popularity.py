@@ -92,23 +92,18 @@ def use(rows: int, skew: float, lookups: int, kept: RowCache | None) -> Use:
         return Use(lookups, different, rows, 0, 0)
     law, room, missed = zipf(rows, skew, kept.block), int(kept.share * rows) // kept.block, 0
     if kept.by == "lru":
-        missed = kept.block * round(touched(law, _filling(law, room) + lookups) - room)
+        low, filling = 0.0, 1.0  # how many lookups touch as many rows as there is room for
+        while touched(law, filling) < room:
+            filling *= 2
+        for _ in range(_HALVINGS):
+            middle = (low + filling) / 2
+            low, filling = (middle, filling) if touched(law, middle) < room else (low, middle)
+        missed = kept.block * round(touched(law, filling + lookups) - room)
     cached = room * kept.block - missed
     if kept.by != "lru":
         missed = kept.block * round(touched(law, lookups, -(-rows // kept.block) - room))
     missed = min(missed, rows - cached)
     return Use(lookups, different, cached, missed, rows - cached - missed)
-
-
-def _filling(law: Law, room: int) -> float:
-    """Return how many lookups touch `room` different rows."""
-    low, high = 0.0, 1.0
-    while touched(law, high) < room:
-        high *= 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if touched(law, middle) < room else (low, middle)
-    return high
 
 
 def read_experts(part: Experts, tokens: int, parallel: Parallel) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from simulator.workload import (
     Gqa,
     Indexer,
     Layer,
-    Merger,
     Mla,
     Mqa,
     Pool,
@@ -112,19 +111,13 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
         transform = _biases({"transform": Spec((h, wide), _WHOLE)}, model.head_biases)
         head |= transform | _norms(model, ["transform.norm"], wide)
     if merger := model.merger:
-        head |= _merger(model, merger)
+        wide, inner = (size := merger.rows * h), merger.inner or size
+        for index, name in enumerate(numbered("merge", 1 + merger.further)):
+            linears = {f"{name}.in": Spec((wide, inner), _COLUMN), f"{name}.out": Spec((inner, merger.width), _ROW)}
+            head |= _norms(model, [f"{name}.norm"] * bool(index), wide) | _biases(linears, [*linears] * merger.biases)
     head |= {"out": Spec((h, narrow), _WHOLE)} if narrow and model.head and not model.head_transform else {}
     lm = _biases({"lm": Spec((narrow or h, v), _COLUMN)} if model.head else {}, model.head_biases)
     yield "head", head | {name: spec for name, spec in lm.items() if name != "lm" or not model.tied_embeddings}
-
-
-def _merger(model: DecoderModel, merger: Merger) -> Specs:
-    """Return the linears of a merger, and of further ones with their norms."""
-    wide, inner, specs = (size := merger.rows * model.hidden), merger.inner or size, Specs()
-    for index, name in enumerate(numbered("merge", 1 + merger.further)):
-        linears = {f"{name}.in": Spec((wide, inner), _COLUMN), f"{name}.out": Spec((inner, merger.width), _ROW)}
-        specs |= _norms(model, [f"{name}.norm"] * bool(index), wide) | _biases(linears, [*linears] * merger.biases)
-    return specs
 
 
 def _residuals(model: DecoderModel, name: str) -> Specs:

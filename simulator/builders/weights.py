@@ -13,7 +13,7 @@ from simulator.errors import insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
 from simulator.workload import Attention, DecoderModel, Experts, Gqa, Layer, Lora, Model, Mqa, Recurrent, Workload
-from simulator.workload.sharding import FORMATS, Dtypes, Format
+from simulator.workload.sharding import Format
 
 ADAPTER = ("lora_a", "lora_b")
 """The two matrices of an adapter, by what their names add to that of the linear beside them."""
@@ -133,7 +133,7 @@ def lay(workload: Workload, model: Model) -> Laid:
             is_trained, tensor_map = not is_frozen, _tensor_map(workload, name, spec)
             is_stored = len(spec.shape) > 1 and not is_trained and not module.endswith(".bias")
             kind = spec.kind if is_layer and module != "ffn.router" else ""
-            key = module, spec, tensor_map, is_trained, _format_of(workload.dtypes, name, kind) if is_stored else None
+            key = module, spec, tensor_map, is_trained, workload.dtypes.format_of(name, kind) if is_stored else None
             other = alike.get(key) or alike.setdefault(key, _weight(laid, name, *key[1:]))
             weights[module] = Weight(name, *other[1:])
     _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
@@ -145,18 +145,9 @@ def lay(workload: Workload, model: Model) -> Laid:
     return laid
 
 
-def _format_of(dtypes: Dtypes, name: str, kind: str) -> Format:
-    """Return the format of a matrix: that of the last pattern that fits it, or of its kind, if that has one."""
-    usual = {"expert": dtypes.experts or dtypes.weights, "weight": dtypes.weights}.get(kind)
-    fitting = [kept for pattern, kept in dtypes.others.items() if fnmatchcase(name, pattern)]
-    return FORMATS[[usual or dtypes.compute, *fitting][-1]]
-
-
-def _weight(
-    laid: Laid, name: str, whole: Spec, tensor_map: tuple[Axes, ...], is_trained: bool, kept: Format | None
-) -> Weight:
+def _weight(laid: Laid, name: str, whole: Spec, cut: tuple[Axes, ...], is_trained: bool, kept: Format | None) -> Weight:
     """Lay one weight over the ranks."""
-    mesh, layout = laid.mesh, Layout(laid.mesh, tensor_map)
+    mesh, layout = laid.mesh, Layout(laid.mesh, cut)
     apart = mesh.sizes if name.endswith("/ffn.router_bias.weight") else layout.cut  # its gradient is not added up
     replicas = mesh.real([axis for axis in replica_axes(mesh) if axis not in apart])
     spec, copies = whole.copied(layout.divisors[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Annotated, Literal, NamedTuple
 
@@ -149,6 +150,11 @@ class Dtypes(Part):
     def state_bytes(self) -> int:
         """Size of an element of the matrices of layers with a state [B]."""
         return FORMATS[self.states].bits // 8
+
+    def format_of(self, name: str, kind: str) -> Format:
+        """Return the format of a matrix: that of the last pattern that fits it, or of its kind, if that has one."""
+        usual = {"expert": self.experts or self.weights, "weight": self.weights}.get(kind) or self.compute
+        return FORMATS[[usual, *(kept for like, kept in self.others.items() if fnmatchcase(name, like))][-1]]
 
 
 _MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "momentum": 1, "sgd": 0}
