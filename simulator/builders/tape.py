@@ -254,8 +254,8 @@ class Tape(StepBuilder):
             self.add_gradients([x] * len(dx), dx, name)
 
         self.record(out, back)
-        lora = self.workload.lora if f"{name}.{ADAPTER[0]}" in of_block else None
-        return self._with_adapter(lora, name, x, out, heads) if lora else out
+        lora = self.workload.lora or Lora(rank=1)  # of a model that has adapters itself, without dropout and casts
+        return self._with_adapter(lora, name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
 
     def _with_adapter(self, lora: Lora, name: str, x: str, out: str, heads: int) -> str:
         """Add the output of the adapter beside a linear; linear, adapter and sum go back as one."""
