@@ -24,6 +24,7 @@ from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.formats import graph_jsonl
 from simulator.importers.torch_machine import tensors
+from simulator.inputs import digest
 from simulator.metrics.rows import by_place, with_measured
 from simulator.report.files import figures_of, folder_names, write_csv, write_summary, write_texts
 from simulator.report.tables import Column
@@ -33,6 +34,7 @@ from simulator.run.provenance import as_run, provenance
 from simulator.run.results import Result, writing
 from simulator.run.row import relate
 from simulator.run.sweep import Progress
+from simulator.scenario import PolicyChoice
 from simulator.trace import Trace
 from simulator.units import counted, human
 
@@ -139,13 +141,13 @@ class Comparison:
         shown = cast(Sequence[Result], with_measured(rows))
         loaded = rows[0].case.loaded
         scenario = loaded.scenario.model_copy(update={"name": self.name})
-        more = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
-        more |= {"figures": figures_of(rows), "stalls": {row.label: by_place(row) for row in shown}}
+        more: dict[str, Any] = {"sentences": self.view.sentences, "expectations": [], "figures": figures_of(rows)}
+        more["stalls"] = {row.label: by_place(row) for row in shown}
         with writing(out, labels) as pages:
             sections = [pages.add(row) | {"row": row} for row in rows]
             for row, name in zip(rows, folder_names(labels).values(), strict=True):
-                write_texts(pages.folder / name, as_run(row.case.loaded, {row.label: row}, is_changed=False))
-                graph_jsonl.write(row.graph, pages.folder / name / "graph.jsonl")
+                _write_documents(row, pages.folder / name)
+            more["provenance"] = provenance(loaded, labels)
             write_csv(pages.folder / "compared.csv", self.rows)
             pages.report(scenario, more, sections, [(self.view._replace(sentences=[]), None)], command)
             write_summary(pages.folder, [row.summary for row in shown], more)
@@ -156,7 +158,16 @@ class Comparison:
         return orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
-_Make = Callable[[Any], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]]
+def _write_documents(row: Result, folder: Path) -> None:
+    """Write what predicts a row again: its documents and its graph, whose digests it then knows."""
+    loaded = row.case.loaded
+    write_texts(folder, as_run(loaded, {row.label: row}, is_changed=False))
+    graph_jsonl.write(row.graph, folder / "graph.jsonl")
+    files = {role: f"{role}.yaml" for role in ("scenario", "hardware", "workload")} | {"graph": "graph.jsonl"}
+    loaded.sha256.update({role: digest(folder / file) for role, file in files.items()})
+
+
+_Make = Callable[[PolicyChoice], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]]
 
 
 class _Running:
@@ -164,8 +175,8 @@ class _Running:
 
     Parameters
     ----------
-    make, policy
-        As for `compare`.
+    make, choice
+        What makes the step, as for `compare`, and its row.
 
     Attributes
     ----------
@@ -177,24 +188,19 @@ class _Running:
         Why it runs no more; None if it runs.
     """
 
-    def __init__(self, make: _Make, policy: Any) -> None:
+    def __init__(self, make: _Make, choice: PolicyChoice) -> None:
         torch.manual_seed(0)
-        self.step, args, kwargs = make(policy)
+        self.step, args, kwargs = make(choice)
         self.step.keep_traces()
         self.step.timed = _TIMED
-        run = partial(run_unplanned, self.step, policy) if policy in ROWS else self.step
-        self._call, self._come_back, device = (
-            partial(run, *args, **kwargs),
-            cast(Callable[[], Any], int),
-            self.step.device,
-        )
-        self._random = [torch, *([] if device.name == "cpu" else [torch.get_device_module(device.name)])]
-        self._states, self._policy = [module.get_rng_state() for module in self._random], policy
-        self.losses, self.most_bytes, self.error = (
-            list[torch.Tensor](),
-            [0] * len(_IN_USE),
-            cast(HosimError | None, None),
-        )
+        self._is_planned = choice.row not in ROWS
+        run = self.step if self._is_planned else partial(run_unplanned, self.step, choice.row)
+        self._call, self._come_back = partial(run, *args, **kwargs), cast(Callable[[], Any], int)
+        device = self.step.device.name
+        self._random = [torch, *([] if device == "cpu" else [torch.get_device_module(device)])]
+        self._states = [module.get_rng_state() for module in self._random]
+        self.losses, self.most_bytes = list[torch.Tensor](), [0] * len(_IN_USE)
+        self.error: HosimError | None = None
 
     def turn(self, *, is_measured: bool) -> None:
         """Run the step once, unless it failed before."""
@@ -221,9 +227,8 @@ class _Running:
 
     def row(self, name: str) -> dict[str, Any]:
         """Return its row of the table."""
-        label = self._policy if isinstance(self._policy, str) else self._policy.get("label", self._policy["policy"])
-        row = dict.fromkeys(_KEYS) | {"policy": label}
-        if not (self.error or self.step.predicted or self._policy in ROWS):
+        row: dict[str, Any] = dict.fromkeys(_KEYS) | {"policy": self.step.row}
+        if self._is_planned and not (self.error or self.step.predicted):
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
             self.error = ConfigError(name, must, "no two calls alike", do)
         if self.error:
@@ -242,7 +247,7 @@ class _Running:
         return replace(predicted, measured=measured)
 
 
-def compare(name: str, make: _Make, policies: Sequence[Any], steps: int, tell: Progress) -> Comparison:
+def compare(name: str, make: _Make, choices: Sequence[PolicyChoice], steps: int, tell: Progress) -> Comparison:
     """Run some steps under each policy, in turns: what else the machine does meets all of them alike.
 
     Parameters
@@ -250,18 +255,18 @@ def compare(name: str, make: _Make, policies: Sequence[Any], steps: int, tell: P
     name
         Name of the step.
     make
-        Called with a policy, makes the step anew, and returns it offloaded, with its inputs.
-    policies, steps
-        The policies; how many steps of each are measured.
+        Called with a row, makes the step anew, and returns it offloaded, with its inputs.
+    choices, steps
+        The rows; how many steps of each are measured.
     tell
         Called with the progress.
     """
-    running, turns, count = list[_Running](), range(_FIRST + steps), len(policies)
+    running, turns, count = list[_Running](), range(_FIRST + steps), len(choices)
     try:
         for turn, place in product(turns, range(count)):
             tell("steps", turn * count + place, len(turns) * count)
             if turn == 0:
-                running.append(_Running(make, policies[place]))
+                running.append(_Running(make, choices[place]))
             running[place].turn(is_measured=turn >= _FIRST)
         return _compared(name, running)
     finally:

@@ -36,7 +36,7 @@ class Again:
 
 
 class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
-    """Runs one step under a plan; `finish` ends it.
+    """Runs one step under a plan.
 
     Parameters
     ----------
@@ -77,6 +77,11 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         self.ended.append((self.device.ended(), 0))
         super().__enter__()
         return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if raised[0] is None:
+            self._finish()
 
     @property
     def device(self) -> Processor:
@@ -245,7 +250,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         runs = (((COMPUTE, next(ops), 0, 0),) if turn.op is not None else () for turn in self._turns)
         return [code for turn, run in zip(self._turns, runs, strict=True) for code in (*turn.actions, *run)]
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Do what comes after the last op."""
         if self.stopped is None and self._turns[self._at].func is not None:
             self._stop(self._difference("the end of the step"))

@@ -7,6 +7,7 @@ will make the size is asked of PyTorch first, under fake tensors.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,7 @@ class OnDemand(OpRecorder):
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         super().__init__(watch, inputs)
+        self._given = {self._storage(tensor): n for n, tensor in enumerate(tensors(inputs))}
         self._inputs = (), {}  # the caller may let go of them
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
@@ -74,6 +76,12 @@ class OnDemand(OpRecorder):
         if is_new and persistent:
             self.lasting[storage] = weakref.ref(memory)
         return storage
+
+    def present(self, inputs: Sequence[torch.Tensor]) -> dict[Storage, Any]:
+        """Return persistent storages as they are now: those of other inputs, and those that are still there."""
+        memories = {storage: ref() for storage, ref in self.lasting.items()}
+        memories |= {storage: inputs[position].untyped_storage() for storage, position in self._given.items()}
+        return {storage: memory for storage, memory in memories.items() if memory is not None}
 
     def size_of(self, memory: Any) -> int:
         """Return the size of a storage, which may be away [B]."""
@@ -151,9 +159,6 @@ class OnDemand(OpRecorder):
     def functions(self) -> list[tuple[Any, int | None]]:
         """Return the functions that were called, and their ops: what steps that are alike have in common."""
         return [(call.func, call.op) for call in self.sequence]
-
-    def finish(self) -> None:
-        """Nothing comes after the last call."""
 
     def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
         """Note a call."""

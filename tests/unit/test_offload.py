@@ -571,17 +571,22 @@ def test_nothing_is_left(tmp_path):
         ({"budget": "6 GB/s"}, "6 GB/s"),
         ({"budget": 1000}, "each op's tensors fit the budget of 1.00 kB"),
         ({"folder": "/nowhere"}, "No such file"),
+        ({"hardware": "none.yaml"}, "none.yaml: a hardware document is a file, found no such file"),
+        ({"hardware": "h100_sxm"}, "computes in ram, and has disk, found hbm of hbm, ddr; take a profile of hosim cal"),
+        ({"homes": "disk"}, "homes: .*'disk'"),
+        ({"policy": {"policy": "static", "option": {}}}, "policies.0.*'option'.*did you mean 'options'"),
+        ({"policy": "checkpointing"}, "one that there is, or the file of a plan, found 'checkpointing'"),
         ({"policy": "statik"}, r"one that there is, or the file of a plan, found 'statik'; .*did you mean 'static'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options, said):
     with pytest.raises(HosimError, match=said), offloaded(**options) as (step, x, _):
-        run(step, x, 4)
+        run(step, x, 1)
 
 
 def test_rows_that_are_compared_have_names_of_their_own():
     twice = ["static", {"policy": "static", "options": {"recompute": True}}]
-    with pytest.raises(ConfigError, match="rows have names of their own, found 'static' twice"):
+    with pytest.raises(ConfigError, match=r"each row .* has a label of its own, found 'static' twice"):
         hosim.torch.compare(make, budget=1, policies=twice)
 
 
