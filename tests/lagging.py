@@ -95,12 +95,6 @@ class LaggingTorch:
         self.pinned_bytes += size_bytes
         return torch.empty(size_bytes, dtype=torch.uint8)
 
-    def count_most(self, device):
-        """Nothing is counted."""
-
-    def allotted(self, device, which):
-        return None
-
     def copy(self, target, source):
         assert target.numel() == source.numel()
         self.stream(None).put(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel()))

@@ -22,7 +22,7 @@ import torch
 
 from simulator.errors import insist
 from simulator.execute.held import IN, OUT, ExecutionError
-from simulator.execute.tiers import FileTier, MemoryTier, free_memory
+from simulator.execute.tiers import FileTier, free_memory
 
 _AHEAD = 16
 """Ops that an accelerator may have before it: with 10 us an op, it works on while a thread of the host wakes up."""
@@ -56,7 +56,7 @@ class Processor:
 
     def lower(self, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier | PinnedTier:
         """Make the lower tier: a file in a folder, or a place in RAM."""
-        return MemoryTier(pace=pace) if folder is None else FileTier(folder, pace=pace)
+        return FileTier(folder, pace=pace)
 
     def begin(self) -> None:
         """Begin to tell moments of a step."""
@@ -75,13 +75,6 @@ class Processor:
 
     def finish(self) -> None:
         """Wait until all that was issued has ended."""
-
-    def count_most(self) -> None:
-        """Count anew what is allotted at most."""
-
-    def allotted(self, *, most: bool = False) -> int | None:
-        """Return what PyTorch's allocator has given out, now or at most [B]; None if it does not count."""
-        return None
 
     def resize(self, storage: Any, size_bytes: int) -> None:
         """Give a storage its size, or none."""
@@ -118,15 +111,6 @@ class Torch:
     def pinned(self, size_bytes: int) -> torch.Tensor:
         """Return pinned memory of the host."""
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def count_most(self, device: torch.device) -> None:
-        """Count anew what its allocator has given out at most, if PyTorch knows; that is from 2.9 on."""
-        if hasattr(torch.accelerator, "reset_peak_memory_stats"):
-            torch.accelerator.reset_peak_memory_stats(device)
-
-    def allotted(self, device: torch.device, which: str) -> int | None:
-        """Return what its allocator has given out [B]: ``memory_allocated``, or ``max_memory_allocated``."""
-        return int(getattr(torch.accelerator, which)(device)) if hasattr(torch.accelerator, which) else None
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy bytes on the current stream; the host goes on."""
@@ -253,14 +237,6 @@ class Accelerator(Processor):
         """Wait until all that was issued has ended."""
         self._behind.clear()
         self._compute.synchronize()
-
-    def count_most(self) -> None:
-        """Count anew what is allotted at most."""
-        self._torch.count_most(self.device)
-
-    def allotted(self, *, most: bool = False) -> int | None:
-        """Return what PyTorch's allocator has given out, now or at most [B]; None if it does not count."""
-        return self._torch.allotted(self.device, "max_memory_allocated" if most else "memory_allocated")
 
     def resize(self, storage: Any, size_bytes: int) -> None:
         """Give a storage its size, or none, in memory that ops use in the order in which they were issued."""

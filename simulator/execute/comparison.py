@@ -49,6 +49,7 @@ _KEYS = ("policy", "why", "steps", *_PREDICTED, *(f"measured_{key}" for key in _
 _CLEAR = Path("/proc/self/clear_refs")
 _CAN_FORGET = os.access(_CLEAR, os.W_OK)
 """Whether the system tells how much memory was resident at most, from some moment on."""
+_ALLOCATOR_COUNTS = hasattr(torch.accelerator, "max_memory_allocated")  # from PyTorch 2.9 on
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,30 +82,24 @@ class Comparison:
     def view(self) -> SweepView:
         """The table, and a sentence."""
 
-        def times(key: str) -> list[str]:
-            return [quantity(row[key], "ns") for row in self.rows]
+        def column(heading: str, key: str, unit: str) -> Column:
+            return Column(heading, [quantity(row[key], unit) for row in self.rows], left=False)
 
-        def sizes(key: str) -> list[str]:
-            return [quantity(row[key], "B") for row in self.rows]
-
-        ends = zip(times("least_ns"), times("most_ns"), strict=True)
+        least, most = (column("", key, "ns").cells for key in ("least_ns", "most_ns"))
+        ends = [f"{first} to {last}" if first != "-" else "-" for first, last in zip(least, most, strict=True)]
         columns = [
             Column("policy", [row["policy"] for row in self.rows]),
-            Column("step predicted", times("step_ns"), left=False),
-            Column("measured", times("measured_step_ns"), left=False),
-            Column("from to", [f"{least} to {most}" if least != "-" else "-" for least, most in ends], left=False),
-            Column("stall predicted", times("stall_ns"), left=False),
-            Column("measured", times("measured_stall_ns"), left=False),
-            Column("peak predicted", sizes("peak_bytes"), left=False),
-            Column("measured", sizes("measured_peak_bytes"), left=False),
+            column("step predicted", "step_ns", "ns"),
+            column("measured", "measured_step_ns", "ns"),
+            Column("from to", ends, left=False),
+            column("stall predicted", "stall_ns", "ns"),
+            column("measured", "measured_stall_ns", "ns"),
+            column("peak predicted", "peak_bytes", "B"),
+            column("measured", "measured_peak_bytes", "B"),
             Column("within", [{None: "-", True: "yes", False: "no"}[row["is_within"]] for row in self.rows]),
-            *(
-                Column(name, sizes(key), left=False)
-                for key, name in _IN_USE.items()
-                if any(row[key] for row in self.rows)
-            ),
-            Column("moved out", sizes("measured_out_bytes"), left=False),
-            Column("moved in", sizes("measured_in_bytes"), left=False),
+            *(column(name, key, "B") for key, name in _IN_USE.items() if any(row[key] for row in self.rows)),
+            column("moved out", "measured_out_bytes", "B"),
+            column("moved in", "measured_in_bytes", "B"),
         ]
         ran = [row for row in self.rows if not row["why"]]
         others = [row["policy"] for row in ran if not row["is_equal"]]
@@ -216,8 +211,7 @@ class _Running:
             module.set_rng_state(state)
         before = _in_use(self.step.device) if is_measured else None
         self._come_back()
-        _forget_most()
-        self.step.device.count_most()
+        _forget_most(self.step.device)
         self.losses += [tensor.detach().clone() for tensor in tensors([self._call()])]
         if before:
             more = map(int.__sub__, _in_use(self.step.device, most=True), before)
@@ -331,10 +325,12 @@ def _measured(executed: Sequence[Executed]) -> dict[str, Any]:
     }
 
 
-def _forget_most() -> None:
-    """Let the system forget how much memory was resident at most."""
+def _forget_most(device: Processor) -> None:
+    """Count anew how much memory was in use at most: of the process, and as an accelerator's allocator counts it."""
     if _CAN_FORGET:
         _CLEAR.write_text("5", encoding="ascii")
+    if device.name != "cpu" and _ALLOCATOR_COUNTS:
+        torch.accelerator.reset_peak_memory_stats(device.name)
 
 
 def _resident_bytes(field: str) -> int:
@@ -349,10 +345,15 @@ def _resident_bytes(field: str) -> int:
 
 
 def _in_use(device: Processor, *, most: bool = False) -> tuple[int, int]:
-    """Return what is resident, and what is allotted, now or at most [B]; 0 where the system does not tell."""
+    """Return what is resident, and what an accelerator's allocator has given out, now or at most [B]; 0 if unknown."""
     if not most:  # what the allocator holds back is given back first
         gc.collect()
         with suppress(AttributeError):  # of glibc; others do not hold it back
             ctypes.CDLL(None).malloc_trim(0)
-    resident = _resident_bytes("VmHWM" if most else "VmRSS") if _CAN_FORGET else 0
-    return resident, device.allotted(most=most) or 0
+    resident_bytes, allotted_bytes = 0, 0
+    if _CAN_FORGET:
+        resident_bytes = _resident_bytes("VmHWM" if most else "VmRSS")
+    if device.name != "cpu" and _ALLOCATOR_COUNTS:
+        counted_bytes = torch.accelerator.max_memory_allocated if most else torch.accelerator.memory_allocated
+        allotted_bytes = counted_bytes(device.name)
+    return resident_bytes, allotted_bytes

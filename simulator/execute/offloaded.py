@@ -244,16 +244,14 @@ class Offloaded:
 
     def _run_planned(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
         planning = self._plannings[key]
-        row, lasting = planning.result, planning.lasting([*tensors((args, kwargs))])
-        mode = PlannedStep(row.graph, planning.turns, self._memory, planning.compute_tier, lasting)
+        row, mode = planning.result, PlannedStep(planning, self._memory, [*tensors((args, kwargs))])
         old = self._left.difference(mode.lasting.values())  # gradients of the step before
         made = self.measured(row.label, mode, args, kwargs, lambda: {*old, *mode.alive(planning.below)})
         self._left = mode.alive(planning.below)
         if planning.below:
             self._guard()
         if self._memory.notes is not None and mode.stopped is None:
-            trace = trace_of(mode, row.hardware, planning.below, self._memory.notes)
-            self.steps[-1] = replace(self.steps[-1], trace=trace)
+            self.steps[-1] = replace(self.steps[-1], trace=trace_of(mode))
         if mode.stopped is not None:
             del self._plannings[key], self._records[key]
             if self._strict:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from simulator.execute.held import HeldStorage, insist_step
 from simulator.execute.storages import StepMemory
@@ -131,9 +131,7 @@ class OnDemand(OpRecorder):
                 made = func(*args, **kwargs)
         except Exception:
             return 0
-        given = {
-            id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
-        }
+        given = {id(tensor.untyped_storage()) for tensor in tensors((args, kwargs))}
         outs = (tensor.untyped_storage() for tensor in tensors(made) if str(tensor.device) == self._memory.device.name)
         new = {id(storage): storage.nbytes() for storage in outs if id(storage) not in given}
         return sum(new.values())

@@ -51,16 +51,11 @@ def checkpoint_blocks(step: Callable[..., Any]) -> None:
     ConfigError
         If it is no module, or has none.
     """
-    parts, lists = (
-        step.modules() if isinstance(step, torch.nn.Module) else (),
-        torch.nn.ModuleList | torch.nn.Sequential,
-    )
+    lists = (torch.nn.ModuleList, torch.nn.Sequential)
+    parts = step.modules() if isinstance(step, torch.nn.Module) else ()
     blocks = max((part for part in parts if isinstance(part, lists)), key=len, default=())
-    must, do = (
-        "the step is a module with a ModuleList or Sequential, each child of which is checkpointed",
-        "leave it out",
-    )
-    insist(len(blocks), CHECKPOINTING, must, getattr(step, "__name__", type(step).__name__), do)
+    must = "the step is a module with a ModuleList or Sequential, each child of which is checkpointed"
+    insist(len(blocks), CHECKPOINTING, must, getattr(step, "__name__", type(step).__name__), "leave it out")
     for block in dict.fromkeys(blocks):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 

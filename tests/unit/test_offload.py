@@ -45,7 +45,7 @@ from simulator.execute.mode import look_at  # noqa: E402
 from simulator.execute.on_demand import RecordedCall  # noqa: E402
 from simulator.execute.planning import typical  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
-from simulator.execute.tiers import FileTier, MemoryTier  # noqa: E402
+from simulator.execute.tiers import FileTier  # noqa: E402
 from simulator.graph_builder import GraphBuilder  # noqa: E402
 from simulator.importers.recordings import Storage  # noqa: E402
 from simulator.importers.torch_run import step_of  # noqa: E402
@@ -706,7 +706,7 @@ def test_what_a_step_leaves_is_within_the_budget_when_it_ends():
 
 
 def test_what_was_brought_back_and_changed_since_is_written_again():
-    memory, value = StepMemory(1e6, MemoryTier()), torch.ones(1000)
+    memory, value = StepMemory(1e6, FileTier(None)), torch.ones(1000)
     block = memory.block(value.untyped_storage(), "value")
     for number in (2, 3):
         memory.settle([block])
