@@ -191,24 +191,20 @@ class _Running:
         self._is_planned = choice.row not in ROWS
         run = self.step if self._is_planned else partial(run_unplanned, self.step, choice.row)
         self._call, self._come_back = partial(run, *args, **kwargs), cast(Callable[[], Any], int)
-        device = self.step.device.name
-        self._random = [torch, *([] if device == "cpu" else [torch.get_device_module(device)])]
-        self._states = [module.get_rng_state() for module in self._random]
         self.losses, self.most_bytes = list[torch.Tensor](), [0] * len(_IN_USE)
         self.error: HosimError | None = None
 
-    def turn(self, *, is_measured: bool) -> None:
+    def turn(self, turn: int) -> None:
         """Run the step once, unless it failed before."""
         try:
             if self.error is None:
-                self._run(is_measured)
+                torch.manual_seed(turn)  # each row draws the same
+                self._run(is_measured=turn >= _FIRST)
         except HosimError as error:  # is this row's result: others stand
             self.error = error
             self.step.close()
 
-    def _run(self, is_measured: bool) -> None:
-        for module, state in zip(self._random, self._states, strict=True):
-            module.set_rng_state(state)
+    def _run(self, *, is_measured: bool) -> None:
         before = _in_use(self.step.device) if is_measured else None
         self._come_back()
         _forget_most(self.step.device)
@@ -216,7 +212,6 @@ class _Running:
         if before:
             more = map(int.__sub__, _in_use(self.step.device, most=True), before)
             self.most_bytes = [*map(max, self.most_bytes, more)]
-        self._states = [module.get_rng_state() for module in self._random]
         self._come_back = self.step.make_way()
 
     def row(self, name: str) -> dict[str, Any]:
@@ -255,13 +250,13 @@ def compare(name: str, make: _Make, choices: Sequence[PolicyChoice], steps: int,
     tell
         Called with the progress.
     """
-    running, turns, count = list[_Running](), range(_FIRST + steps), len(choices)
+    running, most = list[_Running](), (_FIRST + steps) * len(choices)
     try:
-        for turn, place in product(turns, range(count)):
-            tell("steps", turn * count + place, len(turns) * count)
+        for done, (turn, place) in enumerate(product(range(_FIRST + steps), range(len(choices)))):
+            tell("steps", done, most)
             if turn == 0:
                 running.append(_Running(make, choices[place]))
-            running[place].turn(is_measured=turn >= _FIRST)
+            running[place].turn(turn)
         return _compared(name, running)
     finally:
         for left in running:

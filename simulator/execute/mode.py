@@ -237,18 +237,20 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     def _finish(self) -> None:
         """Do what comes after the last op."""
-        if self.stopped is None and self._turns[self._at].func is not None:
+        turn = self._turns[-1]
+        if self.stopped is None and self._turns[self._at] is not turn:
             self._stop(self._difference("the end of the step"))
-        if self.stopped is None:
-            self._end(self._turns[-1])
-
-    def _end(self, turn: Turn) -> None:
+        if self.stopped is not None:
+            return
         for code in turn.actions:
             self._do(code)
         if turn.op is not None:
             for block in filter(None, map(self.blocks.get, self._graph.ops[-1].reads)):
                 self.memory.wait(block)
-            self.ended.append((self.memory.device.ended(), len(self.memory.waits)))
+            self._note_end()
+
+    def _note_end(self) -> None:
+        self.ended.append((self.memory.device.ended(), len(self.memory.waits)))
 
 
 _UNSAFE = frozenset((torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +36,7 @@ from simulator.run.results import Result
 from simulator.scenario import Scenario
 from simulator.trace import Trace
 
+_Key = tuple[Any, ...]  # shapes and types of the inputs
 _ONE = Lock()
 """Held while a step runs: two at once would share the machine, and neither plan knows of the other."""
 
@@ -134,9 +135,9 @@ class Offloaded:
         self.timed = timed
         self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
         self._memory = StepMemory(budget_bytes, tier, device)
-        self._records, self._plannings = dict[tuple[Any, ...], OnDemand](), dict[tuple[Any, ...], Planning]()
+        self._records, self._plannings = dict[_Key, OnDemand](), dict[_Key, Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
-        self._unplanned, self._guarded = set[tuple[Any, ...]](), weakref.WeakSet[Any]()
+        self._unplanned, self._guarded = set[_Key](), weakref.WeakSet[Any]()
         self._left = set[HeldStorage]()  # what the last step has left below, and no plan need know
         self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
         self._ends = ExitStack()
@@ -219,17 +220,19 @@ class Offloaded:
         insist(_ONE.acquire(blocking=False), where, must, "another in the midst of its run", do)
         try:
             key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
-            run = self._run_planned if key in self._plannings else self._run_on_demand
-            return run(key, args, kwargs)
+            call = partial(self._step, *args, **kwargs)
+            if key in self._plannings:
+                return self._run_planned(key, call, inputs)
+            return self._run_on_demand(key, call, (args, kwargs))
         finally:
             self._memory.let_go(tensor.untyped_storage() for tensor in inputs)
             _ONE.release()
 
-    def _run_on_demand(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+    def _run_on_demand(self, key: _Key, call: Callable[[], Any], given: Any) -> Any:
         before = self._records.get(key)
         with self._watch as watch:
-            record = OnDemand(watch, (args, kwargs), self._memory, before)
-            made = self.measured("on demand", record, args, kwargs, self._away)
+            record = OnDemand(watch, given, self._memory, before)
+            made = self.measured("on demand", record, call, self._away)
         must, do = f"a step has tensors on {self.device.name}", "name the device where they are: device="
         insist(self._memory.peak_bytes, f"step {self._name}", must, "none", do)
         if self._scenario.homes:
@@ -242,11 +245,11 @@ class Offloaded:
                 warnings.warn(f"Compiled parts of {self._name} run as they are written, op by op.", stacklevel=3)
         return made
 
-    def _run_planned(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+    def _run_planned(self, key: _Key, call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Any:
         planning = self._plannings[key]
-        row, mode = planning.result, PlannedStep(planning, self._memory, [*tensors((args, kwargs))])
+        mode = PlannedStep(planning, self._memory, inputs)
         old = self._left.difference(mode.lasting.values())  # gradients of the step before
-        made = self.measured(row.label, mode, args, kwargs, lambda: {*old, *mode.alive(planning.below)})
+        made = self.measured(self.row, mode, call, lambda: {*old, *mode.alive(planning.below)})
         self._left = mode.alive(planning.below)
         if planning.below:
             self._guard()
@@ -256,9 +259,8 @@ class Offloaded:
             del self._plannings[key], self._records[key]
             if self._strict:
                 raise mode.stopped
-            warnings.warn(
-                f"{mode.stopped}. It went on without a plan; the next calls are recorded again.", stacklevel=3
-            )
+            how = "It went on without a plan; the next calls are recorded again."
+            warnings.warn(f"{mode.stopped}. {how}", stacklevel=3)
         elif len(planning.took_ns) < self.timed:
             planning.took_ns.append(mode.took_ns)
             if len(planning.took_ns) == self.timed:
@@ -299,18 +301,15 @@ class Offloaded:
         self,
         plan: str,
         mode: AbstractContextManager[Any],
-        args: Any,
-        kwargs: Any,
+        call: Callable[[], Any],
         below: Callable[[], set[HeldStorage]],
     ) -> Any:
         """Run a step in a mode, note what it took, and return what it returns.
 
         Parameters
         ----------
-        plan, mode
-            What it runs under.
-        args, kwargs
-            Its arguments.
+        plan, mode, call
+            What it runs under, and what runs it.
         below
             Returns what lives below between steps; all else is in the compute tier in the end.
         """
@@ -319,7 +318,7 @@ class Offloaded:
         begun_s = perf_counter()
         try:
             with mode:
-                made = self._step(*args, **kwargs)
+                made = call()
             waits = len(memory.waits)
         finally:
             memory.settle(below())
@@ -329,7 +328,7 @@ class Offloaded:
         self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes))
         return made
 
-    def _plan(self, key: tuple[Any, ...], planning: Planning, took_ns: list[int]) -> None:
+    def _plan(self, key: _Key, planning: Planning, took_ns: list[int]) -> None:
         """Plan a step whose ops take so long; if no plan fits, go on on demand, unless that is to be an error."""
         try:
             planning.plan(took_ns, self._machine, self._scenario, self.budget_bytes, self.device.tiers)

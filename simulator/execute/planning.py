@@ -100,11 +100,10 @@ def machine_at(where: str, hardware: str | Path, tiers: tuple[str, str]) -> Hard
 
 def rates_of(device: Processor, tier: FileTier | PinnedTier) -> tuple[float, float]:
     """Measure copies out of, and into, storages that are new, as a step has them [B/s]."""
-    took_s: tuple[list[float], list[float]] = ([], [])
-    offset = tier.allot(_TRIED_BYTES)
+    offset, took_s = tier.allot(_TRIED_BYTES), {OUT: list[float](), IN: list[float]()}
     for _ in range(_TRIES):
         storage = torch.ones(_TRIED_BYTES, dtype=torch.uint8, device=device.name).untyped_storage()
-        for way, times_s in zip((OUT, IN), took_s, strict=True):
+        for way, times_s in took_s.items():
             if way == IN:
                 device.resize(storage, 0)
                 device.resize(storage, _TRIED_BYTES)
@@ -112,7 +111,8 @@ def rates_of(device: Processor, tier: FileTier | PinnedTier) -> tuple[float, flo
             device.finish()
             times_s.append(device.seconds(ended) - device.seconds(begun))
     tier.release(offset, _TRIED_BYTES)
-    return _TRIED_BYTES / statistics.median(took_s[0]), _TRIED_BYTES / statistics.median(took_s[1])
+    out, back = (_TRIED_BYTES / statistics.median(times_s) for times_s in took_s.values())
+    return out, back
 
 
 _TRIED_BYTES, _TRIES = 1 << 25, 5

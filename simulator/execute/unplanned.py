@@ -38,7 +38,7 @@ def run_unplanned(offloaded: Offloaded, row: str, *args: Any, **kwargs: Any) -> 
             stack.enter_context(_SavedBelow(memory))
         if len(steps) < _COUNTED:
             stack.enter_context(_Counted(memory))
-        made = offloaded.measured(row, nullcontext(), args, kwargs, set)
+        made = offloaded.measured(row, nullcontext(), partial(offloaded._step, *args, **kwargs), set)
     steps[-1] = replace(steps[-1], peak_bytes=max(step.peak_bytes for step in steps))
     return made
 
