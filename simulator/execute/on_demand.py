@@ -145,9 +145,7 @@ class OnDemand(OpRecorder):
         for block in sorted(others, key=lambda block: block.used_at):
             if memory.used_bytes + size_bytes <= memory.budget_bytes:
                 return
-            if block.below is None:
-                memory.copy_out(block)
-            memory.free(block)
+            memory.send([block])
             memory.wait(block, writes=True)
         rule = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
         needed_bytes = memory.used_bytes + size_bytes
