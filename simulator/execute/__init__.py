@@ -115,14 +115,13 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         insist(tier in ("disk", "memory"), where, "a lower tier is disk or memory", repr(tier), "name one of them")
         insist(tier == "disk" or folder is None, where, must, found, "drop folder")
         lower = computes.lower(None if tier == "memory" else folder or tempfile.gettempdir(), paces)
-        stack.callback(lower.close)
+        memory = steps.StepMemory(budget_bytes, lower, computes)
+        stack.callback(memory.close)
         if hardware is None:
-            machine = profile.machine_of(computes.tiers, paces or profile.rates_of(computes, lower))
+            machine = profile.machine_of(computes.tiers, paces or profile.rates_of(memory))
         else:
             machine = profile.machine_at(where, hardware, computes.tiers)
-        offloaded: Offloaded = steps.Offloaded(
-            step, name, budget_bytes, lower, machine, scenario, strict=strict, device=computes
-        )
+        offloaded: Offloaded = steps.Offloaded(step, name, memory, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded
 

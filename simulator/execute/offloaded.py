@@ -17,14 +17,13 @@ from typing import Any, cast
 import torch
 
 from simulator.errors import insist
-from simulator.execute.accelerator import PinnedTier, Processor
+from simulator.execute.accelerator import Processor
 from simulator.execute.held import ExecutionError, HeldStorage
 from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep
 from simulator.execute.on_demand import OnDemand, may_leave
 from simulator.execute.planning import Planning, UnfitError, typical
 from simulator.execute.storages import StepMemory
-from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
 from simulator.hardware import Hardware
 from simulator.importers.imported import Imported
@@ -102,44 +101,42 @@ class Offloaded:
     ----------
     step, name
         Runs a whole step; its name in messages.
-    budget_bytes, tier
-        Room of the compute tier [B]; the lower tier.
+    memory
+        Its storages, and their room; closed with it.
     machine, scenario
         The machine on which it is planned; its row, and the homes between steps.
     strict
         Whether a step that no plan fits, or that cannot go on under its plan, is an error; else a warning.
-    timed
-        How many steps under a plan are timed for the last plan: it takes the median time of each op.
 
     Attributes
     ----------
+    timed
+        How many steps under a plan are timed for the last plan: it takes the median time of each op.
     steps
         What was measured, call by call.
     budget_bytes, beside_bytes
         The budget; how much of it storages take that no op of the graph uses, such as counts of steps [B].
     """
 
-    def __init__(  # noqa: PLR0913 - a step, and how it runs
+    timed = 3
+
+    def __init__(
         self,
         step: Callable[..., Any],
         name: str,
-        budget_bytes: float,
-        tier: FileTier | PinnedTier,
+        memory: StepMemory,
         machine: Hardware,
         scenario: Scenario,
         *,
         strict: bool,
-        timed: int = 3,
-        device: Processor | None = None,
     ) -> None:
-        self.timed = timed
-        self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
-        self._memory = StepMemory(budget_bytes, tier, device)
+        self._step, self._name, self._memory, self._strict = step, name, memory, strict
+        self._machine, self._scenario = machine, scenario
         self._records, self._plannings = dict[_Key, OnDemand](), dict[_Key, Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
         self._unplanned, self._guarded = set[_Key](), weakref.WeakSet[Any]()
         self._left = set[HeldStorage]()  # what the last step has left below, and no plan need know
-        self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
+        self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), memory.budget_bytes, 0
         self._ends = ExitStack()
         self._ends.callback(self._memory.close)
         self.close = weakref.finalize(self, self._ends.close)
@@ -331,7 +328,7 @@ class Offloaded:
     def _plan(self, key: _Key, planning: Planning, took_ns: list[int]) -> None:
         """Plan a step whose ops take so long; if no plan fits, go on on demand, unless that is to be an error."""
         try:
-            planning.plan(took_ns, self._machine, self._scenario, self.budget_bytes, self.device.tiers)
+            planning.plan(took_ns, self._machine, self._scenario, self._memory)
         except UnfitError as error:
             if self._strict:
                 raise

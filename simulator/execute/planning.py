@@ -15,11 +15,10 @@ from simulator import catalog
 from simulator.catalog.loaded import check_budget, check_tiers
 from simulator.catalog.text import validated
 from simulator.errors import ConfigError, insist
-from simulator.execute.accelerator import PinnedTier, Processor
 from simulator.execute.calls import Turn, into, turns_of
 from simulator.execute.held import IN, OUT
 from simulator.execute.on_demand import OnDemand
-from simulator.execute.tiers import FileTier
+from simulator.execute.storages import StepMemory
 from simulator.graph import Graph, Job, Op
 from simulator.hardware import Hardware
 from simulator.importers.torch import imported
@@ -98,9 +97,10 @@ def machine_at(where: str, hardware: str | Path, tiers: tuple[str, str]) -> Hard
     return machine
 
 
-def rates_of(device: Processor, tier: FileTier | PinnedTier) -> tuple[float, float]:
+def rates_of(memory: StepMemory) -> tuple[float, float]:
     """Measure copies out of, and into, storages that are new, as a step has them [B/s]."""
-    offset, took_s = tier.allot(_TRIED_BYTES), {OUT: list[float](), IN: list[float]()}
+    device, tier, took_s = memory.device, memory.tier, {OUT: list[float](), IN: list[float]()}
+    offset = tier.allot(_TRIED_BYTES)
     for _ in range(_TRIES):
         storage = torch.ones(_TRIED_BYTES, dtype=torch.uint8, device=device.name).untyped_storage()
         for way, times_s in took_s.items():
@@ -171,9 +171,7 @@ class Planning:
         graph = replace(self.recorded, ops=tuple(ops))
         self.imported = replace(self.imported, files={**self.imported.files, ".jsonl": graph})
 
-    def plan(
-        self, took_ns: Iterable[int], machine: Hardware, scenario: Scenario, budget_bytes: float, tiers: tuple[str, str]
-    ) -> None:
+    def plan(self, took_ns: Iterable[int], machine: Hardware, scenario: Scenario, memory: StepMemory) -> None:
         """Plan the step, whose ops take so long, on a machine; if none fits, what was planned before then stands.
 
         Raises
@@ -184,9 +182,10 @@ class Planning:
             If the plan uses other tiers, or breaks a rule.
         """
         self._time(took_ns)
+        tiers = memory.device.tiers
         where, graph = f"plan of {self._name}", self._with_end(scenario, tiers[1])
-        if budget_bytes < inf:
-            scenario = scenario.model_copy(update={"budget_bytes": round(budget_bytes - self.beside_bytes)})
+        if memory.budget_bytes < inf:
+            scenario = scenario.model_copy(update={"budget_bytes": round(memory.budget_bytes - self.beside_bytes)})
         plans = {f"plan {choice.row}": Path(choice.policy) for choice in scenario.policies if choice.is_file}
         work = self.imported.workload.model_copy(update={"steps": 1})
         paths = {"graph": Path("graph.jsonl"), **plans}
