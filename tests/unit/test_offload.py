@@ -117,7 +117,7 @@ OFTEN += [
     ("recompute", Tied, 7),
 ]
 AGAIN = [*AGAIN, *(pytest.param(*row, marks=pytest.mark.slow) for row in OFTEN if row not in AGAIN)]
-SLOW_PACE = {"pace": ("20 MB/s", "20 MB/s")}
+SLOW_PACE = {"pace": ("5 MB/s", "5 MB/s")}  # so that to run an op again pays, however busy the machine
 
 
 @pytest.mark.parametrize(("policy", "kind", "tenths"), AGAIN)
