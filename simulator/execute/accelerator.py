@@ -270,15 +270,13 @@ def device_of(name: object) -> Processor:
         If there is no such device.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    name = None if name is None else str(name)  # of a torch.device, too
-    if name == "cpu" or (name is None and accelerator is None):
+    name = str(accelerator or "cpu") if name is None else str(name)  # of a torch.device, too
+    if name == "cpu":
         return Processor()
     has_streams, where = hasattr(torch.accelerator, "current_device_index"), "hosim.torch.offload"
     insist(has_streams, where, "PyTorch 2.7 or later runs on accelerators", torch.__version__, 'write device="cpu"')
-    indices = [str(index) for index in range(torch.accelerator.device_count())] if accelerator else []
-    kinds = [accelerator.type] if accelerator else []
-    kind, _, index = (name or str(kinds[0])).partition(":")
-    does_exist = kind in kinds and (not index or index in indices)
-    choices = ", ".join(["cpu", *kinds, *(f"{kind}:{index}" for kind in kinds for index in indices)])
-    insist(does_exist, where, "a device is there", repr(name), f"name one of {choices}")
-    return Accelerator(torch.device(kind, int(index) if index else torch.accelerator.current_device_index()))
+    kind, devices = (accelerator.type, torch.accelerator.device_count()) if accelerator else ("cpu", 0)
+    names = dict.fromkeys(("cpu", kind, *(f"{kind}:{index}" for index in range(devices))))
+    insist(name in names, where, "a device is there", repr(name), f"name one of {', '.join(names)}")
+    index = torch.device(name).index
+    return Accelerator(torch.device(kind, torch.accelerator.current_device_index() if index is None else index))
