@@ -117,10 +117,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         lower = computes.lower(None if tier == "memory" else folder or tempfile.gettempdir(), paces)
         memory = steps.StepMemory(budget_bytes, lower, computes)
         stack.callback(memory.close)
-        if hardware is None:
-            machine = profile.machine_of(computes.tiers, paces or profile.rates_of(memory))
-        else:
-            machine = profile.machine_at(where, hardware, computes.tiers)
+        machine = profile.machine_of(where, hardware, memory, paces)
         offloaded: Offloaded = steps.Offloaded(step, name, memory, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded

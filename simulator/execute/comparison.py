@@ -141,7 +141,11 @@ class Comparison:
         with writing(out, labels) as pages:
             sections = [pages.add(row) | {"row": row} for row in rows]
             for row, name in zip(rows, folder_names(labels).values(), strict=True):
-                _write_documents(row, pages.folder / name)
+                folder, digests = pages.folder / name, row.case.loaded.sha256
+                texts = as_run(row.case.loaded, {row.label: row}, is_changed=False)
+                write_texts(folder, texts)
+                graph_jsonl.write(row.graph, folder / "graph.jsonl")
+                digests.update({file.partition(".")[0]: digest(folder / file) for file in (*texts, "graph.jsonl")})
             more["provenance"] = provenance(loaded, labels)
             write_csv(pages.folder / "compared.csv", self.rows)
             pages.report(scenario, more, sections, [(self.view._replace(sentences=[]), None)], command)
@@ -151,15 +155,6 @@ class Comparison:
         """Return the rows as JSON."""
         rows = {"name": self.name, "budget_bytes": self.budget_bytes, "rows": self.rows}
         return orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
-
-
-def _write_documents(row: Result, folder: Path) -> None:
-    """Write what predicts a row again: its documents and its graph, whose digests it then knows."""
-    loaded = row.case.loaded
-    write_texts(folder, as_run(loaded, {row.label: row}, is_changed=False))
-    graph_jsonl.write(row.graph, folder / "graph.jsonl")
-    files = {role: f"{role}.yaml" for role in ("scenario", "hardware", "workload")} | {"graph": "graph.jsonl"}
-    loaded.sha256.update({role: digest(folder / file) for role, file in files.items()})
 
 
 _Make = Callable[[PolicyChoice], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]]

@@ -76,8 +76,17 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        if raised[0] is None:
-            self._finish()
+        turn = self._turns[-1]
+        if raised[0] is None and self.stopped is None and self._turns[self._at] is not turn:
+            self._stop(self._difference("the end of the step"))
+        if raised[0] is not None or self.stopped is not None:
+            return
+        for code in turn.actions:
+            self._do(code)
+        if turn.op is not None:
+            for block in filter(None, map(self.blocks.get, self._graph.ops[-1].reads)):
+                self.memory.wait(block)
+            self._note_end()
 
     @property
     def took_ns(self) -> list[int]:
@@ -203,7 +212,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         again.run()
         for block in made:
             block.is_away, block.remake = False, None
-        self.ended.append((memory.device.ended(), len(memory.waits)))
+        self._note_end()
 
     def _do(self, code: Code) -> None:
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
@@ -234,20 +243,6 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     def alive(self, ids: Container[int]) -> set[HeldStorage]:
         """Return what is followed of some tensors, if PyTorch has not freed it."""
         return {block for t, block in self.blocks.items() if t in ids and block.ref() is not None}
-
-    def _finish(self) -> None:
-        """Do what comes after the last op."""
-        turn = self._turns[-1]
-        if self.stopped is None and self._turns[self._at] is not turn:
-            self._stop(self._difference("the end of the step"))
-        if self.stopped is not None:
-            return
-        for code in turn.actions:
-            self._do(code)
-        if turn.op is not None:
-            for block in filter(None, map(self.blocks.get, self._graph.ops[-1].reads)):
-                self.memory.wait(block)
-            self._note_end()
 
     def _note_end(self) -> None:
         self.ended.append((self.memory.device.ended(), len(self.memory.waits)))

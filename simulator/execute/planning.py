@@ -67,34 +67,33 @@ def typical(took_ns: Sequence[Sequence[int]]) -> list[int]:
     return [round(median_ns * stretch) for median_ns in medians]
 
 
-def machine_of(tiers: tuple[str, str], rates: tuple[float, float]) -> Hardware:
-    """Return a machine whose copies out of the first tier, and into it, have these bandwidths [B/s]."""
-    top, below = tiers
-    ways = (("d2h", top, below, rates[0]), ("h2d", below, top, rates[1]))
+def machine_of(
+    where: str, hardware: str | Path | None, memory: StepMemory, rates: tuple[float, float] | None
+) -> Hardware:
+    """Return the machine of a profile; without one, a machine whose copies out, and in, have these bandwidths [B/s].
+
+    Without rates they are measured.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such profile, or its machine does not compute in the memory's first tier, above the other.
+    """
+    top, below = memory.device.tiers
+    if hardware is not None:
+        machine = catalog.read_hardware(hardware)
+        fits, others = machine.compute_tier == top and below in machine.tiers, ", ".join(machine.tiers)
+        must, found = f"the machine computes in {top}, and has {below}", f"{machine.compute_tier} of {others}"
+        insist(fits, where, must, found, "take a profile of hosim calibrate")
+        return machine
+    out, back = rates or rates_of(memory)
+    ways = (("d2h", top, below, out), ("h2d", below, top, back))
     return Hardware.model_validate({
         "name": "this", "compute_tier": top, "compute": {"peak": {"fp32": "1 TFLOP/s"}, "launch": "0 ns"},
         "tiers": {top: {"capacity": "inf", "bandwidth": "10 GB/s"}, below: {"capacity": "inf"}},
         "links": {name: {"source": a, "target": b, "bandwidth": f"{rate / 1e6:.6f} MB/s"} for name, a, b, rate in ways},
         "assumed": {"compute": "each op has its time", "tiers": "room is the scenario's budget", "links": "measured"},
     })  # fmt: skip
-
-
-def machine_at(where: str, hardware: str | Path, tiers: tuple[str, str]) -> Hardware:
-    """Return the machine of a profile; it computes in the first of these tiers, and has the other.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
-    machine, (top, below) = catalog.read_hardware(hardware), tiers
-    must, found = (
-        f"the machine computes in {top}, and has {below}",
-        f"{machine.compute_tier} of {', '.join(machine.tiers)}",
-    )
-    fits = machine.compute_tier == top and below in machine.tiers
-    insist(fits, where, must, found, "take a profile of hosim calibrate")
-    return machine
 
 
 def rates_of(memory: StepMemory) -> tuple[float, float]:
@@ -194,7 +193,13 @@ class Planning:
         check_budget(loaded, f"{where}, budget")
         (result,) = run_case(prepare(loaded, Job.of(graph))).values()
         if result.status != "ok":
-            raise _unfit(where, result)
+            short = result.shortfall and f"{result.shortfall.short_bytes:,} B short"
+            why = f"{result.status}: {short}" if short else str(result.summary.get("notes"))
+            why = why.replace(result.policy, Path(result.policy).name)  # a long path would hide the reason
+            must, do = "a plan is of this step, and keeps the rules", "plan the step anew, or correct it"
+            insist(result.status != "failed", where, must, why, do)
+            do = "give it a larger budget, another policy, or homes below"
+            raise UnfitError(where, "a plan of the step fits the budget", why, do)
         issued = result.recorded
         codes, ids = [*cast(Actions, issued.actions).codes()], {*map([*issued.tiers].index, tiers)}
         others = sum(kind == COPY and not {*more} <= ids for kind, _, *more in codes)
@@ -216,15 +221,3 @@ class Planning:
         new = {*graph.outputs}.difference(graph.inputs, graph.made_on_host)
         left = tuple(sorted(t for t in new if home.get(t) != below))
         return replace(graph, ops=(*graph.ops, Op("step/end", left, duration_ns=0))) if left else graph
-
-
-def _unfit(where: str, result: Result) -> ConfigError:
-    """Return why there is no plan: none fits, or it breaks a rule."""
-    short = result.shortfall and f"{result.shortfall.short_bytes:,} B short"
-    why = f"{result.status}: {short}" if short else str(result.summary.get("notes"))
-    why = why.replace(result.policy, Path(result.policy).name)  # a long path would hide the reason
-    if result.status == "failed":
-        must, do = "a plan is of this step, and keeps the rules", "plan the step anew, or correct it"
-        return ConfigError(where, must, why, do)
-    do = "give it a larger budget, another policy, or homes below"
-    return UnfitError(where, "a plan of the step fits the budget", why, do)
