@@ -72,38 +72,30 @@ class Stream:
 
 
 class LaggingTorch:
-    """Stands for PyTorch."""
+    """Stands for PyTorch, and for its module of accelerators."""
 
     Stream, Event = Stream, Event
 
     def __init__(self):
+        self.accelerator = self
         self.compute, self.current, self.pinned_bytes = Stream(), threading.local(), 0
 
-    def index(self):
+    def current_device_index(self):
         return 0
 
-    def set_index(self, index):
+    def set_device_index(self, index):
         assert index == 0
 
-    def stream(self, device):
+    def current_stream(self, device):
         return getattr(self.current, "stream", self.compute)
 
     def set_stream(self, stream):
         self.current.stream = stream
 
-    def pinned(self, size_bytes):
+    def empty(self, size_bytes, *, dtype, pin_memory):
+        assert pin_memory
         self.pinned_bytes += size_bytes
-        return torch.empty(size_bytes, dtype=torch.uint8)
-
-    def count_most(self, device):
-        """Nothing is counted."""
-
-    def allotted(self, device, which):
-        return None
-
-    def copy(self, target, source):
-        assert target.numel() == source.numel()
-        self.stream(None).put(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel()))
+        return torch.empty(size_bytes, dtype=dtype)
 
 
 class LaggingDevice(Accelerator):
@@ -115,6 +107,11 @@ class LaggingDevice(Accelerator):
 
     def holds(self, storage):
         return storage.nbytes() > FEW_BYTES
+
+    def _copy(self, target, source):
+        assert target.numel() == source.numel()
+        stream = self._torch.current_stream(self.device)
+        stream.put(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel()))
 
     def resize(self, storage, size_bytes):
         with self.lock:

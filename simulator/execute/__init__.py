@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simulator.execute.comparison import Comparison
     from simulator.execute.offloaded import Offloaded
     from simulator.importers.imported import Imported
+    from simulator.scenario import PolicyChoice
 
 _TIMED = 7
 """Steps of which the times of a recorded op are medians: they stand if three are disturbed."""
@@ -36,7 +37,7 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     step: Callable[..., Any],
     *,
     budget: str | float,
-    policy: str | Mapping[str, Any] = "static",
+    policy: str | Mapping[str, Any] | PolicyChoice = "static",
     optimizer: Any = None,
     loss: Callable[[Any], Any] | None = None,
     homes: Mapping[str, str] | None = None,
@@ -69,7 +70,8 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         Where tensors live between steps, as in a scenario: ``{"optimizer_state": "disk"}``, or ``"free"``, where the
         policy decides; default: in memory. While they are below only the step may use them; see ``step.here()``.
     hardware
-        A profile of this machine, as `hosim calibrate` writes it; default: the lower tier alone is measured, now.
+        A profile of this machine, as `hosim calibrate` writes it, or its name; default: the lower tier alone is
+        measured, now.
     tier
         The lower tier: a file, or memory (pinned, of an accelerator's host; on the CPU, a second place). Default:
         memory with an accelerator, a file on the CPU. Plans call the tiers ``hbm`` and ``ram`` or ``disk``; on the
@@ -91,24 +93,21 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
     Raises
     ------
     ConfigError
-        If torch is not installed, the budget is no size, or the folder cannot hold a file.
+        If torch is not installed, the budget is no size, the folder cannot hold a file, or the machine has other tiers.
     """
     parts = ("execute.offloaded", "execute.planning", "importers.torch_run", "execute.accelerator")
     steps, profile, torch_run, devices = map(_part, parts)
     where, is_module = "hosim.torch.offload", isinstance(step, torch_run.torch.nn.Module)
-    profile.check_policy(where, policy, _part("execute.unplanned").ROWS)
+    scenario = profile.scenario_of(where, [policy], homes)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), where, must, "one beside it", do)
     insist(callable(step), where, "a step is a module or a function", repr(step), "give it one")
-    do = 'such as {"weight": "disk"}'
-    insist(homes is None or isinstance(homes, Mapping), where, "homes are by kind", repr(homes), do)
     budget_bytes, paces = _numbers(where, budget, pace)
     name = getattr(step, "__name__", type(step).__name__)
     if is_module:
         device = device or next((held.device for held in step.parameters()), None)  # type: ignore[attr-defined]
         made = optimizer(step.parameters()) if callable(optimizer) else optimizer  # type: ignore[attr-defined]
         step = torch_run.step_of(step, made, loss)
-    scenario = {"policies": [policy], "homes": {**(homes or {})}}
     with ExitStack() as stack:
         computes = devices.device_of(device)
         tier = tier or ("disk" if folder else computes.below)
@@ -116,14 +115,10 @@ def offload(  # noqa: PLR0913 - a step, and how it runs
         insist(tier in ("disk", "memory"), where, "a lower tier is disk or memory", repr(tier), "name one of them")
         insist(tier == "disk" or folder is None, where, must, found, "drop folder")
         lower = computes.lower(None if tier == "memory" else folder or tempfile.gettempdir(), paces)
-        stack.callback(lower.close)
-        if hardware is None:
-            machine = profile.machine_of(computes.tiers, paces or profile.rates_of(computes, lower))
-        else:  # a file, or one of the catalogue
-            machine = str(Path(hardware).resolve() if Path(hardware).is_file() else hardware)
-        offloaded: Offloaded = steps.Offloaded(
-            step, name, budget_bytes, lower, machine, scenario, strict=strict, device=computes
-        )
+        memory = steps.StepMemory(budget_bytes, lower, computes)
+        stack.callback(memory.close)
+        machine = profile.machine_of(where, hardware, memory, paces)
+        offloaded: Offloaded = steps.Offloaded(step, name, memory, machine, scenario, strict=strict)
         stack.pop_all()  # the step closes it
     return offloaded
 
@@ -235,24 +230,23 @@ def compare(
     HosimError
         As for `offload`, and for the steps that it makes.
     """
-    where, unplanned = "hosim.torch.compare", _part("execute.unplanned")
+    where = "hosim.torch.compare"
     insist(callable(make), where, "a function makes the step", repr(make), "give it one")
-    named = isinstance(policies, list | tuple) and all(isinstance(policy, str | Mapping) for policy in policies)
-    insist(named and policies, where, "policies are a list of at least one", repr(policies), 'such as ["static"]')
-    rows = [policy if isinstance(policy, str) else policy.get("label", policy.get("policy")) for policy in policies]
-    again = next((row for n, row in enumerate(rows) if row in rows[:n]), None)
-    insist(again is None, where, "rows have names of their own", f"{again!r} twice", 'give one a "label"')
+    planning, unplanned = map(_part, ("execute.planning", "execute.unplanned"))
+    choices = planning.scenario_of(where, policies, others=unplanned.ROWS).policies
     insist(steps >= 1, where, "at least one step is measured", str(steps), "write steps=1 or more")
 
-    def made(policy: Any) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
+    def made(choice: PolicyChoice) -> tuple[Offloaded, tuple[Any, ...], dict[str, Any]]:
         (step, *args), options = parts_of(where, make())
         training = {key: options.pop(key) for key in ("optimizer", "loss") if key in options}
-        if policy == unplanned.CHECKPOINTING:
+        if choice.row == unplanned.CHECKPOINTING:
             unplanned.checkpoint_blocks(step)
-        return offload(step, budget=budget, policy=policy, **training, **{"strict": True, **more}), tuple(args), options
+        if choice.row in unplanned.ROWS:
+            choice = choice.model_copy(update={"policy": "resident", "label": choice.row})
+        return offload(step, budget=budget, policy=choice, **training, **{"strict": True, **more}), tuple(args), options
 
     name, run = getattr(make, "__name__", type(make).__name__), _part("execute.comparison").compare
-    compared: Comparison = run(name, made, policies, steps, progress or (lambda *_: None))
+    compared: Comparison = run(name, made, choices, steps, progress or (lambda *_: None))
     return compared
 
 

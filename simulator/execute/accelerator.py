@@ -10,19 +10,19 @@ issued before it, and an op is issued once the copies that it needs have ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from simulator.errors import insist
 from simulator.execute.held import IN, OUT, ExecutionError
-from simulator.execute.tiers import FileTier, MemoryTier, free_memory
+from simulator.execute.tiers import FileTier, free_memory
 
 _AHEAD = 16
 """Ops that an accelerator may have before it: with 10 us an op, it works on while a thread of the host wakes up."""
@@ -56,7 +56,7 @@ class Processor:
 
     def lower(self, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier | PinnedTier:
         """Make the lower tier: a file in a folder, or a place in RAM."""
-        return MemoryTier(pace=pace) if folder is None else FileTier(folder, pace=pace)
+        return FileTier(folder, pace=pace)
 
     def begin(self) -> None:
         """Begin to tell moments of a step."""
@@ -76,13 +76,6 @@ class Processor:
     def finish(self) -> None:
         """Wait until all that was issued has ended."""
 
-    def count_most(self) -> None:
-        """Count anew what is allotted at most."""
-
-    def allotted(self, *, most: bool = False) -> int | None:
-        """Return what PyTorch's allocator has given out, now or at most [B]; None if it does not count."""
-        return None
-
     def resize(self, storage: Any, size_bytes: int) -> None:
         """Give a storage its size, or none."""
         storage.resize_(size_bytes)
@@ -94,58 +87,19 @@ class Processor:
         return begun, perf_counter()
 
 
-class Torch:
-    """What an accelerator asks of PyTorch: streams and events of any device that ``torch.accelerator`` knows."""
-
-    Stream, Event = torch.Stream, torch.Event
-
-    def index(self) -> int:
-        """Return the index of this thread's device."""
-        return int(torch.accelerator.current_device_index())
-
-    def set_index(self, index: int) -> None:
-        """Make a device that of this thread."""
-        torch.accelerator.set_device_index(index)
-
-    def stream(self, device: torch.device) -> Any:
-        """Return the stream of a device that is current in this thread."""
-        return torch.accelerator.current_stream(device)
-
-    def set_stream(self, stream: Any) -> None:
-        """Make a stream, and its device, current in this thread."""
-        torch.accelerator.set_stream(stream)
-
-    def pinned(self, size_bytes: int) -> torch.Tensor:
-        """Return pinned memory of the host."""
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def count_most(self, device: torch.device) -> None:
-        """Count anew what its allocator has given out at most, if PyTorch knows; that is from 2.9 on."""
-        if hasattr(torch.accelerator, "reset_peak_memory_stats"):
-            torch.accelerator.reset_peak_memory_stats(device)
-
-    def allotted(self, device: torch.device, which: str) -> int | None:
-        """Return what its allocator has given out [B]: ``memory_allocated``, or ``max_memory_allocated``."""
-        return int(getattr(torch.accelerator, which)(device)) if hasattr(torch.accelerator, which) else None
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy bytes on the current stream; the host goes on."""
-        target.copy_(source, non_blocking=True)
-
-
 class PinnedTier:
     """A lower tier in pinned memory of the host, which is allotted as it is needed and kept for later.
 
     Parameters
     ----------
-    torch_
-        Gives pinned memory.
+    pinned
+        Returns new pinned memory of so many bytes.
     pace
         As for `FileTier`.
     """
 
-    def __init__(self, torch_: Torch, pace: tuple[float, float] | None) -> None:
-        self._torch, self.pace, self._places, self._count = torch_, pace, dict[int, torch.Tensor](), count()
+    def __init__(self, pinned: Callable[[int], torch.Tensor], pace: tuple[float, float] | None) -> None:
+        self._pinned, self.pace, self._places, self._count = pinned, pace, dict[int, torch.Tensor](), count()
         self._left_bytes, self._lock = free_memory(), Lock()
 
     def allot(self, size: int) -> int:
@@ -160,7 +114,7 @@ class PinnedTier:
             must, found = f"pinned memory has room for {size:,} B", f"{self._left_bytes:,} B left"
             insist(_held(size) <= self._left_bytes, "tier in memory", must, found, "end other programs, or take a file")
             place = next(self._count)
-            self._places[place] = self._torch.pinned(size)
+            self._places[place] = self._pinned(size)
             self._left_bytes -= _held(size)
             return place
 
@@ -194,13 +148,13 @@ class Accelerator(Processor):
     device
         The device, with its index.
     torch_
-        PyTorch.
+        PyTorch, whose module `accelerator` knows the device.
     """
 
     below = "memory"
 
-    def __init__(self, device: torch.device, torch_: Torch | None = None) -> None:
-        self._torch, self.device, self.name = torch_ or Torch(), device, str(device)
+    def __init__(self, device: torch.device, torch_: Any = torch) -> None:
+        self._torch, self._host, self.device, self.name = torch_, torch_.accelerator, device, str(device)
         self._behind, self._buffers = deque[Any](), dict[str, torch.Tensor]()
         self._ways = {way: self._torch.Stream(device) for way in (OUT, IN)}
         self.begin()
@@ -215,11 +169,11 @@ class Accelerator(Processor):
     def lower(self, folder: str | Path | None, pace: tuple[float, float] | None) -> FileTier | PinnedTier:
         """Make the lower tier: a file in a folder, or pinned memory of the host."""
         self.tiers = ("hbm", "ram" if folder is None else "disk")
-        return PinnedTier(self._torch, pace) if folder is None else FileTier(folder, pace=pace)
+        return PinnedTier(self._pinned, pace) if folder is None else FileTier(folder, pace=pace)
 
     def begin(self) -> None:
         """Begin to tell moments of a step, which computes on the stream that is current now."""
-        self._compute = self._torch.stream(self.device)
+        self._compute = self._host.current_stream(self.device)
         self.finish()
         self._zero_s = perf_counter()  # no moment of the device is told later than it was
         self._zero = self.now()
@@ -236,7 +190,7 @@ class Accelerator(Processor):
         ExecutionError
             If the op was put on another stream, for which no copy waits.
         """
-        if self._torch.stream(self.device) != self._compute:
+        if self._host.current_stream(self.device) != self._compute:
             rule, do = "a step computes on the stream that was current when it began", "give it no other"
             raise ExecutionError("a step within a budget", rule, "an op on another one", do)
         moment = self.now()
@@ -254,14 +208,6 @@ class Accelerator(Processor):
         self._behind.clear()
         self._compute.synchronize()
 
-    def count_most(self) -> None:
-        """Count anew what is allotted at most."""
-        self._torch.count_most(self.device)
-
-    def allotted(self, *, most: bool = False) -> int | None:
-        """Return what PyTorch's allocator has given out, now or at most [B]; None if it does not count."""
-        return self._torch.allotted(self.device, "max_memory_allocated" if most else "memory_allocated")
-
     def resize(self, storage: Any, size_bytes: int) -> None:
         """Give a storage its size, or none, in memory that ops use in the order in which they were issued."""
         with self._on(self._compute):
@@ -278,7 +224,7 @@ class Accelerator(Processor):
             stream.wait_event(after)
             above = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
             begun = self.now(stream)  # not before the ops that were issued earlier have ended
-            self._torch.copy(*((below, above) if way == OUT else (above, below)))
+            self._copy(*((below, above) if way == OUT else (above, below)))
             ended = self.now(stream)
         ended.synchronize()
         if is_pinned and tier.pace is None:
@@ -293,19 +239,26 @@ class Accelerator(Processor):
 
     def _buffer(self, way: str, size_bytes: int) -> torch.Tensor:
         if way not in self._buffers or self._buffers[way].numel() < size_bytes:
-            self._buffers[way] = self._torch.pinned(size_bytes)
+            self._buffers[way] = self._pinned(size_bytes)
         return self._buffers[way][:size_bytes]
+
+    def _pinned(self, size_bytes: int) -> torch.Tensor:
+        return cast(torch.Tensor, self._torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes on the current stream; the host goes on."""
+        target.copy_(source, non_blocking=True)
 
     @contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
         """Make a stream the current one of this thread for a while."""
-        index, before = self._torch.index(), self._torch.stream(self.device)
-        self._torch.set_stream(stream)
+        index, before = self._host.current_device_index(), self._host.current_stream(self.device)
+        self._host.set_stream(stream)
         try:
             yield
         finally:
-            self._torch.set_stream(before)
-            self._torch.set_index(index)
+            self._host.set_stream(before)
+            self._host.set_device_index(index)
 
 
 def device_of(name: object) -> Processor:
@@ -317,15 +270,13 @@ def device_of(name: object) -> Processor:
         If there is no such device.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    name = None if name is None else str(name)  # of a torch.device, too
-    if name == "cpu" or (name is None and accelerator is None):
+    name = str(accelerator or "cpu") if name is None else str(name)  # of a torch.device, too
+    if name == "cpu":
         return Processor()
     has_streams, where = hasattr(torch.accelerator, "current_device_index"), "hosim.torch.offload"
     insist(has_streams, where, "PyTorch 2.7 or later runs on accelerators", torch.__version__, 'write device="cpu"')
-    indices = [str(index) for index in range(torch.accelerator.device_count())] if accelerator else []
-    kinds = [accelerator.type] if accelerator else []
-    kind, _, index = (name or str(kinds[0])).partition(":")
-    does_exist = kind in kinds and (not index or index in indices)
-    choices = ", ".join(["cpu", *kinds, *(f"{kind}:{index}" for kind in kinds for index in indices)])
-    insist(does_exist, where, "a device is there", repr(name), f"name one of {choices}")
-    return Accelerator(torch.device(kind, int(index) if index else torch.accelerator.current_device_index()))
+    kind, devices = (accelerator.type, torch.accelerator.device_count()) if accelerator else ("cpu", 0)
+    names = dict.fromkeys(("cpu", kind, *(f"{kind}:{index}" for index in range(devices))))
+    insist(name in names, where, "a device is there", repr(name), f"name one of {', '.join(names)}")
+    index = torch.device(name).index
+    return Accelerator(torch.device(kind, torch.accelerator.current_device_index() if index is None else index))

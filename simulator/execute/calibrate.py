@@ -284,7 +284,7 @@ def _profile(about: Mapping[str, str], probes: Probes, capacities: Mapping[str, 
                for bus, joined in buses.items()}  # fmt: skip
     peaks = {dtype: figures.get(f"compute.peak.{dtype}", figures["compute.peak.fp32"]) for dtype in _DTYPES}
     missing = [path for path in map("compute.peak.{}".format, _DTYPES) if path not in probes]
-    free = {"from": "the memory free during calibration", "basis": "measured", "confidence": "A"}
+    free = {"from": "what was free during calibration", "basis": "measured", "confidence": "A"}
     tiers = {tier: {"scope": "node", "capacity": exact(capacity, "B")} for tier, capacity in capacities.items()}
     bandwidth = probes[f"tiers.{top}.bandwidth"][-1].median  # of the largest size, which no cache holds
     tiers[top] |= {"scope": "device", "bandwidth": _rounded(bandwidth, "B/s")}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from simulator.errors import insist
 from simulator.execute.on_demand import RecordedCall, writes
 from simulator.graph import Graph
 from simulator.importers.recordings import Storage
-from simulator.plan import COMPUTE, COPY, DETACH, Actions, Code, Plan
+from simulator.plan import COMPUTE, COPY, DETACH, Code
 
 
 @dataclass(slots=True)
@@ -159,14 +159,3 @@ def into(func: Any) -> Callable[..., Any] | None:
         if outs and is_alike and torch.Tag.generated not in other.tags:
             return lambda made, *args, **kwargs: other(*args, **kwargs, **dict(zip(outs, made, strict=True)))
     return None
-
-
-class _OneStep:
-    """What a runtime sees that decides for one step and does not look at the machine."""
-
-    steps = 1
-
-
-def codes_of(plan: Plan) -> list[Code]:
-    """Return the actions of one step."""
-    return [*(plan.actions.codes() if isinstance(plan.actions, Actions) else plan.actions(cast(Any, _OneStep())))]

@@ -24,6 +24,7 @@ from simulator.execute.offloaded import Executed, Offloaded
 from simulator.execute.unplanned import ROWS, run_unplanned
 from simulator.formats import graph_jsonl
 from simulator.importers.torch_machine import tensors
+from simulator.inputs import digest
 from simulator.metrics.rows import by_place, with_measured
 from simulator.report.files import figures_of, folder_names, write_csv, write_summary, write_texts
 from simulator.report.tables import Column
@@ -33,6 +34,7 @@ from simulator.run.provenance import as_run, provenance
 from simulator.run.results import Result, writing
 from simulator.run.row import relate
 from simulator.run.sweep import Progress
+from simulator.scenario import PolicyChoice
 from simulator.trace import Trace
 from simulator.units import counted, human
 
@@ -47,6 +49,7 @@ _KEYS = ("policy", "why", "steps", *_PREDICTED, *(f"measured_{key}" for key in _
 _CLEAR = Path("/proc/self/clear_refs")
 _CAN_FORGET = os.access(_CLEAR, os.W_OK)
 """Whether the system tells how much memory was resident at most, from some moment on."""
+_ALLOCATOR_COUNTS = hasattr(torch.accelerator, "max_memory_allocated")  # from PyTorch 2.9 on
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,30 +82,24 @@ class Comparison:
     def view(self) -> SweepView:
         """The table, and a sentence."""
 
-        def times(key: str) -> list[str]:
-            return [quantity(row[key], "ns") for row in self.rows]
+        def column(heading: str, key: str, unit: str) -> Column:
+            return Column(heading, [quantity(row[key], unit) for row in self.rows], left=False)
 
-        def sizes(key: str) -> list[str]:
-            return [quantity(row[key], "B") for row in self.rows]
-
-        ends = zip(times("least_ns"), times("most_ns"), strict=True)
+        least, most = (column("", key, "ns").cells for key in ("least_ns", "most_ns"))
+        ends = [f"{first} to {last}" if first != "-" else "-" for first, last in zip(least, most, strict=True)]
         columns = [
             Column("policy", [row["policy"] for row in self.rows]),
-            Column("step predicted", times("step_ns"), left=False),
-            Column("measured", times("measured_step_ns"), left=False),
-            Column("from to", [f"{least} to {most}" if least != "-" else "-" for least, most in ends], left=False),
-            Column("stall predicted", times("stall_ns"), left=False),
-            Column("measured", times("measured_stall_ns"), left=False),
-            Column("peak predicted", sizes("peak_bytes"), left=False),
-            Column("measured", sizes("measured_peak_bytes"), left=False),
+            column("step predicted", "step_ns", "ns"),
+            column("measured", "measured_step_ns", "ns"),
+            Column("from to", ends, left=False),
+            column("stall predicted", "stall_ns", "ns"),
+            column("measured", "measured_stall_ns", "ns"),
+            column("peak predicted", "peak_bytes", "B"),
+            column("measured", "measured_peak_bytes", "B"),
             Column("within", [{None: "-", True: "yes", False: "no"}[row["is_within"]] for row in self.rows]),
-            *(
-                Column(name, sizes(key), left=False)
-                for key, name in _IN_USE.items()
-                if any(row[key] for row in self.rows)
-            ),
-            Column("moved out", sizes("measured_out_bytes"), left=False),
-            Column("moved in", sizes("measured_in_bytes"), left=False),
+            *(column(name, key, "B") for key, name in _IN_USE.items() if any(row[key] for row in self.rows)),
+            column("moved out", "measured_out_bytes", "B"),
+            column("moved in", "measured_in_bytes", "B"),
         ]
         ran = [row for row in self.rows if not row["why"]]
         others = [row["policy"] for row in ran if not row["is_equal"]]
@@ -139,13 +136,17 @@ class Comparison:
         shown = cast(Sequence[Result], with_measured(rows))
         loaded = rows[0].case.loaded
         scenario = loaded.scenario.model_copy(update={"name": self.name})
-        more = {"sentences": self.view.sentences, "expectations": [], "provenance": provenance(loaded, labels)}
-        more |= {"figures": figures_of(rows), "stalls": {row.label: by_place(row) for row in shown}}
+        more: dict[str, Any] = {"sentences": self.view.sentences, "expectations": [], "figures": figures_of(rows)}
+        more["stalls"] = {row.label: by_place(row) for row in shown}
         with writing(out, labels) as pages:
             sections = [pages.add(row) | {"row": row} for row in rows]
             for row, name in zip(rows, folder_names(labels).values(), strict=True):
-                write_texts(pages.folder / name, as_run(row.case.loaded, {row.label: row}, is_changed=False))
-                graph_jsonl.write(row.graph, pages.folder / name / "graph.jsonl")
+                folder, digests = pages.folder / name, row.case.loaded.sha256
+                texts = as_run(row.case.loaded, {row.label: row}, is_changed=False)
+                write_texts(folder, texts)
+                graph_jsonl.write(row.graph, folder / "graph.jsonl")
+                digests.update({file.partition(".")[0]: digest(folder / file) for file in (*texts, "graph.jsonl")})
+            more["provenance"] = provenance(loaded, labels)
             write_csv(pages.folder / "compared.csv", self.rows)
             pages.report(scenario, more, sections, [(self.view._replace(sentences=[]), None)], command)
             write_summary(pages.folder, [row.summary for row in shown], more)
@@ -156,7 +157,7 @@ class Comparison:
         return orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
-_Make = Callable[[Any], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]]
+_Make = Callable[[PolicyChoice], tuple[Offloaded, Sequence[Any], Mapping[str, Any]]]
 
 
 class _Running:
@@ -164,8 +165,8 @@ class _Running:
 
     Parameters
     ----------
-    make, policy
-        As for `compare`.
+    make, choice
+        What makes the step, as for `compare`, and its row.
 
     Attributes
     ----------
@@ -177,53 +178,41 @@ class _Running:
         Why it runs no more; None if it runs.
     """
 
-    def __init__(self, make: _Make, policy: Any) -> None:
+    def __init__(self, make: _Make, choice: PolicyChoice) -> None:
         torch.manual_seed(0)
-        self.step, args, kwargs = make(policy)
+        self.step, args, kwargs = make(choice)
         self.step.keep_traces()
         self.step.timed = _TIMED
-        run = partial(run_unplanned, self.step, policy) if policy in ROWS else self.step
-        self._call, self._come_back, device = (
-            partial(run, *args, **kwargs),
-            cast(Callable[[], Any], int),
-            self.step.device,
-        )
-        self._random = [torch, *([] if device.name == "cpu" else [torch.get_device_module(device.name)])]
-        self._states, self._policy = [module.get_rng_state() for module in self._random], policy
-        self.losses, self.most_bytes, self.error = (
-            list[torch.Tensor](),
-            [0] * len(_IN_USE),
-            cast(HosimError | None, None),
-        )
+        self._is_planned = choice.row not in ROWS
+        run = self.step if self._is_planned else partial(run_unplanned, self.step, choice.row)
+        self._call, self._come_back = partial(run, *args, **kwargs), cast(Callable[[], Any], int)
+        self.losses, self.most_bytes = list[torch.Tensor](), [0] * len(_IN_USE)
+        self.error: HosimError | None = None
 
-    def turn(self, *, is_measured: bool) -> None:
+    def turn(self, turn: int) -> None:
         """Run the step once, unless it failed before."""
         try:
             if self.error is None:
-                self._run(is_measured)
+                torch.manual_seed(turn)  # each row draws the same
+                self._run(is_measured=turn >= _FIRST)
         except HosimError as error:  # is this row's result: others stand
             self.error = error
             self.step.close()
 
-    def _run(self, is_measured: bool) -> None:
-        for module, state in zip(self._random, self._states, strict=True):
-            module.set_rng_state(state)
+    def _run(self, *, is_measured: bool) -> None:
         before = _in_use(self.step.device) if is_measured else None
         self._come_back()
-        _forget_most()
-        self.step.device.count_most()
+        _forget_most(self.step.device)
         self.losses += [tensor.detach().clone() for tensor in tensors([self._call()])]
         if before:
             more = map(int.__sub__, _in_use(self.step.device, most=True), before)
             self.most_bytes = [*map(max, self.most_bytes, more)]
-        self._states = [module.get_rng_state() for module in self._random]
         self._come_back = self.step.make_way()
 
     def row(self, name: str) -> dict[str, Any]:
         """Return its row of the table."""
-        label = self._policy if isinstance(self._policy, str) else self._policy.get("label", self._policy["policy"])
-        row = dict.fromkeys(_KEYS) | {"policy": label}
-        if not (self.error or self.step.predicted or self._policy in ROWS):
+        row: dict[str, Any] = dict.fromkeys(_KEYS) | {"policy": self.step.row}
+        if self._is_planned and not (self.error or self.step.predicted):
             must, do = "a step runs under its plan", "run it alone with strict=True, to see why it does not"
             self.error = ConfigError(name, must, "no two calls alike", do)
         if self.error:
@@ -242,7 +231,7 @@ class _Running:
         return replace(predicted, measured=measured)
 
 
-def compare(name: str, make: _Make, policies: Sequence[Any], steps: int, tell: Progress) -> Comparison:
+def compare(name: str, make: _Make, choices: Sequence[PolicyChoice], steps: int, tell: Progress) -> Comparison:
     """Run some steps under each policy, in turns: what else the machine does meets all of them alike.
 
     Parameters
@@ -250,19 +239,19 @@ def compare(name: str, make: _Make, policies: Sequence[Any], steps: int, tell: P
     name
         Name of the step.
     make
-        Called with a policy, makes the step anew, and returns it offloaded, with its inputs.
-    policies, steps
-        The policies; how many steps of each are measured.
+        Called with a row, makes the step anew, and returns it offloaded, with its inputs.
+    choices, steps
+        The rows; how many steps of each are measured.
     tell
         Called with the progress.
     """
-    running, turns, count = list[_Running](), range(_FIRST + steps), len(policies)
+    running, most = list[_Running](), (_FIRST + steps) * len(choices)
     try:
-        for turn, place in product(turns, range(count)):
-            tell("steps", turn * count + place, len(turns) * count)
+        for done, (turn, place) in enumerate(product(range(_FIRST + steps), range(len(choices)))):
+            tell("steps", done, most)
             if turn == 0:
-                running.append(_Running(make, policies[place]))
-            running[place].turn(is_measured=turn >= _FIRST)
+                running.append(_Running(make, choices[place]))
+            running[place].turn(turn)
         return _compared(name, running)
     finally:
         for left in running:
@@ -326,10 +315,12 @@ def _measured(executed: Sequence[Executed]) -> dict[str, Any]:
     }
 
 
-def _forget_most() -> None:
-    """Let the system forget how much memory was resident at most."""
+def _forget_most(device: Processor) -> None:
+    """Count anew how much memory was in use at most: of the process, and as an accelerator's allocator counts it."""
     if _CAN_FORGET:
         _CLEAR.write_text("5", encoding="ascii")
+    if device.name != "cpu" and _ALLOCATOR_COUNTS:
+        torch.accelerator.reset_peak_memory_stats(device.name)
 
 
 def _resident_bytes(field: str) -> int:
@@ -344,10 +335,15 @@ def _resident_bytes(field: str) -> int:
 
 
 def _in_use(device: Processor, *, most: bool = False) -> tuple[int, int]:
-    """Return what is resident, and what is allotted, now or at most [B]; 0 where the system does not tell."""
+    """Return what is resident, and what an accelerator's allocator has given out, now or at most [B]; 0 if unknown."""
     if not most:  # what the allocator holds back is given back first
         gc.collect()
         with suppress(AttributeError):  # of glibc; others do not hold it back
             ctypes.CDLL(None).malloc_trim(0)
-    resident = _resident_bytes("VmHWM" if most else "VmRSS") if _CAN_FORGET else 0
-    return resident, device.allotted(most=most) or 0
+    resident_bytes, allotted_bytes = 0, 0
+    if _CAN_FORGET:
+        resident_bytes = _resident_bytes("VmHWM" if most else "VmRSS")
+    if device.name != "cpu" and _ALLOCATOR_COUNTS:
+        counted_bytes = torch.accelerator.max_memory_allocated if most else torch.accelerator.memory_allocated
+        allotted_bytes = counted_bytes(device.name)
+    return resident_bytes, allotted_bytes

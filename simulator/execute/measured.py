@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from simulator import metrics
 from simulator.execute.held import BELOW, HELD, IN, OUT, ROOM
 from simulator.execute.mode import PlannedStep
-from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.run.results import Result
 from simulator.trace import CAUSES, ISSUED, NONE, RESIDENCIES, SPANS, WAITS, Table, Trace
@@ -24,46 +23,39 @@ LINKS = {OUT: "d2h", IN: "h2d"}
 Numbers = tuple[int, ...]
 
 
-def trace_of(mode: PlannedStep, hardware: Hardware, below: Container[int], notes: Iterable[tuple[Any, ...]]) -> Trace:
-    """Make the trace of a step that ran under its plan.
+def trace_of(mode: PlannedStep) -> Trace:
+    """Make the trace of a step that ran under its plan, and whose memory has kept notes.
 
     The time from the end of an op to that of the next is compute, but for waits. A wait has the cause that it had when
     it began. When a copy was issued is not known: it counts as issued when it began.
-
-    Parameters
-    ----------
-    mode, hardware, below
-        What ran it; the machine of its plan, which names tiers and links; the tensors that were below when it began.
-    notes
-        What was noted meanwhile (`StepMemory.notes`). A note of a copy has its way and its bytes; of a wait, the way or
-        `ROOM` that was waited for, and none; of a change of what is held, `HELD` or, in the lower tier, `BELOW`.
     """
+    planning, memory = mode.planning, mode.memory
+    row, tier, codes = planning.result, planning.compute_tier, planning.codes
     tensor_of = {id(block): tensor for tensor, block in mode.blocks.items()}
-    links = {way: hardware.link_names.index(name) for way, name in LINKS.items()}
-    tiers = {HELD: mode.compute_tier, BELOW: 1 - mode.compute_tier}
-    codes, seconds = mode.codes(), mode.device.seconds
+    links = {way: row.hardware.link_names.index(name) for way, name in LINKS.items()}
+    tiers, seconds = {HELD: tier, BELOW: 1 - tier}, memory.device.seconds
     begun_s = seconds(mode.ended[0][0])
 
     def ns(moment: Any) -> int:
         return max(0, round((seconds(moment) - begun_s) * 1e9))
 
     waited, copies = list[Numbers](), list[Numbers]()
+    below = planning.below
     held = [(0, 0, tiers[BELOW if t in below else HELD], t, block.size_bytes) for t, block in mode.lasting.items()]
-    for kind, block, began, ended, size_bytes in notes:
+    for kind, block, began, ended, size_bytes in memory.notes or ():
         tensor, since, until = tensor_of.get(id(block), NONE), ns(began), ns(ended)
         if kind in tiers and size_bytes and tensor != NONE:  # what is in no op of the graph lies beside the budget
             held.append((until, 0, tiers[kind], tensor, size_bytes))
         elif kind in links and size_bytes:
             copies.append((tensor, links[kind], since, until))
         elif kind not in tiers:
-            why = (_CAPACITY, tensor, mode.compute_tier) if kind == ROOM else (_TRANSFER, tensor, links[kind])
+            why = (_CAPACITY, tensor, tier) if kind == ROOM else (_TRANSFER, tensor, links[kind])
             waited.append((since, until, *why, NONE))
     spans, waits = _computes(codes, [ns(ended) for ended, _ in mode.ended], waited)
-    spans += _copies(codes, copies, mode.compute_tier, links[OUT])
+    spans += _copies(codes, copies, tier, links[OUT])
     held.sort(key=lambda change: change[0])
-    issued = (_table(ISSUED, codes),)
     laid = _table(SPANS, spans), _table(WAITS, waits), _table(RESIDENCIES, held)
-    return Trace("ok", *laid, issued=issued, laps=(len(codes),))
+    return Trace("ok", *laid, issued=(_table(ISSUED, codes),), laps=(len(codes),))
 
 
 def _computes(

@@ -7,21 +7,20 @@ storages live on until the plan makes nothing of them any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from simulator.execute.accelerator import Processor
 from simulator.execute.calls import Turn, into
 from simulator.execute.held import ExecutionError, HeldStorage
+from simulator.execute.planning import Planning
 from simulator.execute.storages import StepMemory
-from simulator.graph import Graph
 from simulator.importers.torch_machine import tensors
 from simulator.plan import COMPUTE, COPY, DETACH, Code
 
@@ -36,18 +35,16 @@ class Again:
 
 
 class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
-    """Runs one step under a plan; `finish` ends it.
+    """Runs one step under a plan.
 
     Parameters
     ----------
-    graph, turns
-        The step, and what happens at its calls.
+    planning
+        The step, and its plan.
     memory
         Its storages.
-    compute_tier
-        Id of the compute tier.
-    lasting
-        Persistent tensor -> its storage.
+    inputs
+        The tensors that it is given.
 
     Attributes
     ----------
@@ -60,28 +57,36 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         Why the step went on without its plan; None if it did not.
     """
 
-    def __init__(
-        self, graph: Graph, turns: Sequence[Turn], memory: StepMemory, compute_tier: int, lasting: Mapping[int, Any]
-    ) -> None:
+    def __init__(self, planning: Planning, memory: StepMemory, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self._graph, self._turns, self._memory, self.compute_tier = graph, turns, memory, compute_tier
-        self.lasting = {t: memory.block(storage) for t, storage in lasting.items()}
+        self.planning, self.memory = planning, memory
+        self._graph, self._turns, self._tier = planning.result.graph, planning.turns, planning.compute_tier
+        self.lasting = {t: memory.block(storage) for t, storage in planning.lasting(inputs).items()}
         self.blocks = self.lasting.copy()
         for tensor, block in self.blocks.items():  # what was there before the first plan has no name yet
-            block.name = graph.tensors[tensor].name
+            block.name = self._graph.tensors[tensor].name
         self._at, self.ended = 0, list[tuple[Any, int]]()
         self._again = dict[int, Again]()  # by the tensors that it makes
         self.stopped: ExecutionError | None = None
 
     def __enter__(self) -> PlannedStep:
-        self.ended.append((self.device.ended(), 0))
+        self.ended.append((self.memory.device.ended(), 0))
         super().__enter__()
         return self
 
-    @property
-    def device(self) -> Processor:
-        """Where it runs."""
-        return self._memory.device
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        turn = self._turns[-1]
+        if raised[0] is None and self.stopped is None and self._turns[self._at] is not turn:
+            self._stop(self._difference("the end of the step"))
+        if raised[0] is not None or self.stopped is not None:
+            return
+        for code in turn.actions:
+            self._do(code)
+        if turn.op is not None:
+            for block in filter(None, map(self.blocks.get, self._graph.ops[-1].reads)):
+                self.memory.wait(block)
+            self._note_end()
 
     @property
     def took_ns(self) -> list[int]:
@@ -89,10 +94,10 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
         The step has ended.
         """
-        waited_s = self._memory.waited_s()
-        ends = [(self.device.seconds(moment), waited_s[count]) for moment, count in self.ended]
+        waited_s = self.memory.waited_s()
+        ends = [(self.memory.device.seconds(moment), waited_s[count]) for moment, count in self.ended]
         spent = ((end - begun) - (waited - before) for (begun, before), (end, waited) in pairwise(ends))
-        ops = [op for kind, op, *_ in self.codes() if kind == COMPUTE]
+        ops = [op for kind, op, *_ in self.planning.codes if kind == COMPUTE]
         first = dict(zip(reversed(ops), reversed([*spent]), strict=True))
         return [max(0, round(first[op] * 1e9)) for op in range(len(first))]
 
@@ -100,7 +105,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if self.stopped is not None:
             return func(*args, **kwargs)
-        turn, memory = self._turns[self._at], self._memory
+        turn, memory = self._turns[self._at], self.memory
         try:
             self._prepare(turn, func, args, kwargs)
         except ExecutionError as error:
@@ -136,20 +141,20 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
                 raise self._difference(f"another storage in place of {self._graph.tensors[tensor].name}")
             self._await(block, turn.op or func, writes=is_written)
             if is_written:
-                self._memory.forget_below(block)
+                self.memory.forget_below(block)
         if turn.made_bytes:
-            self._memory.take(turn.made_bytes, f"{turn.op}")
+            self.memory.take(turn.made_bytes, f"{turn.op}")
 
     def _await(self, block: HeldStorage, op: Any, *, writes: bool = False) -> None:
         """Wait until a block is there."""
-        self._memory.wait(block, writes=writes)
+        self.memory.wait(block, writes=writes)
         if block.is_away:
             do = "correct the plan: copy it in before"
             raise ExecutionError(f"op {op}", "a tensor that an op uses is in memory", f"{block.name} away", do)
 
     def _insist_recorded(self, turn: Turn, args: Any, kwargs: Any) -> None:
         """Refuse a tensor that the plan has moved in a call that was recorded with another one."""
-        moved, given = self._memory.moved, turn.given
+        moved, given = self.memory.moved, turn.given
         for leaf, value in enumerate(_leaves((*args, *kwargs.values()))):
             block = moved.get(id(value.untyped_storage()))
             if block is not None and self.blocks.get(given[leaf] if leaf < len(given) else -1) is not block:
@@ -167,7 +172,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
     def _stop(self, why: ExecutionError) -> None:
         """Bring everything back, and go on without the plan."""
         self.stopped = why
-        self._memory.settle()
+        self.memory.settle()
 
     def _follow(self, turn: Turn, made: Any, args: Any, kwargs: Any) -> None:
         """Follow the storages that an op has written first."""
@@ -175,7 +180,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         for tensor, leaf in turn.made:
             expected = self._graph.tensors[tensor]
             shown = outs[leaf] if leaf >= 0 else _leaves((*args, *kwargs.values()))[-1 - leaf]
-            block = self.blocks[tensor] = self._memory.block(shown.untyped_storage(), expected.name)
+            block = self.blocks[tensor] = self.memory.block(shown.untyped_storage(), expected.name)
             if block.size_bytes != expected.size_bytes:
                 self._at -= 1
                 sizes = f"{block.size_bytes:,} B, not {expected.size_bytes:,} B"
@@ -191,7 +196,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
 
     def _run_again(self, again: Again, *, is_planned: bool) -> None:
         """Run an op again: where the plan says so, or, once it has ended early, with what it reads brought back."""
-        op, memory = self._graph.ops[again.op], self._memory
+        op, memory = self._graph.ops[again.op], self.memory
         for block in filter(None, map(self.blocks.get, op.reads)):
             self._await(block, op.name) if is_planned else memory.bring(block)
         made = [self.blocks[tensor] for tensor in op.writes]
@@ -207,7 +212,7 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         again.run()
         for block in made:
             block.is_away, block.remake = False, None
-        self.ended.append((memory.device.ended(), len(memory.waits)))
+        self._note_end()
 
     def _do(self, code: Code) -> None:
         """Do an action; one on a tensor that PyTorch has freed does nothing, as does one that ends a tensor's life."""
@@ -219,12 +224,12 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
             for made in () if call.left else written:
                 del self._again[made]
             return
-        memory, block, again = self._memory, self.blocks.get(tensor), self._again.get(tensor)
+        memory, block, again = self.memory, self.blocks.get(tensor), self._again.get(tensor)
         if block is None or block.ref() is None:
             return
         if kind == COPY:
-            (memory.copy_out if source == self.compute_tier else memory.copy_in)(block)
-        elif kind == DETACH and source != self.compute_tier:
+            (memory.copy_out if source == self._tier else memory.copy_in)(block)
+        elif kind == DETACH and source != self._tier:
             if not block.is_away:
                 memory.forget_below(block)
         elif kind == DETACH:
@@ -239,26 +244,8 @@ class PlannedStep(TorchDispatchMode):  # type: ignore[misc]
         """Return what is followed of some tensors, if PyTorch has not freed it."""
         return {block for t, block in self.blocks.items() if t in ids and block.ref() is not None}
 
-    def codes(self) -> list[Code]:
-        """Return the actions of the step in order, computes among them."""
-        ops = count()
-        runs = (((COMPUTE, next(ops), 0, 0),) if turn.op is not None else () for turn in self._turns)
-        return [code for turn, run in zip(self._turns, runs, strict=True) for code in (*turn.actions, *run)]
-
-    def finish(self) -> None:
-        """Do what comes after the last op."""
-        if self.stopped is None and self._turns[self._at].func is not None:
-            self._stop(self._difference("the end of the step"))
-        if self.stopped is None:
-            self._end(self._turns[-1])
-
-    def _end(self, turn: Turn) -> None:
-        for code in turn.actions:
-            self._do(code)
-        if turn.op is not None:
-            for block in filter(None, map(self.blocks.get, self._graph.ops[-1].reads)):
-                self._memory.wait(block)
-            self.ended.append((self.device.ended(), len(self._memory.waits)))
+    def _note_end(self) -> None:
+        self.ended.append((self.memory.device.ended(), len(self.memory.waits)))
 
 
 _UNSAFE = frozenset((torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,24 +17,25 @@ from typing import Any, cast
 import torch
 
 from simulator.errors import insist
-from simulator.execute.accelerator import PinnedTier, Processor
-from simulator.execute.calls import codes_of
+from simulator.execute.accelerator import Processor
 from simulator.execute.held import ExecutionError, HeldStorage
 from simulator.execute.measured import trace_of
 from simulator.execute.mode import PlannedStep
 from simulator.execute.on_demand import OnDemand, may_leave
-from simulator.execute.planning import Planning, typical
+from simulator.execute.planning import Planning, UnfitError, typical
 from simulator.execute.storages import StepMemory
-from simulator.execute.tiers import FileTier
 from simulator.formats import plan_jsonl
+from simulator.hardware import Hardware
 from simulator.importers.imported import Imported
 from simulator.importers.torch_machine import tensors
 from simulator.importers.torch_run import ModuleWatch
 from simulator.outputs import written
 from simulator.plan import COMPUTE, Actions
 from simulator.run.results import Result
+from simulator.scenario import Scenario
 from simulator.trace import Trace
 
+_Key = tuple[Any, ...]  # shapes and types of the inputs
 _ONE = Lock()
 """Held while a step runs: two at once would share the machine, and neither plan knows of the other."""
 
@@ -100,45 +101,42 @@ class Offloaded:
     ----------
     step, name
         Runs a whole step; its name in messages.
-    budget_bytes, tier
-        Room of the compute tier [B]; the lower tier.
-    machine
-        The machine on which it is planned: a profile, or its path.
-    scenario
-        Keys of the scenario: its row, and the homes between steps.
+    memory
+        Its storages, and their room; closed with it.
+    machine, scenario
+        The machine on which it is planned; its row, and the homes between steps.
     strict
         Whether a step that no plan fits, or that cannot go on under its plan, is an error; else a warning.
-    timed
-        How many steps under a plan are timed for the last plan: it takes the median time of each op.
 
     Attributes
     ----------
+    timed
+        How many steps under a plan are timed for the last plan: it takes the median time of each op.
     steps
         What was measured, call by call.
     budget_bytes, beside_bytes
         The budget; how much of it storages take that no op of the graph uses, such as counts of steps [B].
     """
 
-    def __init__(  # noqa: PLR0913 - a step, and how it runs
+    timed = 3
+
+    def __init__(
         self,
         step: Callable[..., Any],
         name: str,
-        budget_bytes: float,
-        tier: FileTier | PinnedTier,
-        machine: str | Mapping[str, Any],
-        scenario: Mapping[str, Any],
+        memory: StepMemory,
+        machine: Hardware,
+        scenario: Scenario,
         *,
         strict: bool,
-        timed: int = 3,
-        device: Processor | None = None,
     ) -> None:
-        self.timed = timed
-        self._step, self._name, self._machine, self._scenario, self._strict = step, name, machine, scenario, strict
-        self._memory, self._plannings = StepMemory(budget_bytes, tier, device), dict[tuple[Any, ...], Planning]()
+        self._step, self._name, self._memory, self._strict = step, name, memory, strict
+        self._machine, self._scenario = machine, scenario
+        self._records, self._plannings = dict[_Key, OnDemand](), dict[_Key, Planning]()
         self._watch, self._process = ModuleWatch(has_memory=True), os.getpid()
-        self._unplanned, self._guarded = set[tuple[Any, ...]](), weakref.WeakSet[Any]()
+        self._unplanned, self._guarded = set[_Key](), weakref.WeakSet[Any]()
         self._left = set[HeldStorage]()  # what the last step has left below, and no plan need know
-        self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), budget_bytes, 0
+        self.steps, self.budget_bytes, self.beside_bytes = list[Executed](), memory.budget_bytes, 0
         self._ends = ExitStack()
         self._ends.callback(self._memory.close)
         self.close = weakref.finalize(self, self._ends.close)
@@ -152,12 +150,17 @@ class Offloaded:
 
     @property
     def _last(self) -> Planning | None:
-        return next((made for made in reversed(self._plannings.values()) if made.result is not None), None)
+        return next(reversed(self._plannings.values()), None)
 
     @property
     def device(self) -> Processor:
         """Where it computes."""
         return self._memory.device
+
+    @property
+    def row(self) -> str:
+        """Name of its row."""
+        return self._scenario.policies[0].row
 
     @property
     def predicted(self) -> Result | None:
@@ -182,13 +185,13 @@ class Offloaded:
         ConfigError
             If nothing is planned yet, or the file cannot be written.
         """
-        planning, where = self._last, f"plan of {self._name}"
-        insist(planning, where, "a step that was planned has a plan", "none yet", "run the step three times before")
-        plan, graph = cast(Result, cast(Planning, planning).result).plans[0], cast(Planning, planning).recorded
-        codes = [code for code in codes_of(plan) if code[:2] != (COMPUTE, len(graph.ops))]
+        do = "run the step three times before"
+        insist(self._last, f"plan of {self._name}", "a step that was planned has a plan", "none yet", do)
+        planning = cast(Planning, self._last)
+        plan, graph = planning.result.recorded, planning.recorded
+        codes = [code for code in planning.codes if code[:2] != (COMPUTE, len(graph.ops))]
         with written(Path(out), option="plan") as (part,):
-            actions = Actions.from_columns(*zip(*codes, strict=True))
-            plan_jsonl.write(replace(plan, actions=actions), graph, part)
+            plan_jsonl.write(replace(plan, actions=Actions.from_columns(*zip(*codes, strict=True))), graph, part)
 
     def keep_traces(self) -> None:
         """Keep the trace of each step under a plan from now on (`Executed.trace`)."""
@@ -214,51 +217,47 @@ class Offloaded:
         insist(_ONE.acquire(blocking=False), where, must, "another in the midst of its run", do)
         try:
             key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
-            planning = self._plannings.get(key)
-            if planning is None or planning.result is None:
-                return self._run_on_demand(key, args, kwargs)
-            return self._run_planned(key, planning, args, kwargs)
+            call = partial(self._step, *args, **kwargs)
+            if key in self._plannings:
+                return self._run_planned(key, call, inputs)
+            return self._run_on_demand(key, call, (args, kwargs))
         finally:
             self._memory.let_go(tensor.untyped_storage() for tensor in inputs)
             _ONE.release()
 
-    def _run_on_demand(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
-        before = self._plannings.get(key)
+    def _run_on_demand(self, key: _Key, call: Callable[[], Any], given: Any) -> Any:
+        before = self._records.get(key)
         with self._watch as watch:
-            record = OnDemand(watch, (args, kwargs), self._memory, None if before is None else before.record)
-            positions = {record._storage(tensor): n for n, tensor in enumerate(tensors((args, kwargs)))}
-            made = self._measured("on demand", record, args, kwargs, self._away)
+            record = OnDemand(watch, given, self._memory, before)
+            made = self.measured("on demand", record, call, self._away)
         must, do = f"a step has tensors on {self.device.name}", "name the device where they are: device="
         insist(self._memory.peak_bytes, f"step {self._name}", must, "none", do)
-        if self._scenario.get("homes"):
+        if self._scenario.homes:
             self._guard()
             self._left = {block for block, kind in self._owned().items() if kind == "gradient"}
-        self._plannings[key] = planning = Planning(record, positions)
-        if key not in self._unplanned and before is not None and before.record.functions() == record.functions():
-            self._plan(key, planning, record.took_ns)
+        self._records[key] = record
+        if key not in self._unplanned and before is not None and before.functions() == record.functions():
+            self._plan(key, Planning(self._name, record), record.took_ns)
             if self._watch.compiled:
                 warnings.warn(f"Compiled parts of {self._name} run as they are written, op by op.", stacklevel=3)
         return made
 
-    def _run_planned(self, key: tuple[Any, ...], planning: Planning, args: Any, kwargs: Any) -> Any:
-        row = cast(Result, planning.result)
-        lasting = planning.lasting(list(tensors((args, kwargs))))
-        mode = PlannedStep(row.graph, planning.turns, self._memory, planning.compute_tier, lasting)
+    def _run_planned(self, key: _Key, call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Any:
+        planning = self._plannings[key]
+        mode = PlannedStep(planning, self._memory, inputs)
         old = self._left.difference(mode.lasting.values())  # gradients of the step before
-        made = self._measured(row.label, mode, args, kwargs, lambda: {*old, *mode.alive(planning.below)})
+        made = self.measured(self.row, mode, call, lambda: {*old, *mode.alive(planning.below)})
         self._left = mode.alive(planning.below)
         if planning.below:
             self._guard()
         if self._memory.notes is not None and mode.stopped is None:
-            trace = trace_of(mode, row.hardware, planning.below, self._memory.notes)
-            self.steps[-1] = replace(self.steps[-1], trace=trace)
+            self.steps[-1] = replace(self.steps[-1], trace=trace_of(mode))
         if mode.stopped is not None:
-            del self._plannings[key]
+            del self._plannings[key], self._records[key]
             if self._strict:
                 raise mode.stopped
-            warnings.warn(
-                f"{mode.stopped}. It went on without a plan; the next calls are recorded again.", stacklevel=3
-            )
+            how = "It went on without a plan; the next calls are recorded again."
+            warnings.warn(f"{mode.stopped}. {how}", stacklevel=3)
         elif len(planning.took_ns) < self.timed:
             planning.took_ns.append(mode.took_ns)
             if len(planning.took_ns) == self.timed:
@@ -272,7 +271,7 @@ class Offloaded:
         return {block: kind for block, kind in blocks.items() if block is not None}
 
     def _away(self) -> set[HeldStorage]:
-        return {block for block in self._owned() if block.is_away} if self._scenario.get("homes") else set()
+        return {block for block in self._owned() if block.is_away} if self._scenario.homes else set()
 
     def _guard(self) -> None:
         """Guard modules and optimizers of which something may live below."""
@@ -295,17 +294,28 @@ class Offloaded:
         self._memory.settle([block for block in self._memory.blocks() if block.is_away or may_leave(block)])
         return partial(self._memory.settle, before)
 
-    def _measured(
-        self, plan: str, mode: OnDemand | PlannedStep, args: Any, kwargs: Any, below: Callable[[], set[HeldStorage]]
+    def measured(
+        self,
+        plan: str,
+        mode: AbstractContextManager[Any],
+        call: Callable[[], Any],
+        below: Callable[[], set[HeldStorage]],
     ) -> Any:
-        """Run a step in a mode and note what it took; in the end all is there but what lives below."""
+        """Run a step in a mode, note what it took, and return what it returns.
+
+        Parameters
+        ----------
+        plan, mode, call
+            What it runs under, and what runs it.
+        below
+            Returns what lives below between steps; all else is in the compute tier in the end.
+        """
         memory = self._memory
         memory.begin(below())
         begun_s = perf_counter()
         try:
             with mode:
-                made = self._step(*args, **kwargs)
-            mode.finish()
+                made = call()
             waits = len(memory.waits)
         finally:
             memory.settle(below())
@@ -315,13 +325,14 @@ class Offloaded:
         self.steps.append(Executed(plan, took_s, stall_s, memory.peak_bytes, out_bytes, in_bytes))
         return made
 
-    def _plan(self, key: tuple[Any, ...], planning: Planning, took_ns: list[int]) -> None:
+    def _plan(self, key: _Key, planning: Planning, took_ns: list[int]) -> None:
         """Plan a step whose ops take so long; if no plan fits, go on on demand, unless that is to be an error."""
-        planning.time(self._name, took_ns)
-        self.beside_bytes = planning.beside_bytes
-        error = planning.plan(self._name, self._machine, self._scenario, self.budget_bytes, self.device.tiers)
-        if error and self._strict:
-            raise error
-        if error:  # the step itself was done, and fits on demand, or under the plan that it has
-            self._unplanned.add(key)
+        try:
+            planning.plan(took_ns, self._machine, self._scenario, self._memory)
+        except UnfitError as error:
+            if self._strict:
+                raise
+            self._unplanned.add(key)  # the step itself was done, and fits on demand, or under the plan that it has
             warnings.warn(f"{error}. Its steps run on demand.", stacklevel=4)
+        else:
+            self._plannings[key], self.beside_bytes = planning, planning.beside_bytes

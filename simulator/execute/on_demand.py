@@ -7,11 +7,12 @@ will make the size is asked of PyTorch first, under fake tensors.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from simulator.execute.held import HeldStorage, insist_step
 from simulator.execute.storages import StepMemory
@@ -65,6 +66,7 @@ class OnDemand(OpRecorder):
         self.lasting: dict[Storage, weakref.ref[Any]] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         super().__init__(watch, inputs)
+        self._given = {self._storage(tensor): n for n, tensor in enumerate(tensors(inputs))}
         self._inputs = (), {}  # the caller may let go of them
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
@@ -74,6 +76,12 @@ class OnDemand(OpRecorder):
         if is_new and persistent:
             self.lasting[storage] = weakref.ref(memory)
         return storage
+
+    def present(self, inputs: Sequence[torch.Tensor]) -> dict[Storage, Any]:
+        """Return persistent storages as they are now: those of other inputs, and those that are still there."""
+        memories = {storage: ref() for storage, ref in self.lasting.items()}
+        memories |= {storage: inputs[position].untyped_storage() for storage, position in self._given.items()}
+        return {storage: memory for storage, memory in memories.items() if memory is not None}
 
     def size_of(self, memory: Any) -> int:
         """Return the size of a storage, which may be away [B]."""
@@ -123,9 +131,7 @@ class OnDemand(OpRecorder):
                 made = func(*args, **kwargs)
         except Exception:
             return 0
-        given = {
-            id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
-        }
+        given = {id(tensor.untyped_storage()) for tensor in tensors((args, kwargs))}
         outs = (tensor.untyped_storage() for tensor in tensors(made) if str(tensor.device) == self._memory.device.name)
         new = {id(storage): storage.nbytes() for storage in outs if id(storage) not in given}
         return sum(new.values())
@@ -139,9 +145,7 @@ class OnDemand(OpRecorder):
         for block in sorted(others, key=lambda block: block.used_at):
             if memory.used_bytes + size_bytes <= memory.budget_bytes:
                 return
-            if block.below is None:
-                memory.copy_out(block)
-            memory.free(block)
+            memory.send([block])
             memory.wait(block, writes=True)
         rule = f"each op's tensors fit the budget of {human(memory.budget_bytes, 'B')}"
         needed_bytes = memory.used_bytes + size_bytes
@@ -151,9 +155,6 @@ class OnDemand(OpRecorder):
     def functions(self) -> list[tuple[Any, int | None]]:
         """Return the functions that were called, and their ops: what steps that are alike have in common."""
         return [(call.func, call.op) for call in self.sequence]
-
-    def finish(self) -> None:
-        """Nothing comes after the last call."""
 
     def called(self, func: Any, given: list[torch.Tensor], outs: list[torch.Tensor], *, is_op: bool) -> None:
         """Note a call."""

@@ -318,22 +318,26 @@ class StepMemory:
         """
         failure = self._end_all()
         if below and failure is None:
-            failure = failing(self._send, below)
+            failure = failing(self.send, below)
             failure = self._end_all() or failure
         lost, staying = dict[str, BaseException](), {*below} if failure is None else set[HeldStorage]()
-        for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
-            if block in staying:
-                continue
-            try:
-                self.bring(block)
-            except Exception as error:
-                lost[block.name] = error
-                continue
-            with self._lock:
-                self._drop_below(block)
-                block.is_kept = False
-                self.moved.pop(key, None)
-        self._is_lost = bool(lost)
+        self._is_lifted = True
+        try:
+            for key, block in [*self.moved.items()]:  # a list: what is freed meanwhile leaves it
+                if block in staying:
+                    continue
+                try:
+                    self.bring(block)
+                except Exception as error:
+                    self._end_all()
+                    lost[block.name] = error
+                    continue
+                with self._lock:
+                    self._drop_below(block)
+                    block.is_kept = False
+                    self.moved.pop(key, None)
+        finally:
+            self._is_lifted, self._is_lost = False, bool(lost)
         for name, cause in lost.items():
             found, do = f"{counted(len(lost), 'tensor')} lost, {name} first", "make them anew"
             raise ExecutionError("end of a step", "tensors in the lower tier come back", found, do) from cause
@@ -343,10 +347,10 @@ class StepMemory:
     def _end_all(self) -> BaseException | None:
         """Wait until all that was issued has ended; if a copy failed, give up the rest, and return the failure."""
         with self._changed:
-            self._is_lifted = True
+            before, self._is_lifted = self._is_lifted, True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._moving and (self._failure or not any(self._queues.values())))
-            self._is_lifted, failure, self._failure = False, self._failure, None
+            self._is_lifted, failure, self._failure = before, self._failure, None
             if failure:
                 blocks = [*self.moved.values()]  # a list: what is freed meanwhile leaves it
                 for queue in (*self._queues.values(), *(block.jobs for block in blocks)):
@@ -355,7 +359,7 @@ class StepMemory:
                     block.is_away, block.is_kept = not block.held_bytes, block.below is not None
             return failure
 
-    def _send(self, blocks: Iterable[HeldStorage]) -> None:
+    def send(self, blocks: Iterable[HeldStorage]) -> None:
         """Let blocks lie below alone."""
         for block in blocks:
             if not block.is_away:
@@ -364,22 +368,11 @@ class StepMemory:
                 self.free(block)
 
     def bring(self, block: HeldStorage) -> None:
-        """Bring a block back at once, or make it again, in this thread, after all that was issued on it."""
+        """Bring a block back, or make it again, after all that was issued on it; wait until it is there."""
         self.wait(block, writes=True)
-        storage = block.ref()
-        if not block.is_away or storage is None:
-            return
-        if block.remake is not None:
-            block.remake()
-            return
-        self.resize(block, block.size_bytes)
-        try:
-            self._move(IN, block, storage)
-        except BaseException:
-            self.resize(block, 0)
-            raise
-        block.is_away = False
-        self.moved_bytes[IN] += block.size_bytes
+        if block.is_away and block.ref() is not None:
+            (block.remake or partial(self.copy_in, block))()
+            self.wait(block, writes=True)
 
     def close(self) -> None:
         """Bring everything back, end the threads and give up the lower tier; what is lost is told once."""

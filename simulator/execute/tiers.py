@@ -25,7 +25,6 @@ from threading import Lock
 from time import perf_counter, sleep
 from typing import IO
 
-from simulator.errors import insist
 from simulator.outputs import refusing
 
 _ROOM_BYTES = 4096
@@ -60,9 +59,7 @@ class FileTier:
     Parameters
     ----------
     folder
-        Where the file lies.
-    capacity_bytes
-        Most bytes in it [B].
+        Where the file lies; None: in RAM, as a second place there.
     pace
         Bandwidth of writes and reads [B/s]: a copy sleeps until it has taken so long. None: as fast as it goes.
 
@@ -77,20 +74,18 @@ class FileTier:
         If no file can be made there.
     """
 
-    def __init__(
-        self, folder: str | Path, capacity_bytes: float = math.inf, *, pace: tuple[float, float] | None = None
-    ) -> None:
-        self._where, self._capacity_bytes, self._pace = f"tier in {folder}", capacity_bytes, pace or (math.inf,) * 2
+    def __init__(self, folder: str | Path | None, *, pace: tuple[float, float] | None = None) -> None:
+        self._where, self._pace = f"tier in {folder or 'memory'}", pace or (math.inf,) * 2
         with refusing(self._where, "a file can be made where a tier lies", "name another folder"):
-            self._file = self._open(Path(folder))
+            if folder is None:
+                self._file: IO[bytes] = open(os.memfd_create("hosim-tier"), "r+b", buffering=0)  # noqa: SIM115
+            else:
+                self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._lock, self._locks, self._used_bytes, self._end = Lock(), (Lock(), Lock()), 0, 0
-        self._grain, self._step = self._probed()
+        self._grain, self._step = (1, 1) if folder is None else self._probed()
         self.is_direct = self._grain > 1
         self._holes: list[tuple[int, float]] = [(0, math.inf)]  # start and end, in order, none beside another
         self._edges: dict[int, tuple[bytes, bytes]] = {}  # offset -> what is before and behind the inner part
-
-    def _open(self, folder: Path) -> IO[bytes]:
-        return TemporaryFile(dir=folder, buffering=0)
 
     def _grow(self, end: int) -> None:
         os.posix_fallocate(self._file.fileno(), self._end, end - self._end)
@@ -116,12 +111,10 @@ class FileTier:
         Raises
         ------
         ConfigError
-            If the tier, or the disk, is full.
+            If the disk is full.
         """
+        rule, do = f"a tier has room for a tensor of {size:,} B", "put it in another folder, or make room there"
         with self._lock:
-            left, rule = self._capacity_bytes - self._used_bytes, f"a tier has room for a tensor of {size:,} B"
-            do = "give it more, or put it in another folder"
-            insist(size <= left, self._where, rule, f"{left:,.0f} B left of {self._capacity_bytes:,.0f} B", do)
             room = _room_of(size)
             index, (start, end) = next(hole for hole in enumerate(self._holes) if hole[1][1] - hole[1][0] >= room)
             if start + room > self._end:
@@ -208,25 +201,3 @@ class FileTier:
             if not count:
                 raise OSError(errno.EIO, f"an end {len(view):,} B early")
             view, offset = view[count:], offset + count
-
-
-class MemoryTier(FileTier):
-    """A lower tier in a second place in RAM; otherwise as `FileTier`.
-
-    Parameters
-    ----------
-    capacity_bytes, pace
-        As there.
-    """
-
-    def __init__(self, capacity_bytes: float = math.inf, *, pace: tuple[float, float] | None = None) -> None:
-        super().__init__("memory", capacity_bytes, pace=pace)
-
-    def _open(self, folder: Path) -> IO[bytes]:
-        return open(os.memfd_create("hosim-tier"), "r+b", buffering=0)
-
-    def _grow(self, end: int) -> None:
-        os.ftruncate(self._file.fileno(), end)
-
-    def _probed(self) -> tuple[int, int]:
-        return 1, 1

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from simulator.errors import insist
 from simulator.execute.held import IN, OUT
-from simulator.execute.offloaded import Executed, Offloaded
+from simulator.execute.offloaded import Offloaded
 from simulator.execute.storages import StepMemory
 from simulator.importers.torch_machine import tensors
 
@@ -33,18 +33,13 @@ _COUNTED = 3
 def run_unplanned(offloaded: Offloaded, row: str, *args: Any, **kwargs: Any) -> Any:
     """Run a step as one of `ROWS`, note what it took, and return what it returns."""
     memory, steps = offloaded._memory, offloaded.steps
-    memory.begin()
-    begun_s = perf_counter()
     with ExitStack() as stack:
         if row == HOOKS:
             stack.enter_context(_SavedBelow(memory))
         if len(steps) < _COUNTED:
             stack.enter_context(_Counted(memory))
-        made = offloaded._step(*args, **kwargs)
-    memory.device.finish()
-    took_s, moved = perf_counter() - begun_s, memory.moved_bytes
-    peak_bytes = max(memory.peak_bytes, *(step.peak_bytes for step in steps), 0)
-    steps.append(Executed(row, took_s, memory.waited_s()[-1], peak_bytes, moved[OUT], moved[IN]))
+        made = offloaded.measured(row, nullcontext(), partial(offloaded._step, *args, **kwargs), set)
+    steps[-1] = replace(steps[-1], peak_bytes=max(step.peak_bytes for step in steps))
     return made
 
 
@@ -56,16 +51,11 @@ def checkpoint_blocks(step: Callable[..., Any]) -> None:
     ConfigError
         If it is no module, or has none.
     """
-    parts, lists = (
-        step.modules() if isinstance(step, torch.nn.Module) else (),
-        torch.nn.ModuleList | torch.nn.Sequential,
-    )
+    lists = (torch.nn.ModuleList, torch.nn.Sequential)
+    parts = step.modules() if isinstance(step, torch.nn.Module) else ()
     blocks = max((part for part in parts if isinstance(part, lists)), key=len, default=())
-    must, do = (
-        "the step is a module with a ModuleList or Sequential, each child of which is checkpointed",
-        "leave it out",
-    )
-    insist(len(blocks), CHECKPOINTING, must, getattr(step, "__name__", type(step).__name__), do)
+    must = "the step is a module with a ModuleList or Sequential, each child of which is checkpointed"
+    insist(len(blocks), CHECKPOINTING, must, getattr(step, "__name__", type(step).__name__), "leave it out")
     for block in dict.fromkeys(blocks):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 

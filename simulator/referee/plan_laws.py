@@ -196,7 +196,7 @@ class PlanWalk:
             self._tell_error(("another value at the end", unlike[0]), must, self._values.difference(*unlike), do, _END)
         elif is_short or self._unlike or self._cached:
             self._refuse_end(_END)
-        if (overwritten := self._values.first_made()) is not None:
+        if not is_short and (overwritten := self._values.first_made()) is not None:
             must = "no op after the last training step changes a tensor that outlasts it"
             found = f"that one writes {self._name(overwritten)} again"
             self._tell_error(("written after the end", overwritten), must, found, "remove it", _END)

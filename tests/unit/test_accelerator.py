@@ -216,13 +216,13 @@ def test_what_the_host_holds_is_never_moved(device, memory):
 def test_memory_is_given_back_and_taken_on_the_stream_of_the_ops(device):
     """Whatever stream a thread was on: else an op that is still to come might get memory that one before it reads."""
     torch_, on = device._torch, []
-    storage = SimpleNamespace(nbytes=lambda: 100, resize_=lambda size: on.append((size, torch_.stream(None))))
+    storage = SimpleNamespace(nbytes=lambda: 100, resize_=lambda size: on.append((size, torch_.current_stream(None))))
     for stream in (torch_.compute, other := torch_.Stream()):
         torch_.set_stream(stream)
         device.resize(storage, 0)
         device.resize(storage, 100)
     assert on == [(0, torch_.compute), (100, torch_.compute)] * 2
-    assert torch_.stream(None) is other, "and then the thread is on its own again"
+    assert torch_.current_stream(None) is other, "and then the thread is on its own again"
 
 
 def test_an_op_on_another_stream_is_an_error_by_name(device):

@@ -198,6 +198,7 @@ def test_with_a_gpu_there_are_three_tiers(tmp_path, monkeypatch):
     assert catalog.load(tmp_path / "mine.yaml", "hardware", is_strict=True).document == machine
     assert (machine.tier_names, machine.compute_tier) == (("hbm", "ram", "disk"), "hbm")
     assert machine.tiers["hbm"].capacity_bytes == 10**9
+    assert machine.sources["tiers.disk.capacity"][0].text == "what was free during calibration"
     assert {name: (link.source, link.target) for name, link in machine.links.items()} == {
         "d2h": ("hbm", "ram"), "h2d": ("ram", "hbm"), "write": ("ram", "disk"), "read": ("disk", "ram"),
     }  # fmt: skip

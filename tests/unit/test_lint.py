@@ -12,6 +12,7 @@ from simulator import catalog, cli, formats
 from simulator.cli.check import lint
 from simulator.errors import PlanError
 from simulator.formats import graph_jsonl, plan_jsonl
+from simulator.graph import Graph
 from simulator.plan import NOWHERE, Plan
 from simulator.referee import check_plan
 
@@ -25,17 +26,17 @@ GOOD = (
 )
 
 
-def write(folder: Path, text: str) -> tuple[Path, Path]:
+def write(folder: Path, text: str, ops: Graph = GRAPH) -> tuple[Path, Path]:
     """Write a plan, whose weights live in ddr, and its graph."""
-    home = tuple(1 if t.persistent else NOWHERE for t in GRAPH.tensors)
-    plan = Plan("elsewhere", MACHINE.tier_names, home, steps(GRAPH, MACHINE, text))
-    plan_jsonl.write(plan, GRAPH, folder / "plan.jsonl")
-    graph_jsonl.write(GRAPH, folder / "graph.jsonl")
+    home = tuple(1 if t.persistent else NOWHERE for t in ops.tensors)
+    plan = Plan("elsewhere", MACHINE.tier_names, home, steps(ops, MACHINE, text))
+    plan_jsonl.write(plan, ops, folder / "plan.jsonl")
+    graph_jsonl.write(ops, folder / "graph.jsonl")
     return folder / "plan.jsonl", folder / "graph.jsonl"
 
 
-def found(folder: Path, text: str, budget: str | None = "100 B") -> list[tuple[str, str, str]]:
-    plan, of = write(folder, text)
+def found(folder: Path, text: str, budget: str | None = "100 B", ops: Graph = GRAPH) -> list[tuple[str, str, str]]:
+    plan, of = write(folder, text, ops)
     return [(fault.kind, fault.op, fault.tensor) for fault in lint(plan, None, of, None, budget)]
 
 
@@ -84,6 +85,14 @@ def test_all_faults_are_told_and_each_once(tmp_path: Path) -> None:
         ("not as the step began", "", "a"),
         ("copy that nobody waits for", "", "v"),
     ]
+
+
+def test_a_weight_that_a_step_updates_is_not_written_after_its_end(tmp_path: Path) -> None:
+    """Though the step has another fault, by which it does not end as it began."""
+    ops = graph("w 10 persistent, a 30", "f: w -> a, 10 ns", "update: a -> w, 10 ns")
+    text = "copy w ddr hbm; compute f; compute update; copy w hbm ddr; detach w hbm"
+    assert found(tmp_path, f"{text}; detach a hbm", ops=ops) == []
+    assert found(tmp_path, text, ops=ops) == [("not as the step began", "", "a")]
 
 
 def test_a_late_prefetch_is_named_as_the_mend(tmp_path: Path) -> None:

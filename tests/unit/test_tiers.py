@@ -18,7 +18,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.execute import tiers
-from simulator.execute.tiers import FileTier, MemoryTier
+from simulator.execute.tiers import FileTier
 
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ def tier(request, tmp_path, monkeypatch):
     """A tier of each kind; `cached` is a file where the system takes no direct I/O."""
     if request.param == "cached":
         monkeypatch.setattr(tiers, "_GRAINS", ())
-    made = MemoryTier() if request.param == "memory" else FileTier(tmp_path)
+    made = FileTier(None) if request.param == "memory" else FileTier(tmp_path)
     yield made
     made.close()
 
@@ -155,20 +155,6 @@ def test_room_is_used_again(tier):
     assert second == 8192
 
 
-def test_a_full_tier_says_what_is_left(tmp_path):
-    """The bytes of tensors count, not the blocks that they lie in; what was allotted stays."""
-    for tier in (FileTier(tmp_path, 10_000), MemoryTier(10_000)):
-        first = tier.allot(9_000)
-        with pytest.raises(
-            ConfigError, match=r"a tier has room for a tensor of 1,001 B, found 1,000 B left of 10,000 B"
-        ):
-            tier.allot(1_001)
-        assert tier.allot(1_000) > first
-        tier.release(first, 9_000)
-        assert tier.allot(8_000) == first
-        tier.close()
-
-
 def test_a_full_disk_is_an_error_that_names_tier_and_size(tmp_path, monkeypatch):
     """Room that was not got is not counted: a smaller tensor fits still."""
     tier, grow = FileTier(tmp_path), os.posix_fallocate
@@ -233,13 +219,17 @@ def test_a_paced_tier_sleeps_up_to_its_bandwidth(tmp_path, monkeypatch):
     slept, now = [], iter(range(100))
     monkeypatch.setattr(tiers, "sleep", slept.append)
     monkeypatch.setattr(tiers, "perf_counter", lambda: next(now))  # each copy takes 1 s
-    for tier in (FileTier(tmp_path, pace=(1e5, 2e5)), MemoryTier(pace=(1e5, 2e5)), MemoryTier(pace=(1e9, math.inf))):
+    for tier in (
+        FileTier(tmp_path, pace=(1e5, 2e5)),
+        FileTier(None, pace=(1e5, 2e5)),
+        FileTier(None, pace=(1e9, math.inf)),
+    ):
         offset, place = tier.allot(600_000), Place(600_000)
         tier.write(offset, place.address, 600_000)
         tier.read(offset, place.address, 600_000)
         tier.close()
     assert slept == [5, 2, 5, 2]
-    tier = MemoryTier()
+    tier = FileTier(None)
     put(tier, tier.allot(10), 10)
     tier.close()
     assert len(slept) == 4
@@ -248,7 +238,7 @@ def test_a_paced_tier_sleeps_up_to_its_bandwidth(tmp_path, monkeypatch):
 def test_closing_leaves_nothing(tmp_path):
     """No file, not even while it is open; no descriptor, no thread. Once more does nothing, and copies are refused."""
     before = left_open()
-    for make in (lambda: FileTier(tmp_path), MemoryTier):
+    for make in (lambda: FileTier(tmp_path), lambda: FileTier(None)):
         tier = make()
         offset, place = tier.allot(MIB), Place(MIB)
         tier.write(offset, place.address, MIB)

@@ -111,8 +111,8 @@ def recorded(model, x, optimizer):
     step = hosim.torch.offload(model, optimizer=optimizer, budget="1 GB", pace=("2 GB/s", "2 GB/s"))
     with step:
         step(x), step(x)
-        (planning,) = step._plannings.values()
-        return imported("step", planning.record, free_early=False, how="").graph
+        (record,) = step._records.values()
+        return imported("step", record, free_early=False, how="").graph
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from simulator.errors import ConfigError, HosimError  # noqa: E402
 from simulator.execute import comparison  # noqa: E402
 from simulator.execute.accelerator import Processor  # noqa: E402
 from simulator.execute.storages import StepMemory  # noqa: E402
-from simulator.execute.tiers import MemoryTier  # noqa: E402
+from simulator.execute.tiers import FileTier  # noqa: E402
 from simulator.execute.unplanned import HOOKS, _SavedBelow, run_unplanned  # noqa: E402
 
 PACE = ("2 GB/s", "2 GB/s")
@@ -147,7 +147,7 @@ def test_what_was_saved_takes_no_room_below_after_its_step():
 
 
 def test_what_is_saved_again_after_it_was_changed_is_another():
-    memory = StepMemory(1, MemoryTier())
+    memory = StepMemory(1, FileTier(None))
     hooks, x = _SavedBelow(memory), torch.arange(6.0).view(2, 3)
     before, same = hooks._pack(x.t()), hooks._pack(x[1])
     x.add_(1)
@@ -164,7 +164,7 @@ def test_what_is_saved_again_after_it_was_changed_is_another():
 def test_what_was_resident_is_known_though_it_is_gone():
     most = []
     for size_bytes in (100 << 20, 10 << 20):
-        comparison._forget_most()
+        comparison._forget_most(Processor())
         bytearray(size_bytes)
         most.append((comparison._resident_bytes("VmHWM") - comparison._in_use(Processor())[0]) >> 20)
     assert most == [pytest.approx(100, abs=5), pytest.approx(10, abs=5)]
