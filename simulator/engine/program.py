@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from simulator.cost import is_contended
 from simulator.draws import Draws
 from simulator.errors import ConfigError
-from simulator.graph import Graph, OpKind, Roles
+from simulator.graph import HOST, Graph, OpKind, Roles
 from simulator.hardware import Hardware
 from simulator.lifetime import duplicates
 from simulator.plan import COMPUTE, COPY, Plan
@@ -90,16 +89,15 @@ class Columns:
 
     Attributes
     ----------
-    reads, writes
-        Per op: tensors that it reads, and writes.
-    duration_ns, workspace_bytes, is_collective
-        Per op. A collective without members takes its time alone, as if the others always came in time.
-    written
-        Tensors that some op writes.
+    of_op
+        Per op: tensors that it reads, and writes, the tier that its device works in, and what it takes alone [ns]. A
+        collective without members takes that, as if the others always came in time.
+    workspace_bytes, is_collective, size_bytes
+        Per op; and per tensor.
     streams, computes, is_contended
         How many compute streams the plan uses, and computes it runs; whether its kernels share the device.
     compute_tier, tiers
-        Id of the tier that kernels of the accelerator work in; per op, of that which its device works in.
+        Id of the tier that kernels of the accelerator work in; those of all devices.
     outputs
         Outputs of a step that are not persistent.
     device
@@ -124,15 +122,13 @@ class Columns:
             self.streams = runtime_streams(graph)
         else:
             self.computes = fixed.kind.count(COMPUTE) * program.plan.repeats
-        self.tiers = [self.compute_tier] * len(graph.ops)
-        for op in graph.on_host:
-            self.tiers[op] = hardware.host_tier_id
-        self.reads = [op.reads for op in graph.ops]
-        self.writes = [op.writes for op in graph.ops]
+        self.of_op = [
+            (op.reads, op.writes, hardware.host_tier_id if op.device == HOST else self.compute_tier, duration_ns)
+            for op, duration_ns in zip(graph.ops, program.durations_ns, strict=True)
+        ]
+        self.tiers = {self.compute_tier, *[tier for _, _, tier, _ in self.of_op]}
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
-        self.duration_ns = list(program.durations_ns)
         self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
-        self.written = frozenset(chain.from_iterable(op.writes for op in graph.ops))
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.roles = Roles(graph)
         self.in_place = graph.in_place

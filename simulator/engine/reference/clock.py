@@ -75,7 +75,7 @@ class Clock(simpy.Environment):
         now = self.now
         if self.peek() <= now:
             return False
-        self.base, self.phase = self._pass_of(phase, now), phase
+        self._instant, self.base, self.phase = now, 0, phase  # a new start: nothing is left that comes before
         return True
 
     def _pass_of(self, phase: int, now: int) -> int:

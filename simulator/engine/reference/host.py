@@ -83,7 +83,8 @@ class HostThread:
             order.number += 1
             if order.number % _ACTIONS_PER_CHECKPOINT == 0:
                 self._checkpoint()
-            rank.on_change()
+            if rank.idle:
+                rank.on_change()
         self.finished = True
         rank.on_change()
 

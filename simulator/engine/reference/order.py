@@ -34,7 +34,7 @@ class Reveals:
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
         self.draws, candidates = draws, graph.candidates
         self._reads_of = graph.dynamic_reads
-        self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
+        self.possible = [tuple([t for t in op.reads if t in candidates]) for op in graph.ops]
         certain = graph.certain.ops
         self._certain = [op.reads for op in certain]
         self._written = {op: certain[op].writes for op, reads in self._reads_of.items() if reads.updates}
@@ -125,42 +125,44 @@ class Order:
         self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
         if self.dynamic is not None:
             self.issued.updated = program.graph.updated
-        self._uses: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)  # tensor -> stream -> last compute
-        self._writes: defaultdict[int, dict[int, ComputeAction]] = defaultdict(dict)
-        self._last: dict[int, ComputeAction] = {}  # stream -> last compute
+        self._uses, self._writes = [[dict[int, ComputeAction]() for _ in rank.streams] for _ in range(2)]
+        """By stream: tensor -> the last compute that uses it, and that writes it."""
+        self._last: list[ComputeAction | None] = [None] * len(rank.streams)
         self._fence: dict[int, list[Action]] = {}  # tensor -> last detach
         self._moves: defaultdict[int, list[Action]] = defaultdict(list)  # tensor -> moves that have not ended
         self._previous: ComputeAction | None = None
-        self._lines = {tier: RoomLine([{} for _ in rank.streams]) for tier in {columns.compute_tier, *columns.tiers}}
+        self._lines = {tier: RoomLine([{} for _ in rank.streams]) for tier in columns.tiers}
 
     def compute(self, op: int, stream: int) -> ComputeAction:
         """Lay out a compute."""
-        columns, uses, key, now = self._columns, self._uses, self._first_key + self.number, self._clock.now
-        reads, writes, queue, tier = columns.reads[op], columns.writes[op], self._streams[stream], columns.tiers[op]
-        sources, duration_ns = self._sources(reads, tier) if columns.in_place else {}, columns.duration_ns[op]
-        compute = ComputeAction(key, now, (), op, stream, tier, queue, reads, writes, sources, {}, duration_ns)
+        columns, key, now, queue = self._columns, self._first_key + self.number, self._clock.now, self._streams[stream]
+        reads, writes, tier, duration_ns = columns.of_op[op]
+        sources, moves = self._sources(reads, tier) if columns.in_place else {}, dict[int, list[Action]]()
+        compute = ComputeAction(key, now, (), op, stream, tier, queue, reads, writes, sources, moves, duration_ns)
         if self.dynamic is not None:
             self.dynamic.set_reads(compute)
             writes = compute.writes
-        in_tier = tuple([tensor for tensor in reads if tensor not in sources]) if columns.in_place else compute.reads
+        in_tier = tuple([tensor for tensor in reads if tensor not in sources]) if sources else compute.reads
         if (missing := self.issued.missing(in_tier, tier)) is not None:
             rule = "a tensor that a compute reads is valid in the tier of its device"
             self.refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         for tensor in compute.reads:
             if (fence := self._fence.get(tensor)) and not fence[0].has_ended:
-                compute.moves[tensor] = fence
+                moves[tensor] = fence
         for tensor in writes:
-            if unended := self._unended(tensor):
-                compute.moves[tensor] = unended
+            if tensor in self._moves and (unended := self._unended(tensor)):
+                moves[tensor] = unended
+        uses, written = self._uses[stream], self._writes[stream]
         if len(self._streams) > 1:
-            others = [self._writes[t] for t in reads] + [self._uses[t] for t in writes]
-            compute.after = [*{c: None for of in others for s, c in of.items() if s != stream and not c.has_ended}]
+            others = [self._unended_computes(self._writes, tensor) for tensor in reads]
+            others += [self._unended_computes(self._uses, tensor) for tensor in writes]
+            compute.after = [*dict.fromkeys(c for of in others for c in of if c.stream != stream)]
             self._stand_in_line(compute, writes)
         self.issued.write(writes, tier)
         for tensor in reads:
-            uses[tensor][stream] = compute
+            uses[tensor] = compute
         for tensor in writes:
-            uses[tensor][stream] = self._writes[tensor][stream] = compute
+            uses[tensor] = written[tensor] = compute
         self._last[stream] = compute
         if tier == columns.compute_tier:
             self._previous = compute
@@ -198,7 +200,7 @@ class Order:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self.number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        after = [*self._unended_computes(self._writes[tensor]), *self._fence.get(tensor, ())]
+        after = [*self._unended_computes(self._writes, tensor), *self._fence.get(tensor, ())]
         copy = CopyAction(self._first_key + self.number, self._clock.now, after, tensor, link, self._previous)
         if target in self._lines and len(self._streams) > 1:
             copy.line = self._lines[target].ahead(self._previous.stream if self._previous else 0)
@@ -212,7 +214,8 @@ class Order:
         if tensor in self._columns.outputs:
             valid = [place for place, state in enumerate(self.issued.state) if state[tensor] == VALID]
             if valid == [tier]:  # rule 6
-                detach.after = [*self._unended_computes(self._last), *self._unended(tensor)]
+                last = [compute for compute in self._last if compute and not compute.has_ended]
+                detach.after = [*last, *self._unended(tensor)]
         if broken_rule := self.issued.detach(tensor, tier):
             self.refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor], self._fence[tensor] = [detach], [detach]
@@ -220,7 +223,7 @@ class Order:
 
     def sync(self, tensor: int) -> Action:
         """Lay out a sync: it waits for all earlier actions that name the tensor, as a detach does."""
-        after = [*self._unended_computes(self._uses[tensor]), *self._unended(tensor)]
+        after = [*self._unended_computes(self._uses, tensor), *self._unended(tensor)]
         return Action(self._first_key + self.number, self._clock.now, after)
 
     def _unended(self, tensor: int) -> list[Action]:
@@ -229,8 +232,9 @@ class Order:
         return [*self._moves[tensor]]
 
     @staticmethod
-    def _unended_computes(by_stream: dict[int, ComputeAction]) -> list[ComputeAction]:
-        return [compute for _, compute in sorted(by_stream.items()) if not compute.has_ended]
+    def _unended_computes(by_stream: list[dict[int, ComputeAction]], tensor: int) -> list[ComputeAction]:
+        """Return the last compute of each stream that uses, or writes, a tensor, if it has not ended."""
+        return [of[tensor] for of in by_stream if tensor in of and not of[tensor].has_ended]
 
     def refuse(self, action: str, must: str, tensor: int, do: str) -> None:
         """Meet an action that cannot act: a fixed plan was checked before its run, or blocks where it is wrong."""

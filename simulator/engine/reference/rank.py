@@ -57,7 +57,7 @@ class Rank:
     loads
         Tier -> the link over which kernels load from it, and the path of that; none where nothing is read in place.
     kernel
-        What a compute does from its start to its end.
+        What a compute does from its start to its end; None: it takes its time alone.
     gate, changes
         Stops its computes while closed; tensor -> the event of its next change, if something waits for it.
     on_start, on_wait_end, on_change
@@ -81,7 +81,7 @@ class Rank:
         self.valid = [[False] * len(columns.size_bytes) for _ in rooms]
         self.transfers: defaultdict[int, list[CopyAction]] = defaultdict(list)
         self.computes_ended, self.waits_for_ends = 0, False
-        self.kernel: Callable[[ComputeAction], Steps] = self.alone
+        self.kernel: Callable[[ComputeAction], Steps] | None = None
         self.gate, self._open = Gate(), Gate()
         self.on_start: Callable[[], None]
         self.on_wait_end: Callable[[ComputeAction], None]
@@ -106,7 +106,10 @@ class Rank:
                 claim = RoomClaim(compute.key, wanted, self.gate_of(compute))
                 yield self._idle(queue, self.rooms[compute.tier].ask(claim))
             self._begin(compute)
-            yield from self.kernel(compute)
+            if self.kernel is None:
+                yield clock.end_after(compute.duration_ns)
+            else:
+                yield from self.kernel(compute)
             self._end(compute)
 
     def _idle(self, queue: Queue, awaited: simpy.Event) -> simpy.Event:
@@ -177,11 +180,8 @@ class Rank:
             self.idle.remove(compute.queue)
             self.on_wait_end(compute)
         self.on_start()
-        self.on_change()
-
-    def alone(self, compute: ComputeAction) -> Steps:
-        """Take the time that a compute takes alone."""
-        yield self.clock.end_after(compute.duration_ns)
+        if self.idle:
+            self.on_change()
 
     def _end(self, compute: ComputeAction) -> None:
         """End a compute: what it wrote is valid in its tier, and stale elsewhere."""
@@ -192,12 +192,14 @@ class Rank:
             self._record(compute.tier, -1 - op, -workspace_bytes)
             self.rooms[compute.tier].release(workspace_bytes, workspace(op, compute.stream))
         valid_here = self.valid[compute.tier]
-        for valid in self.valid:
-            for tensor in compute.writes:
-                valid[tensor] = valid is valid_here
+        for tensor in compute.writes:
+            for valid in self.valid:
+                valid[tensor] = False
+            valid_here[tensor] = True
         self.computes_ended += 1
         compute.end()
-        self.on_change()
+        if self.idle:
+            self.on_change()
 
     # copies
 
@@ -319,5 +321,6 @@ class Rank:
         self._recorder.residencies += _residency_row(self.clock.now, self.id, tier, tensor, delta_bytes)
 
     def _record_span(self, action: Action, kind: int, item: int, track: int, channel: int) -> None:
-        times = (action.issued_ns, action.start_ns, self.clock.now)
-        self._recorder.spans += span_row(self.id, kind, item, track, channel, action.key & ISSUE_MASK, *times)
+        issue, now_ns = action.key & ISSUE_MASK, self.clock.now
+        row = span_row(self.id, kind, item, track, channel, issue, action.issued_ns, action.start_ns, now_ns)
+        self._recorder.spans += row

@@ -94,7 +94,7 @@ class ReactiveView(Order):
     def settled(self, tensor: int) -> bool:
         """Return whether every issued action that names the tensor has ended."""
         self._check_looks("settled")
-        return not self._unended(tensor) and not self._unended_computes(self._uses[tensor])
+        return not self._unended(tensor) and not self._unended_computes(self._uses, tensor)
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next run of an op reads; known once the op that reveals them has ended."""
