@@ -73,7 +73,7 @@ private:
     void arrive(int32_t index, int32_t stream, int32_t collective) {
         Meeting &meeting = meetings[index];
         if (meeting.arrivals.empty()) {
-            meeting.stages = &stage_lists[stages_of[index * collectives + collective]];
+            meeting.stages = &stage_lists[meeting.stages_of[collective]];
             meeting.stage = meeting.awaited = 0;
             meeting.since = clock.now;
             meeting.parts.clear();

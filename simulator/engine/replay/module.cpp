@@ -27,18 +27,19 @@ void add_meetings(World &world, Columns &from) {
         world.fabrics.push_back({all[0], all[1], all[2]});
     const auto members = from.column<int32_t>("members"), members_at = from.column<int32_t>("members_at");
     const auto senders = from.column<int32_t>("senders"), paths = from.column<int32_t>("sender_paths");
+    const auto stages_of = from.column<int32_t>("stages_of");
     for (size_t i = 0; i < senders.size(); i++) {
+        const auto own = [&](Span<int32_t> table) { return row(table, i, senders.size()); };
         const Span<int32_t> meeting{members.first + members_at[i], members.first + members_at[i + 1]};
-        world.meetings.push_back({copied(meeting), senders[i], copied(row(paths, i, senders.size()))});
+        world.meetings.push_back({copied(meeting), senders[i], copied(own(paths)), own(stages_of)});
     }
-    world.stage_lists.resize(from.number("stage_lists"));
+    for (int32_t list : stages_of)  // some lists have no stages
+        world.stage_lists.resize(std::max(world.stage_lists.size(), static_cast<size_t>(list + 1)));
     for (auto all = from.column<int64_t>("phases"); !all.empty(); all.first += 5) {
         auto &stages = world.stage_lists[all[0]];
         if (stages.size() == static_cast<size_t>(all[1])) stages.emplace_back();
         stages.back().push_back({static_cast<int32_t>(all[2]), all[3], all[4]});
     }
-    world.stages_of = from.column<int32_t>("stages_of");
-    world.collectives = from.number("collectives");
 }
 
 void add_ranks(World &world, Columns &from, const std::deque<Program> &programs, const std::deque<Actions> &actions) {

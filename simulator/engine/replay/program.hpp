@@ -7,7 +7,8 @@
 
 namespace replay {
 
-// The columns of a dict, which holds numbers and arrays of numbers; its buffers are held as long as this is.
+// The columns of a dict, which holds numbers and arrays of numbers; its buffers are held as long as this is. A column
+// that is not there is empty.
 class Columns {
 public:
     explicit Columns(PyObject *dict) : dict_(dict) {}
@@ -18,15 +19,19 @@ public:
 
     template <typename T = int64_t>
     T number(const char *name) {
-        const int64_t value = PyLong_AsLongLong(find(name));
+        PyObject *value = PyDict_GetItemString(dict_, name);
+        if (value == nullptr) PyErr_Format(PyExc_KeyError, "no number %s", name);
+        const int64_t number = value == nullptr ? 0 : PyLong_AsLongLong(value);
         if (PyErr_Occurred()) throw Raised{};
-        return static_cast<T>(value);
+        return static_cast<T>(number);
     }
 
     template <typename T>
     Span<T> column(const char *name) {
         Py_buffer buffer;
-        if (PyObject_GetBuffer(find(name), &buffer, PyBUF_C_CONTIGUOUS) < 0) throw Raised{};
+        PyObject *value = PyDict_GetItemString(dict_, name);
+        if (value == nullptr) return {};
+        if (PyObject_GetBuffer(value, &buffer, PyBUF_C_CONTIGUOUS) < 0) throw Raised{};
         buffers_.push_back(buffer);
         if (buffer.itemsize != sizeof(T) && buffer.len) {
             PyErr_Format(PyExc_TypeError, "column %s: numbers of %zd bytes, not %zu", name, buffer.itemsize, sizeof(T));
@@ -39,13 +44,6 @@ public:
 private:
     PyObject *dict_;
     std::deque<Py_buffer> buffers_;
-
-    PyObject *find(const char *name) {
-        PyObject *value = PyDict_GetItemString(dict_, name);
-        if (value != nullptr) return value;
-        PyErr_Format(PyExc_KeyError, "no column %s", name);
-        throw Raised{};
-    }
 };
 
 #define REPLAY_NUMBERS(NUMBER)                                                                                  \

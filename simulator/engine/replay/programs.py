@@ -29,25 +29,6 @@ _TOO_LONG = "a time is beyond 2^61 ns"
 _HALF = 32
 """Bits of the lower part of a work, which may be too large for one number."""
 
-EMPTY: Columns = {
-    **dict.fromkeys(("draws_of", "chosen", "call_of", "collective_of"), np.empty(0, np.int32)),
-    **dict.fromkeys(("chosen_at", "drawn_ns", "drawn_traffic"), np.empty(0, np.int64)),
-    **dict.fromkeys(("unit", "unit_share", "unit_work", "traffic", "traffic_share"), np.empty(0, np.int64)),
-    "read_role": np.empty(0, np.uint8),
-}
-"""What a program without dynamic reads, kernels that share the device, and collectives says of these."""
-
-
-_NOBODY_MEETS: Columns = {
-    **dict.fromkeys(("fabrics", "phases"), np.empty(0, np.int64)),
-    **dict.fromkeys(
-        ("members", "senders", "sender_paths", "stages_of", "meetings", "port_paths"), np.empty(0, np.int32)
-    ),
-    "members_at": np.zeros(1, np.int32),
-    **dict.fromkeys(("collectives", "stage_lists"), 0),
-}
-"""What a machine says of meetings where there are none."""
-
 
 def _not_covered(program: Program, hardware: Hardware) -> str:
     """Return what of a program, or of how the machine copies, no replay covers; empty if nothing."""
@@ -116,7 +97,7 @@ class ReplayedProgram:
         self.computes = int(np.count_nonzero(is_compute)) * self.repeats
         streams = 1 + int(b[is_compute].max(initial=0)) if written is None else runtime_streams(graph)
         self.columns = {
-            **EMPTY, **_kept(graph, _graph_columns), "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns,
+            **_kept(graph, _graph_columns), "kind": kind, "a": a, "b": b, "c": c, "price_ns": prices_ns,
             "tiers": tiers, "compute_tier": hardware.compute_tier_id, "streams": streams,
             "steps": graph.steps, "repeats": self.repeats, "is_decided": int(written is not None),
             "duration_ns": np.array(program.durations_ns, np.int64), "home": home,
@@ -308,7 +289,7 @@ def machine_columns(shared: Shared, stored: Stored, of_ranks: Mapping[int, Repla
 def _meetings(shared: Shared, of_ranks: Mapping[int, ReplayedProgram], programs: Iterable[ReplayedProgram]) -> Columns:
     """Return who meets for what, in columns, and tell each program the calls and collectives of its ops."""
     if not any(program.roles.calls for program in programs):
-        return _NOBODY_MEETS
+        return {}
     hardware, names = shared.hardware, list(shared.hardware.fabrics)
     of_rank = {rank: program.roles for rank, program in of_ranks.items()}
     meets, of_call = shared.meetings(of_ranks)
@@ -341,8 +322,7 @@ def _meetings(shared: Shared, of_ranks: Mapping[int, ReplayedProgram], programs:
     ports = [[shared.ports_path(name, rank, rank) for name in names] for rank in shared.ranks]
     nowhere = [NOTHING] * len(names)
     return {
-        "fabrics": np.array(fabrics, np.int64), "collectives": len(kinds), "stage_lists": len(lists),
-        "stages_of": stages_of,
+        "fabrics": np.array(fabrics, np.int64), "stages_of": stages_of,
         "members_at": np.cumsum([0, *(len(of.members) for of in meets)], dtype=np.int32),
         "members": ids(member for of in meets for member in of.members), "senders": ids(of.sender for of in meets),
         "sender_paths": np.array([of.paths or nowhere for of in meets], np.int32),

@@ -94,6 +94,7 @@ struct Meeting {
     std::vector<int32_t> members;       // in order
     int32_t sender;                     // of a message: only it has a path
     std::vector<int32_t> sender_paths;  // by fabric
+    Span<int32_t> stages_of;            // by collective, the position of its stages
     const Stages *stages = nullptr;
     size_t stage = 0, awaited = 0;        // the first member that has not arrived
     std::vector<uint8_t> has_arrived{};   // by member
@@ -150,8 +151,7 @@ public:
     std::vector<Fabric> fabrics;
     std::vector<Meeting> meetings;
     std::vector<Stages> stage_lists;
-    Span<int32_t> stages_of;  // by meeting and collective
-    int64_t collectives = 0, queue_depth = 0, launch_ns = 0;
+    int64_t queue_depth = 0, launch_ns = 0;
     int64_t computes_ended = 0;
 
 protected:
