@@ -135,6 +135,44 @@ class Columns:
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
 
 
+class Reveals:
+    """Rule 15: from when on the reads of an op are known, by what was issued.
+
+    Parameters
+    ----------
+    graph
+        The ops.
+
+    Attributes
+    ----------
+    step_of
+        By op with dynamic reads, the step that its next issue belongs to.
+    issues
+        By op that reveals such reads, in their order: how often it was issued.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._revealed_by = {op: reads.revealed_by for op, reads in graph.dynamic_reads.items()}
+        self.step_of = dict.fromkeys(self._revealed_by, 0)
+        self.issues = dict.fromkeys(sorted({*self._revealed_by.values()}), 0)
+
+    def is_revealed(self, op: int) -> bool:
+        """Return whether the next reads of an op are known: the op that reveals them was issued and has ended."""
+        by = self._revealed_by[op]
+        return self.issues[by] > self.step_of[op] and self._has_ended(by)
+
+    def is_predictable(self, op: int) -> bool:
+        """Return whether the next reads of an op can be guessed: the last reveal before theirs has ended."""
+        order = [*self.issues]
+        position = order.index(self._revealed_by[op])
+        before, needed = order[position - 1], self.step_of[op] + (position > 0)
+        return self.issues[before] >= needed > 0 and self._has_ended(before)
+
+    def _has_ended(self, op: int) -> bool:
+        """Return whether the last issue of an op has ended."""
+        raise NotImplementedError
+
+
 def runtime_streams(graph: Graph) -> int:
     """Return how many compute streams a runtime may use: those of the graph, and one of its own for each group."""
     return 1 + int(graph.columns.streams.max(initial=0)) + len(graph.groups)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from simulator.draws import Draws
-from simulator.engine.program import Columns, Program
+from simulator.engine.program import Columns, Program, Reveals
 from simulator.engine.reference.actions import Action, ComputeAction, CopyAction
 from simulator.engine.reference.clock import RANK_SHIFT
 from simulator.engine.reference.rank import Rank
@@ -15,7 +15,7 @@ from simulator.graph import Graph
 from simulator.plan import ABSENT, VALID, PlacesAsIssued
 
 
-class Reveals:
+class IssuedReads(Reveals):
     """Rule 15: the reads of each issue of an op with dynamic reads, and from when on they are known.
 
     Parameters
@@ -25,53 +25,39 @@ class Reveals:
 
     Attributes
     ----------
-    steps
-        By op with dynamic reads, the step that its next issue belongs to.
     possible
         Per op: its reads that some op reads dynamically.
     """
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
+        super().__init__(graph)
         self.draws, candidates = draws, graph.candidates
-        self._reads_of = graph.dynamic_reads
         self.possible = [tuple([t for t in op.reads if t in candidates]) for op in graph.ops]
         certain = graph.certain.ops
         self._certain = [op.reads for op in certain]
-        self._written = {op: certain[op].writes for op, reads in self._reads_of.items() if reads.updates}
-        self._durations = {op: draws.durations_ns(op) for op in self._reads_of}
-        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._reads_of}
-        self.steps = dict.fromkeys(self._reads_of, 0)
-        self._reveals: dict[int, tuple[int, ComputeAction | None]] = {
-            reads.revealed_by: (0, None) for reads in self._reads_of.values()
-        }
+        self._written = {op: certain[op].writes for op, reads in graph.dynamic_reads.items() if reads.updates}
+        self._durations = {op: draws.durations_ns(op) for op in graph.dynamic_reads}
+        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in graph.dynamic_reads}
+        self._last: dict[int, ComputeAction] = {}
 
     def set_reads(self, compute: ComputeAction) -> None:
         """Set what this issue of its op reads and writes, and what that takes."""
         op = compute.op
-        if op in self._reveals:
-            self._reveals[op] = self._reveals[op][0] + 1, compute
+        if op in self.issues:
+            self.issues[op] += 1
+            self._last[op] = compute
         compute.reads = self._certain[op]
-        if op in self.steps:
-            step = self.steps[op]
-            self.steps[op] += 1
+        if op in self.step_of:
+            step = self.step_of[op]
+            self.step_of[op] += 1
             chosen = self.draws.chosen(op, step)
             compute.reads = (*chosen, *self._certain[op])
             if op in self._written:
                 compute.writes = (*chosen, *self._written[op])
             compute.duration_ns, compute.chosen_bytes = self._durations[op][step], self._chosen_bytes[op][step]
 
-    def is_revealed(self, op: int) -> bool:
-        """Return whether the next reads of an op are known: the op that reveals them was issued and has ended."""
-        times, last = self._reveals[self._reads_of[op].revealed_by]
-        return times > self.steps[op] and last is not None and last.has_ended
-
-    def is_predictable(self, op: int) -> bool:
-        """Return whether the next reads of an op can be guessed: the last reveal before theirs has ended."""
-        reveals = sorted(self._reveals)
-        position = reveals.index(self._reads_of[op].revealed_by)
-        needed = self.steps[op] + (position > 0)
-        times, last = self._reveals[reveals[position - 1]]
-        return times >= needed > 0 and last is not None and last.has_ended
+    def _has_ended(self, op: int) -> bool:
+        return self._last[op].has_ended
 
 
 @dataclass(slots=True)
@@ -121,7 +107,7 @@ class Order:
         self._graph, self._columns, self._clock, self._rank = program.graph, columns, rank.clock, rank
         self.number, self._first_key, self._streams = 0, rank.id << RANK_SHIFT, rank.streams
         self._routes = {(link.source, link.target): link for link in reversed(rank.links)}
-        self.dynamic = None if program.draws is None else Reveals(program.graph, program.draws, columns)
+        self.dynamic = None if program.draws is None else IssuedReads(program.graph, program.draws, columns)
         self.issued = PlacesAsIssued(program.plan.home, len(rank.rooms), columns.compute_tier)
         if self.dynamic is not None:
             self.issued.updated = program.graph.updated

@@ -12,7 +12,7 @@ from itertools import chain
 from simulator.cost import issue_ns
 from simulator.cost.service import ceil_div
 from simulator.engine.program import Program
-from simulator.engine.reference.order import Order, Reveals
+from simulator.engine.reference.order import IssuedReads, Order
 from simulator.engine.reference.rank import Rank
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
@@ -48,7 +48,7 @@ class ReactiveView(Order):
         rows
             Takes the codes, for the trace.
         """
-        parts, dynamic, runtime = self._plan.static_parts, self.dynamic.steps if self.dynamic else {}, costs.reactive
+        parts, dynamic, runtime = self._plan.static_parts, self.dynamic.step_of if self.dynamic else {}, costs.reactive
         self._select_ns, prices_ns, more_ns = runtime.select_ns, runtime.prices_ns, issue_ns(self._graph, costs)
         streams, sizes = len(self._streams), self._columns.size_bytes
         if parts:
@@ -98,8 +98,8 @@ class ReactiveView(Order):
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next run of an op reads; known once the op that reveals them has ended."""
-        dynamic = self._reads_revealed(op, Reveals.is_revealed)
-        chosen = dynamic.draws.chosen(op, dynamic.steps[op])
+        dynamic = self._reads_revealed(op, IssuedReads.is_revealed)
+        chosen = dynamic.draws.chosen(op, dynamic.step_of[op])
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
 
@@ -113,15 +113,15 @@ class ReactiveView(Order):
         accuracy
             Probability that each choice is guessed right; in place of the others, wrong candidates are guessed.
         """
-        dynamic = self._reads_revealed(op, Reveals.is_predictable)
-        step = dynamic.steps[op]
+        dynamic = self._reads_revealed(op, IssuedReads.is_predictable)
+        step = dynamic.step_of[op]
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
-    def _reads_revealed(self, op: int, is_known: Callable[[Reveals, int], bool]) -> Reveals:
+    def _reads_revealed(self, op: int, is_known: Callable[[IssuedReads, int], bool]) -> IssuedReads:
         """Return all dynamic reads; refuse the question if what the op chooses is not known yet."""
         dynamic, name, reads = self.dynamic, self._graph.ops[op].name, self._graph.ops[op].dynamic
         where = f"action {self.number} (reads of op {name!r})"
-        if dynamic is None or op not in dynamic.steps or reads is None:
+        if dynamic is None or op not in dynamic.step_of or reads is None:
             raise PlanError(where, "only an op with dynamic reads has a choice", repr(name), "ask for another")
         if not is_known(dynamic, op):
             by = self._graph.ops[reads.revealed_by].name

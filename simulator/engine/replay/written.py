@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from simulator.cost import issue_ns
 from simulator.draws import Draws
-from simulator.engine.program import Program, runtime_streams
+from simulator.engine.program import Program, Reveals, runtime_streams
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.hardware.device import MIB
@@ -75,7 +75,7 @@ class _UnsureError(Exception):
     """What the plan asks for depends on the device, or what it issues cannot act."""
 
 
-class _View:
+class _View(Reveals):
     """What a plan sees while it is written out (`simulator.plan.View`).
 
     Attributes
@@ -92,11 +92,9 @@ class _View:
 
     def __init__(self, program: Program, hardware: Hardware) -> None:
         graph, plan = program.graph, program.plan
+        super().__init__(graph)
         self._graph, self._plan, self._draws, self.steps = graph, plan, program.draws, graph.steps
         self.codes, self.is_sure, self.looks = list[int](), True, list[tuple[int, int]]()
-        self._reads = graph.dynamic_reads if program.draws else {}
-        self._issues = dict.fromkeys(self._reads, 0)  # by op with dynamic reads: the step of its next issue
-        self._reveals = dict.fromkeys(sorted({reads.revealed_by for reads in self._reads.values()}), 0)
         self._unsynced: dict[int, frozenset[int]] = {}  # op that reveals, and may not have ended -> tensors it names
         self._tier = hardware.compute_tier_id
         self._places = PlacesAsIssued(plan.home, len(hardware.tiers), self._tier)
@@ -120,13 +118,13 @@ class _View:
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next run of an op reads, if its reveal was synced."""
-        chosen = self._known(op, self._is_revealed).chosen(op, self._issues[op])
+        chosen = self._known(op, self.is_revealed).chosen(op, self.step_of[op])
         self.looks.append((len(self.codes) // 4, len(chosen)))
         return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
         """Guess what the next run of an op chooses, if the reveal before its own was synced."""
-        draws, step = self._known(op, self._is_predictable), self._issues[op]
+        draws, step = self._known(op, self.is_predictable), self.step_of[op]
         return draws.predicted(op, step, accuracy) if step < self.steps else ()
 
     @property
@@ -150,38 +148,30 @@ class _View:
     def _known(self, op: int, is_known: Callable[[int], bool]) -> Draws:
         """Return the draws, if the choice that is asked for is sure to be known."""
         self._follow()
-        if self._draws is None or op not in self._reads or not is_known(op):
+        if self._draws is None or op not in self.step_of or not is_known(op):
             self._give_up()
         return self._draws
 
-    def _is_revealed(self, op: int) -> bool:
-        """Return whether the op that reveals an op's next reads was issued and is sure to have ended."""
-        by = self._reads[op].revealed_by
-        return self._reveals[by] > self._issues[op] and by not in self._unsynced
-
-    def _is_predictable(self, op: int) -> bool:
-        """Return whether the last reveal before that of an op's next reads is sure to have ended."""
-        order = [*self._reveals]
-        position = order.index(self._reads[op].revealed_by)
-        before, needed = order[position - 1], self._issues[op] + (position > 0)
-        return self._reveals[before] >= needed > 0 and before not in self._unsynced
+    def _has_ended(self, op: int) -> bool:
+        """Return whether an op is sure to have ended."""
+        return op not in self._unsynced
 
     def _follow(self) -> None:
         """Follow what was issued since the last time, as far as it says something about choices."""
         first, self._followed = self._followed, len(self.codes)
         codes = zip(self.codes[first::4], self.codes[first + 1 :: 4], strict=True)
-        for position, (kind, operand) in enumerate(codes if self._reads else (), first // 4):
+        for position, (kind, operand) in enumerate(codes if self._draws else (), first // 4):
             if kind == SYNC:
                 self._unsynced = {op: named for op, named in self._unsynced.items() if operand not in named}
-            elif kind == COMPUTE and operand in self._issues:
-                if not self._is_revealed(operand):  # all that it may read is in place, then
+            elif kind == COMPUTE and operand in self.step_of:
+                if not self.is_revealed(operand):  # all that it may read is in place, then
                     candidates = self._graph.candidates.intersection(self._graph.ops[operand].reads)
                     if self._places_after(position).missing(candidates, self._tier) is not None:
                         self._give_up()
-                self._issues[operand] += 1
-            if kind == COMPUTE and operand in self._reveals:
+                self.step_of[operand] += 1
+            if kind == COMPUTE and operand in self.issues:
                 op = self._graph.ops[operand]
-                self._reveals[operand] += 1
+                self.issues[operand] += 1
                 self._unsynced[operand] = frozenset((*op.reads, *op.writes))
 
     def _places_after(self, actions: int) -> PlacesAsIssued:
