@@ -73,10 +73,8 @@ def replay(
         shared = Shared.of(hardware, budget_bytes, stands_in, of_ranks)
         stored = Stored.of(programs, hardware, stands_in)
         columns = machine_columns(shared, stored, of_ranks)
-    except OverflowError:  # a time or a size that is too large for the numbers there
-        return None
-    except (HosimError, KeyError):  # a collective that cannot be: the other engine meets it in its place in the run
-        return None
+    except (OverflowError, HosimError, KeyError):  # too large for the numbers there; or a collective that cannot be,
+        return None  # which the other engine meets in its place in the run
     if any(of.reason for of in compiled.values()):
         return None
     computes = sum(of.computes for of in of_ranks.values())
