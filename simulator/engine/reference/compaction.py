@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.cost.service import ceil_div
-from simulator.engine.allocators import Wanted
+from simulator.engine.allocators import AddressSpace, Wanted
 from simulator.engine.reference.actions import Action
 from simulator.engine.reference.addresses import AddressedRoom
 from simulator.engine.reference.clock import START
@@ -46,18 +45,18 @@ class Compactor:
         while running := self._running():
             yield clock.any_of([action.ended(clock) for action in running])
             yield clock.turn(START, -1 - self._rank.id)
-        start_ns, pages, cost_ns = clock.now, 0, 0
-        remap = None if space.release_cached(wanted) else self._figures.compaction
-        if remap is not None:  # it counts the pages of all places, or of those that move
-            size = space.movable_bytes if remap.pages == "moved" else sum(size for _, size in space.places.values())
-            pages = ceil_div(size, self._figures.page_bytes)
-            cost_ns = remap.cost_ns(pages)
+        compaction, start_ns = self._figures.compaction, clock.now
+        is_remap = not space.release_cached(wanted) and compaction is not None
+        counted = cost_ns = 0
+        if is_remap and compaction is not None:
+            counted = pages(space, self._figures)
+            cost_ns = compaction.cost_ns(counted)
         yield clock.end_after(cost_ns)
         for gate in self._gates:
             opens, gate.opens = gate.opens, None
             if opens is not None:
                 opens.succeed()
-        self._room.end_compaction((asked_ns, start_ns), pages, is_remap=remap is not None)
+        self._room.end_compaction((asked_ns, start_ns), counted, is_remap=is_remap)
         for room in self._rank.rooms:  # who was first in line while the gate was closed tries again
             room.let_next_try()
         self._rank.on_change()
@@ -67,3 +66,10 @@ class Compactor:
         rank = self._rank
         computes = [c for queue in rank.streams for c in queue.running if not rank.columns.is_collective[c.op]]
         return [*computes, *(copy for link in self._links for copy in link.queue.running if copy.link is link)]
+
+
+def pages(space: AddressSpace, allocator: Allocator) -> int:
+    """Count the pages of a compaction: those of all places, or of those that would move."""
+    moves = allocator.compaction is not None and allocator.compaction.pages == "moved"
+    size = space.movable_bytes if moves else sum(size for _, size in space.places.values())
+    return -(-size // allocator.page_bytes)
