@@ -418,6 +418,7 @@ def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assume
     assert {row["figure"] for row in told["limits"]["rows"]} >= {"links.h2d.bandwidth", "tiers.hbm.capacity"}
 
 
+@pytest.mark.slow
 def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_the_answer(laid, tmp_path):
     found = hosim_api.frontier(laid, of="peak.hbm", such_that=["stall <= 50 %"], policies=["static"], resolution=1)
     (panel,) = found.view.panels
@@ -470,6 +471,7 @@ def test_the_page_of_a_run_that_is_asked_what_if_has_the_front_and_what_limits(h
     assert text.count('alt="Curves over what varies') == 1
 
 
+@pytest.mark.slow
 def test_the_front_of_a_page_has_the_table_of_all_capacities_from_fewer(story):
     """It tries where a row comes within a limit of the table, and where it bends, but nothing where it is flat."""
     asked = {"set": {"links.*.bandwidth": "400 GB/s"}, "policies": ["static"]}
@@ -623,6 +625,7 @@ def test_room_is_searched_only_where_all_devices_have_the_same(hosim, asked):
     assert "the room in hbm is searched where all devices have the same, found ranks with a capacity" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_a_page_of_unlike_memories_has_no_front(hosim, story, tmp_path):
     more = ["--policy", "static", "--set", "ranks.0.capacity=0.8", "--what-if"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import documents
 import pytest
+from examples import some
 
 import simulator as hosim
 
@@ -33,7 +34,7 @@ def rows(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("fields", [{"chunk": 16}, {"kv": "{block: 16}"}, {"chunk": 32, "kv": "{block: 16}"}])
+@pytest.mark.parametrize("fields", some([{"chunk": 32, "kv": "{block: 16}"}, {"chunk": 16}, {"kv": "{block: 16}"}], 3))
 def test_a_prompt_ends_at_home_in_every_row(rows, fields):
     """Each block is stored once, and never copied in, as all that is read of it was made here."""
     for name, row in rows("prefill", "{kv_cache: ddr}", **fields).items():

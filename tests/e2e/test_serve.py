@@ -19,6 +19,7 @@ from simulator.run.case import Case
 from simulator.serving import replays, scheduler
 from simulator.serving.scheduler import Block
 
+pytestmark = pytest.mark.usefixtures("pictures_are_blank")
 COUNTED = "count: 12\n  arrivals: {interval: 40 us}"
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
@@ -382,6 +383,7 @@ def test_reading_a_long_file_tells_how_far_it_is(filed, monkeypatch):
     assert told[:2] == [("line 2 of some.csv", 0, 0), ("line 4 of some.csv", 0, 0)]
 
 
+@pytest.mark.slow
 def test_the_shipped_scenario_answers_its_question():
     (row,) = hosim_api.serve("kv_reuse_h100", policies=["static"]).rows
     none, half, most = (row[f"read_{share}_hit_p50_ns"] for share in (0, 50, 100))

@@ -74,7 +74,7 @@ def _compare(kind: str, most: int) -> None:
 
 @pytest.mark.parametrize("kind", kinds)
 def test_they_tell_the_same(kind: str) -> None:
-    _compare(kind, 100 if kind == "one" else 80)  # of 80 machines whose memories bind, 76 happened to end well
+    _compare(kind, 40)
 
 
 @pytest.mark.slow

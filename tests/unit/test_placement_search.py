@@ -89,6 +89,7 @@ def test_what_the_document_states_besides_is_kept(scenario):
     assert {(row["words.data"] > 1, row["words.zero_stage"]) for row in listed} == {(True, 1), (False, 0)}
 
 
+@pytest.mark.slow
 def test_the_longer_module_gets_more_ranks_than_in_like_stages(scenario):
     tower = scenario.with_name("tower.yaml")
     tower.write_text(tower.read_text().replace("layers: 4", "layers: 8"))
@@ -144,7 +145,7 @@ NEXT = "  - {from: words, to: tower, bytes: 400 MB}\n"
     ("edges", "layers"),
     [
         (BYTES, "2"),  # nothing comes back: the one is a round further than the other
-        (TURNED, "2"),  # backward waits for the last gradient
+        pytest.param(TURNED, "2", marks=pytest.mark.slow),  # backward waits for the last gradient
         pytest.param(BYTES.replace("1 MB", "1 MB, stale: 2"), "4", marks=pytest.mark.slow),
         pytest.param(BYTES + NEXT, "2", marks=pytest.mark.slow),  # one after the other
         pytest.param(BYTES + NEXT, "4", marks=pytest.mark.slow),

@@ -33,7 +33,7 @@ def sizes(graph):
     return dict(found)
 
 
-LIKE = ("encoder_decoder", "perceptron")
+LIKE = ("encoder_decoder", "perceptron", "checkpointed", "transformer")
 """Those whose parts are in other steps, too."""
 
 
@@ -100,7 +100,7 @@ COPIED = {
 }  # fmt: skip
 
 
-LIKE_COPIES = {("encoder", False), ("without dropout", True)}
+LIKE_COPIES = {("encoder", True), ("encoder", False), ("without dropout", True)}
 """Each is copied as in the other mode."""
 
 

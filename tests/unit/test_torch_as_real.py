@@ -104,6 +104,8 @@ LAYERS = {
 
 UNLIKE = ("in bf16", "norms", "attention with dropout", "encoder")
 """Those whose layers do something else when they do not train; and those with the larger update."""
+ALIKE = ("GRU", "attention", "checkpointed", "autocast", "autocast, LSTM", "mse", "attention with dropout in bf16")
+"""Those whose parts are in others, too."""
 
 
 def recorded(model, x, optimizer):
@@ -118,7 +120,7 @@ def recorded(model, x, optimizer):
 @pytest.mark.parametrize(
     ("name", "training"),
     [pytest.param(name, training, id=f"{name}-{'train' if training else 'eval'}",
-                  marks=[pytest.mark.slow] * (not training and name not in UNLIKE))
+                  marks=[pytest.mark.slow] * (name in ALIKE or (not training and name not in UNLIKE)))
      for name, training in product(LAYERS, (True, False))],
 )  # fmt: skip
 def test_a_captured_step_is_the_one_that_runs(name, training):

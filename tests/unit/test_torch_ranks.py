@@ -129,10 +129,15 @@ def held(graph):
 @pytest.mark.parametrize(
     "make",
     [
-        sharded,
-        replicated,
         finding,
-        lambda: sharded(mesh=init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("a", "b"))),
+        *(
+            pytest.param(make, marks=pytest.mark.slow)
+            for make in (
+                sharded,
+                replicated,
+                lambda: sharded(mesh=init_device_mesh("cuda", (2, RANKS // 2), mesh_dim_names=("a", "b"))),
+            )
+        ),
     ],
 )
 def test_the_peak_of_a_rank_is_that_of_pytorchs_memory_tracker(make):
