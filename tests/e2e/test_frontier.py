@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import documents
 import pytest
+from examples import some
 from pages import printed
 
 import simulator as hosim_api
@@ -145,6 +146,7 @@ def test_what_is_not_met_by_less_than_three_digits_show_is_told_in_full(laid):
         assert unmet(asked, row, {"step_ns": 100_000_000}) == said
 
 
+@pytest.mark.slow
 def test_a_budget_is_lifted_for_the_capacity_that_it_is_of_and_that_is_told(tmp_path):
     budgeted = lay(tmp_path, STORY.replace("set:", "budget: 50 MB\nset:"))
     asked = {"of": "tiers.hbm.capacity", "such_that": ["stall <= 0 %"], "policies": ["static"]}
@@ -431,7 +433,9 @@ def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_th
     assert (tmp_path / "out" / "frontier.png").exists()
 
 
-@pytest.mark.parametrize("policies", [["static"], ["static", "reactive", "lookahead", "offload_saved"]])
+@pytest.mark.parametrize(
+    "policies", some([(["static"],), (["static", "reactive", "lookahead", "offload_saved"],)], 2), ids=len
+)
 def test_a_run_searches_what_would_free_it_if_that_takes_no_longer_than_its_rows(laid, policies, monkeypatch):
     """By the plans that were tried: the clock would say another thing each time."""
     monkeypatch.setattr(what_if, "_QUICK", 0)
@@ -558,6 +562,7 @@ def freed(laid):
     return hosim_api.run(laid, policies=["static"], what_if=True)
 
 
+@pytest.mark.slow
 def test_the_table_is_there_before_what_would_free_a_row_is_searched(hosim, laid, freed, capsys, monkeypatch):
     """Nobody waits for a search before the first figure; in the end the output is one text, with what was found."""
     asked, before = ("run", laid, "--policy", "static"), list[str]()

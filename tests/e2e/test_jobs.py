@@ -204,6 +204,7 @@ def test_plans_of_several_graphs_are_written_read_and_replayed_to_the_same_bytes
     assert hosim.run(tmp_path / "second" / "scenario.yaml")["resident"].summary == first["resident"].summary
 
 
+@pytest.mark.slow
 def test_plans_that_hosim_plan_writes_for_several_graphs_run_again(tmp_path, request):
     command = request.getfixturevalue("hosim")
     path = written(tmp_path, PIPELINE)

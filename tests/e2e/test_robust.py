@@ -17,15 +17,15 @@ PAIR = ("--policy", "static", "--policy", "reactive", "--workers", 1)
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_each_level_of_jitter_has_lines_and_says_who_is_ahead(hosim, scenario, tmp_path):
     out = tmp_path / "out"
-    done = hosim("sweep", scenario, "--plans", "once", "--jitter", "5%,20%", "--draws", 2, *PAIR, "--out", out)
+    done = hosim("sweep", scenario, "--plans", "once", "--jitter", "5%,20%", "--draws", 3, *PAIR, "--out", out)
     assert done.code == 0
     lines = done.out.splitlines()
     assert [line.split()[:3] for line in lines[1:5]] == [
-        [policy, level, "2"] for level in ("0.05", "0.2") for policy in ("static", "reactive")
+        [policy, level, "3"] for level in ("0.05", "0.2") for policy in ("static", "reactive")
     ]
     assert sum(" has the least median, " in line for line in lines) == 2
     draws = pd.read_csv(out / "points.csv")
-    assert len(draws) == 2 * 2 * 2
+    assert len(draws) == 2 * 2 * 3
     summary = json.loads((out / "summary.json").read_text())
     jitter = draws[(draws["policy"] == "static") & (draws["jitter"] == 0.2)]
     (line,) = (row for row in summary["quantiles"] if row["policy"] == "static" and row["jitter"] == 0.2)
@@ -34,6 +34,7 @@ def test_each_level_of_jitter_has_lines_and_says_who_is_ahead(hosim, scenario, t
     assert again.out == done.out
 
 
+@pytest.mark.slow
 def test_a_draw_moves_in_step_with_the_level_and_another_seed_is_another_draw(scenario):
     asked = {"plans": "once", "draws": 2, "cache": False, "workers": 1, **ROWS}
     both = hosim_api.sweep(scenario, jitter=[0.1, 0.2], **asked).table

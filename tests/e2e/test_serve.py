@@ -248,6 +248,7 @@ def test_what_is_expected_of_it_is_validated_too(static, tmp_path):
     assert slower.rows[0]["error"] > nominal.rows[0]["error"]
 
 
+@pytest.mark.slow
 def test_a_claim_about_what_is_served_is_judged_with_the_values_that_vary(tmp_path):
     path = write(tmp_path, kv_tiers="hbm: 64 KiB")
     field = "workload.requests.prompt.mean"
@@ -412,6 +413,7 @@ def test_every_column_of_a_summary_is_registered(static):
     assert all(any(figure.place_in(column) is not None for column in row) for figure in SERVED)
 
 
+@pytest.mark.slow
 def test_an_expectation_may_be_about_goodput(hosim, tmp_path):
     path = write(tmp_path)
     path.write_text(

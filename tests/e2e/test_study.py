@@ -293,7 +293,8 @@ ASKED = {LINK: "1..4 GB/s:4", STEPS: [1, 2]}
 @pytest.mark.parametrize(
     ("name", "folders"),
     [
-        ("points.csv", {"one": 1, "two": 2, "kept": 1}),
+        ("points.csv", {"one": 1, "kept": 1}),
+        pytest.param("points.csv", {"one": 1, "two": 2}, marks=pytest.mark.slow),
         pytest.param("points.parquet", {"one": 1, "kept": 1}, marks=pytest.mark.slow),
     ],
 )

@@ -82,6 +82,7 @@ def test_layers_with_a_state_say_what_a_sequence_keeps():
     assert card["KV cache"] == told
 
 
+@pytest.mark.slow
 def test_a_job_says_whose_weights_they_are_and_how_many_ranks_there_are():
     card = card_of("llama3_8b_train_2x2x2")
     assert "KV cache" not in card, "training has none"

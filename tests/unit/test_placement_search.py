@@ -164,6 +164,7 @@ def test_estimates_of_placements_are_those_of_replays_whatever_the_edges(scenari
         assert -0.15 < row["estimated_step_ns"] / row["step_ns"] - 1 < 0.01
 
 
+@pytest.mark.slow
 def test_a_program_that_is_ahead_and_waits_now_and_then_is_not_the_slowest(scenario):
     """Nothing comes back, so that the words, which are behind, keep their pace however far the tower may be ahead."""
     layouts = {"tower": ("ranks: all, pipeline: 2,", "layers: 4"), "words": ("ranks: all, tensor: 2,", "layers: 4")}

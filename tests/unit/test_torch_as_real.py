@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from examples import some
 
 torch = pytest.importorskip("torch", reason='torch is not installed (pip install "hosim[torch]")')
 
@@ -104,7 +105,8 @@ LAYERS = {
 
 UNLIKE = ("in bf16", "norms", "attention with dropout", "encoder")
 """Those whose layers do something else when they do not train; and those with the larger update."""
-ALIKE = ("GRU", "attention", "checkpointed", "autocast", "autocast, LSTM", "mse", "attention with dropout in bf16")
+ALIKE = ("GRU", "attention", "checkpointed", "checkpointed, reentrant", "autocast", "autocast, LSTM", "autocast, norms")
+ALIKE += ("mse", "attention with dropout in bf16")
 """Those whose parts are in others, too."""
 
 
@@ -141,7 +143,7 @@ def test_the_kernels_that_are_chosen_for_inference_are_captured():
     assert ["_transformer_encoder_layer_fwd" in op.name for op in ops] == [True]
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("reentrant", some([None, False, True], 3))
 def test_code_that_asks_for_cuda_has_attention_and_autocast_of_cuda_where_it_runs_again_too(reentrant):
     with hosim.torch.fake():
         block = Cast(Attention(0.1, reentrant, "cuda"), "cuda")

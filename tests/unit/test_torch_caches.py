@@ -40,7 +40,9 @@ def made(kind):
         return decode(kind)
 
 
-@pytest.mark.parametrize(("kind", "length"), [("DynamicCache", TOKENS + 2), ("StaticCache", 100)])
+@pytest.mark.parametrize(
+    ("kind", "length"), [("DynamicCache", TOKENS + 2), pytest.param("StaticCache", 100, marks=pytest.mark.slow)]
+)
 def test_a_cache_is_one_that_persists_as_long_as_after_the_step(kind, length):
     model, named = made(kind)
     found = hosim.torch.capture(model, **named, phase="decode")
@@ -78,7 +80,7 @@ STATES |= {"layer_types": ["linear_attention", "full_attention"]}
 OTHERS = {"Llama": {}, "Qwen3": {}, "Gemma3": NEAR, "Mistral": {"sliding_window": 32}, "Qwen3_5": STATES}
 
 
-@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("kind", ["DynamicCache", pytest.param("StaticCache", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family",
     ["Gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Llama", "Qwen3", "Mistral", "Qwen3_5"))],

@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from examples import some
 
 torch = pytest.importorskip("torch", reason='torch is not installed (pip install "hosim[torch]")')
 
@@ -173,6 +174,7 @@ def test_fsdp_shares_states_and_holds_what_it_gathered():
     assert shards + 4 * LAYER_BYTES <= peak <= shards + 4 * LAYER_BYTES + of_one_row
 
 
+@pytest.mark.slow
 def test_fsdp_meets_as_zero_3_of_hosim_does():
     found = found_of(sharded)
     sizes = met(found.graph)
@@ -197,7 +199,7 @@ def test_fsdp_meets_as_zero_3_of_hosim_does():
     assert ours.arithmetic == found.graph.arithmetic
 
 
-@pytest.mark.parametrize("policy", [None, MixedPrecisionPolicy(param_dtype=torch.bfloat16)])
+@pytest.mark.parametrize("policy", some([MixedPrecisionPolicy(param_dtype=torch.bfloat16), None], 2))
 def test_fsdp_gathers_a_layer_while_the_one_before_it_computes(policy):
     def make():
         return sharded(layers().float(), **({"mp_policy": policy} if policy else {}))
@@ -237,6 +239,7 @@ def test_replicas_reduce_their_gradients_in_buckets():
     assert any(op.flops for op in graph.ops[places[0] :] if op.phase == "backward")  # beside the rest of backward
 
 
+@pytest.mark.slow
 def test_replicas_that_find_unused_parameters_keep_their_first_buckets_and_say_which_are_used():
     """Buckets of 2 MiB, and a number for each parameter, as two processes of gloo meet by PyTorch's profiler."""
     graph = found_of(finding).graph
@@ -262,6 +265,7 @@ def test_gradients_that_are_never_reduced_are_refused():
         captured(partly)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_added_up_before_they_are_reduced_wait_for_no_others():
     with hosim.torch.fake(ranks=RANKS):
         model, x = replicated(), torch.randn(ROWS, WIDTH, dtype=torch.bfloat16)
@@ -278,6 +282,7 @@ def test_gradients_that_are_added_up_before_they_are_reduced_wait_for_no_others(
     assert sizes == [LAYER_BYTES] * LAYERS
 
 
+@pytest.mark.slow
 def test_two_axes_meet_apart():
     graph = found_of(both).graph
     pairs, fours = (0, 4), (0, 1, 2, 3)
