@@ -62,6 +62,7 @@ def test_what_is_decoded_has_room_at_home_and_ends_there(rows, new):
             assert row.summary["moved_d2h_bytes"] == 2 * 8 * 4 * TOKEN_BYTES, name
 
 
+@pytest.mark.slow
 def test_what_comes_as_needed_and_leaves_takes_no_room_at_home(rows):
     """With a window of 20, blocks 5 to 7 are there for the first new token, and 9 to 11 for the one after the last."""
     kv = "{block: 8, new: as_needed}"

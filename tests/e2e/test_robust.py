@@ -14,6 +14,7 @@ ROWS = {"policies": ["static", "reactive"]}
 PAIR = ("--policy", "static", "--policy", "reactive", "--workers", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_blank")
 def test_each_level_of_jitter_has_lines_and_says_who_is_ahead(hosim, scenario, tmp_path):
     out = tmp_path / "out"

@@ -99,6 +99,7 @@ def test_the_tables_add_up(static):
     assert row["ttft_p50_ns"] == sorted(found.requests["ttft_ns"])[5]
 
 
+@pytest.mark.slow
 def test_a_row_that_breaks_a_law_fails_alone(hosim, toy, tmp_path, monkeypatch):
     """One iteration of `static` is refused by the referee: the other row is as it was."""
     path, checked = write(tmp_path), replays.checked

@@ -108,6 +108,7 @@ def test_optimizer_states_live_below_between_steps(device):
     assert same(plain(InPlace, 7)[1], state(model, optimizer))
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_told_by_the_device(device):
     model, optimizer, x = made(InPlace)
     with hosim.torch.offload(lagging(device, model, optimizer), budget=budget_of(InPlace), pace=PACE) as step:

@@ -680,6 +680,7 @@ def test_gradients_that_are_sparse_are_followed_by_their_parts(quick_plans):
             assert step.steps[-1].out_bytes > 0
 
 
+@pytest.mark.slow
 def test_what_a_step_leaves_is_within_the_budget_when_it_ends():
     """Gradients outlast a step, and the next one frees them: they are there between steps, or below."""
 
@@ -738,6 +739,7 @@ def test_a_plan_that_was_written_is_executed_as_it_stands(tmp_path):
             assert same(plain(InPlace)[1], state(model, optimizer))
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_step_is_refused_by_name(tmp_path):
     with offloaded(Tied) as (step, x, _):
         run(step, x)

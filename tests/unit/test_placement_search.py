@@ -56,6 +56,7 @@ def scenario(tmp_path):
     return tmp_path / "placed.yaml"
 
 
+@pytest.mark.slow
 def test_all_ways_to_share_the_devices_out_are_tried_and_none_goes_below_its_bounds(scenario):
     found = hosim.layout_search(scenario, workers=1)
     listed = found.tables["layouts"]

@@ -429,6 +429,7 @@ def test_documents_of_a_run_read_back_equal_and_are_named(tmp_path, quick_plans)
     ]
 
 
+@pytest.mark.slow
 def test_software_is_an_axis(tmp_path):
     (tmp_path / "soft.yaml").write_text(PROFILE + "copies: {default: {mode: bounced, share: 0.25}}\n", encoding="utf-8")
     path, soft = chain.write(tmp_path), str(tmp_path / "soft.yaml")

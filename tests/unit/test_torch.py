@@ -500,6 +500,7 @@ def test_all_is_freed_after_its_last_use_if_asked():
     assert (live_bytes(early.graph) <= live_bytes(as_pytorch.graph)).all()
 
 
+@pytest.mark.slow
 def test_two_captures_are_the_same():
     first, second = (capture("llama") for capture in (torch_steps.captured, torch_steps.captured.__wrapped__))
     assert first.graph == second.graph

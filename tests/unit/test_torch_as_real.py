@@ -105,9 +105,9 @@ LAYERS = {
 
 UNLIKE = ("in bf16", "norms", "attention with dropout", "encoder")
 """Those whose layers do something else when they do not train; and those with the larger update."""
-ALIKE = ("GRU", "attention", "checkpointed", "checkpointed, reentrant", "autocast", "autocast, LSTM", "autocast, norms")
-ALIKE += ("mse", "attention with dropout in bf16")
-"""Those whose parts are in others, too."""
+ONCE = {("in bf16", True), ("norms", True), ("norms", False), ("attention with dropout", False), ("encoder", False)}
+ONCE |= {(name, True) for name in ("convolution and LSTM", "autocast and checkpointed", "constant", "smooth l1")}
+"""Each kind of layer once; the others are slow."""
 
 
 def recorded(model, x, optimizer):
@@ -122,7 +122,7 @@ def recorded(model, x, optimizer):
 @pytest.mark.parametrize(
     ("name", "training"),
     [pytest.param(name, training, id=f"{name}-{'train' if training else 'eval'}",
-                  marks=[pytest.mark.slow] * (name in ALIKE or (not training and name not in UNLIKE)))
+                  marks=[pytest.mark.slow] * ((name, training) not in ONCE))
      for name, training in product(LAYERS, (True, False))],
 )  # fmt: skip
 def test_a_captured_step_is_the_one_that_runs(name, training):

@@ -80,11 +80,9 @@ STATES |= {"layer_types": ["linear_attention", "full_attention"]}
 OTHERS = {"Llama": {}, "Qwen3": {}, "Gemma3": NEAR, "Mistral": {"sliding_window": 32}, "Qwen3_5": STATES}
 
 
-@pytest.mark.parametrize("kind", ["DynamicCache", pytest.param("StaticCache", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "family",
-    ["Gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Llama", "Qwen3", "Mistral", "Qwen3_5"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("family", OTHERS)
 def test_a_captured_decode_is_that_of_its_configuration(family, kind, tmp_path):
     """Bytes of the cache and FLOPs; a static cache is as long as it may become, and attended to as a whole."""
     named = next(name for name in (f"{family}TextConfig", f"{family}Config") if hasattr(hf, name))

@@ -222,6 +222,7 @@ def test_tensor_parallel_layers_add_up_what_they_make():
     assert sum(graph.arithmetic.values()) == (6 * LAYERS - 1) * products // RANKS
 
 
+@pytest.mark.slow
 def test_sequence_parallel_layers_gather_and_scatter():
     graph = found_of(lambda: tensor_parallel(layout=Shard(0)), rows=ROWS // RANKS).graph
     sizes = met(graph)
@@ -250,6 +251,7 @@ def test_replicas_that_find_unused_parameters_keep_their_first_buckets_and_say_w
     assert not any("parts.1" in name for name in names)
 
 
+@pytest.mark.slow
 def test_a_static_graph_is_shared_as_any_other():
     def static():
         dist.init_process_group("nccl")
